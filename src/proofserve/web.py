@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message
@@ -72,6 +72,16 @@ def _is_local_page(origin: str) -> bool:
     except ValueError:
         return False
     return host == "localhost" or is_loopback(host)
+
+
+def http_parts(url: str) -> SplitResult | None:
+    """The parts of an http or https URL with a host; None for any other text."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if fits else None
 
 
 def bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -19,8 +19,8 @@ from proofserve.api import response_models
 from proofserve.api.node import Deployment, Node
 from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.limits import Limits
 from proofserve.rounds.manager import RoundManager
+from proofserve.rounds.records import Limits
 from proofserve.wire.status import NodeStatusResponse
 from rounds.doubles import QUICK, MemoryOutbox
 
@@ -51,7 +51,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "/health/engine": response_models.HealthAnswer,
     "/health/deep": response_models.DeepAnswer,
 }
-NODES_OWN = {"access", "challenges", "liveness", "rates", "receipts", "waits"}
+NODES_OWN = {"access", "call_limits", "liveness", "receipts"}
 # Sent as text: Python's JSON module accepts these, the JSON standard does not.
 RAW = {"content-type": "application/json"}
 

@@ -10,8 +10,7 @@ from starlette.requests import Request
 
 from api.support import JOB, ORDER, Server, serving
 from proofserve.api import proof_routes, routes
-from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.api.errors import NotAllowed
+from proofserve.api.access import Access, ApiError, ApiKey, Caller, Role
 from proofserve.wire.paths import PROOFS, RECEIPTS
 
 pytestmark = pytest.mark.anyio
@@ -195,9 +194,9 @@ async def test_a_web_page_of_this_machine_has_access(origin: str) -> None:
 
 async def test_a_client_without_an_address_has_no_access() -> None:
     scope = {"type": "http", "headers": [], "client": None, "server": ("node", 80)}
-    with pytest.raises(NotAllowed):
+    with pytest.raises(ApiError, match="another machine"):
         Access().admit(Request(scope), Role.VIEWER)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(ApiError, match="another machine"):
         Access().admit(Request({**scope, "server": None}), Role.VIEWER)
 
 

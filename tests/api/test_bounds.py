@@ -13,7 +13,7 @@ from api.distance_bodies import CLAIMS
 from api.distance_bodies import ROUND as DISTANCE
 from api.support import GENERATE, JOB, ORDER, RAW, START, Server, said, serving
 from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.api.node import Rates, Waits
+from proofserve.api.node import CallLimits
 from proofserve.api.requests import holds_more_values
 
 pytestmark = pytest.mark.anyio
@@ -171,7 +171,7 @@ async def test_the_error_names_the_first_wrong_claim(server: Server, field: str)
 
 
 async def test_the_number_of_waiting_calls_is_limited() -> None:
-    async with serving(waits=Waits(2)) as server:
+    async with serving(call_limits=CallLimits(open_waits=2)) as server:
         server.engine.latency_s = 0.2
         await server.post("/init/validate", DISTANCE)
         waiting = [
@@ -191,7 +191,7 @@ async def test_the_number_of_waiting_calls_is_limited() -> None:
 
 
 async def test_a_wait_ends_when_its_client_disconnects() -> None:
-    async with serving(waits=Waits(1)) as server:
+    async with serving(call_limits=CallLimits(open_waits=1)) as server:
         server.engine.latency_s = 0.2
         leaving = asyncio.create_task(server.post(GENERATE, {**JOB, "wait": True}))
         await asyncio.sleep(0.05)
@@ -206,7 +206,7 @@ async def test_each_key_has_its_own_limit_of_requests() -> None:
         ApiKey("one", Caller("first", Role.OPERATOR)),
         ApiKey("two", Caller("second", Role.VIEWER, requests_per_minute=5)),
     ]
-    async with serving(access=Access(keys), rates=Rates(3)) as server:
+    async with serving(access=Access(keys), call_limits=CallLimits(per_minute=3)) as server:
 
         async def statuses(key: str, requests: int) -> list[int]:
             headers = {"Authorization": f"Bearer {key}"}

@@ -172,7 +172,7 @@ async def test_jobs_are_served_in_their_order(server: Server) -> None:
 
 
 async def test_results_expire() -> None:
-    quick = replace(QUICK, jobs=replace(QUICK.jobs, result_ttl_s=0.5))
+    quick = replace(QUICK, result_ttl_s=0.5)
     async with serving(quick) as server:
         queued = (await server.post(GENERATE, JOB)).json()
         path = f"/generate/{queued['request_id']}"
@@ -223,7 +223,7 @@ async def test_a_nonce_without_an_artifact_is_named(server: Server) -> None:
 
 
 async def test_a_job_is_503_if_chat_does_not_end() -> None:
-    impatient = replace(QUICK, jobs=replace(QUICK.jobs, chunk_timeout_s=0.3))
+    impatient = replace(QUICK, chunk_timeout_s=0.3)
     async with serving(impatient) as server:
         server.engine.deferrals, server.engine.deferral_s = 10**9, 0.1
         response = await server.post(GENERATE, WAIT)

@@ -2,10 +2,13 @@
 
 import gzip
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import proofserve
 from api.distance_bodies import ROUND as DISTANCE
 from api.support import (
     GENERATE,
@@ -20,6 +23,7 @@ from api.support import (
     said,
     serving,
 )
+from proofserve.api.access import ApiError
 from proofserve.outbox.post import Allowlist, UrlCheck
 from proofserve.protocol.nonces import MAX_NONCE
 
@@ -249,3 +253,12 @@ async def test_an_unexpected_error_is_500_and_leaks_nothing(
 
 async def test_the_application_keeps_its_own_handlers(server: Server) -> None:
     assert (await server.client.get("http://node/elsewhere")).status_code == 418
+
+
+def test_every_reason_in_the_sources_has_a_status() -> None:
+    sources = Path(proofserve.__path__[0]).rglob("*.py")
+    texts = [each.read_text("utf-8") for each in sources]
+    reasons = {found for text in texts for found in re.findall(r'ApiError\(\s*"(\w+)"', text)}
+    assert len(reasons) > 10
+    for reason in reasons:
+        assert ApiError(reason, "").status >= 400

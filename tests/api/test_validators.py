@@ -18,7 +18,7 @@ from fleet.servers import members
 from fleet.servers import until as until_true
 from proofserve.api import node_page
 from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.api.node import Challenges
+from proofserve.api.node import CallLimits
 from proofserve.settings.fleet import FleetSettings
 from proofserve.wiring.fleet import running_fleet
 from rounds.doubles import until
@@ -115,7 +115,7 @@ async def test_the_stream_of_the_page_is_for_reading(server: Server) -> None:
 
 
 async def test_a_challenge_is_computed_for_its_block_and_counted_by_the_hour() -> None:
-    async with serving(access=budgeted(), challenges=Challenges(10)) as server:
+    async with serving(access=budgeted(), call_limits=CallLimits(nonces_per_hour=10)) as server:
         answer = await server.client.post(GENERATE, json={**WAIT, "nonces": [5, 6]}, headers=KEY)
         body = answer.json()
         assert (body["block_hash"], body["public_key"], body["block_height"]) == ("block", "key", 7)
@@ -139,7 +139,7 @@ async def test_a_challenge_is_computed_for_its_block_and_counted_by_the_hour() -
 
 
 async def test_a_keys_own_budget_goes_before_the_servers() -> None:
-    async with serving(access=budgeted(3), challenges=Challenges(1000)) as server:
+    async with serving(access=budgeted(3), call_limits=CallLimits(nonces_per_hour=1000)) as server:
         never = await server.client.post(GENERATE, json=WAIT, headers=KEY)
         assert never.status_code == 422
         assert "4 are more than the 3 that auditor has in an hour" in never.text
@@ -148,7 +148,7 @@ async def test_a_keys_own_budget_goes_before_the_servers() -> None:
 
 
 async def test_both_protocols_share_the_budget() -> None:
-    async with serving(access=budgeted(), challenges=Challenges(5)) as server:
+    async with serving(access=budgeted(), call_limits=CallLimits(nonces_per_hour=5)) as server:
         await server.client.post("/init", json=ROUND, headers=OF_OPERATORS)
         first = await server.client.post(VALIDATE, json=CLAIMS, headers=KEY)
         assert first.status_code == 200, first.text

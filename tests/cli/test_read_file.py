@@ -9,7 +9,7 @@ import pytest
 from proofserve.cli.recompute import read_file
 from proofserve.lab.report import LabError
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.receiver.callbacks import Generated, Stamp
+from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
 from proofserve.verifier.claims import ClaimedArtifacts, Selection
 
@@ -34,8 +34,8 @@ def test_a_json_file_is_read(tmp_path: Path) -> None:
 def test_a_receivers_file_is_read_while_the_receiver_runs(tmp_path: Path) -> None:
     path = tmp_path / "a file?.sqlite"
     with closing(ReceiverStore.open(path)) as store:
-        store.add_generated(Generated.model_validate(BODY), Stamp())
-        store.add_generated(Generated.model_validate(BODY | {"block_hash": "other"}), Stamp())
+        store.add_generated(Generated.model_validate(BODY))
+        store.add_generated(Generated.model_validate(BODY | {"block_hash": "other"}))
         claimed = read_file(path, Selection(block_hash="block"))
         assert claimed == ClaimedArtifacts("block", "key", (2, 4), CLAIMS[::-1])
         with pytest.raises(LabError, match=r"several nodes or blocks fit(?s:.*)2 of block other"):

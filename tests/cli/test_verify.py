@@ -18,7 +18,7 @@ from proofserve.lab.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
-from proofserve.receiver.callbacks import Generated, Stamp
+from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
 from proofserve.verifier import judging
@@ -68,7 +68,7 @@ def received(folder: Path, body: Body) -> Path:
     path = folder / f"{uuid4()}.sqlite"
     with closing(ReceiverStore.open(path)) as store:
         callback = Generated.model_validate({**body, "block_height": 7, "node_id": 0})
-        store.add_generated(callback, Stamp())
+        store.add_generated(callback)
     return path
 
 

@@ -170,7 +170,7 @@ class ServedNode:
     def processed(self) -> int:
         assert self.node is not None
         stats = self.node.manager.status().stats
-        return stats.processed if stats is not None else 0
+        return stats.total_processed if stats is not None else 0
 
     def call(self, path: str, body: Any = None, key: str | None = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}

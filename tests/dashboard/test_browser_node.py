@@ -58,7 +58,7 @@ def give_past(node: ServedNode, minutes: int, slow: range = range(0)) -> None:
     assert stats is not None
     for step in range(minutes * 12):
         part = 0.0 if step in slow else draw.uniform(0.93, 1.05)
-        history._rate.add(stats.recent_rate * part)
+        history._rate.add(stats.recent_nonces_per_second * part)
     now = history._clock()
     history.started_at, history.rate_until = now - minutes * 60, now
     events = [(0, "generating", Level.GOOD)]

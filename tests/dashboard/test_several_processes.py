@@ -8,12 +8,12 @@ import pytest
 from fastapi import Request
 
 from proofserve.api import node_page
-from proofserve.api.errors import NotEnabled
+from proofserve.api.access import ApiError
 from proofserve.api.node import Node
 from proofserve.api.routes import router
 from proofserve.dashboard.routes import PAGE, SNAPSHOT
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.forwarding import private_app
+from proofserve.wiring.owner import private_app
 from wiring.api_process import ApiProcess, settings_in
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ class ProcessWithPage(ApiProcess):
 
     def _node_of(self, _: Request) -> Node:
         if self.ownership.node is None:
-            raise NotEnabled("PoC not enabled")
+            raise ApiError("not_enabled", "PoC not enabled")
         return self.ownership.node
 
     def _private(self, node: Node) -> Callable[..., object]:

@@ -29,8 +29,7 @@ from proofserve.fleet.verification_records import AfterConviction
 from proofserve.settings.fleet import FleetSettings
 from proofserve.settings.gateway import GatewaySettings
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.fleet import _require_safe
-from proofserve.wiring.fleet_policy import policy_of
+from proofserve.wiring.fleet import _require_safe, policy_of
 from proofserve.wiring.gateway import plan_of
 
 pytestmark = pytest.mark.anyio

@@ -68,7 +68,7 @@ async def scenario(engine: EmbeddedEngine, model: Path, adapter: Path, out: Path
     np.savez(out, **whole)
     changed = await depends_on_its_batch(engine, whole)
     without = await chats(engine, "without")
-    answers = await client.start(engine.llm, engine.engine.engine_info.facts, k_dim=32)
+    answers = await client.start(engine.llm, engine.engine.engine_info, k_dim=32)
     beside, during = await beside_a_round(engine)
     found = await collected(answers, {f"chatcmpl-beside-{i}" for i in range(6)})
     lora = LoRARequest("an adapter", 1, str(adapter))

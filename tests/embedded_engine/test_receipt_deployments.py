@@ -68,7 +68,7 @@ def test_every_answer_has_right_sketches(
             patch.setenv(name, value) if value else patch.delenv(name)
         engine = EmbeddedEngine(tiny, **options)
     try:
-        answers = engine.run(client.start(engine.llm, engine.engine.engine_info.facts, 32))
+        answers = engine.run(client.start(engine.llm, engine.engine.engine_info, 32))
         ids = engine.run(chat(engine, tokens=250 if "preempted" in deployment else 24))
         found = engine.run(collected(answers, ids))
         preempted = preemptions()
@@ -90,7 +90,7 @@ def test_an_adapter_is_named_its_answers_are_its_own_and_proofs_are_without_it(
     # Two places, because vLLM 0.32 on a CPU applies the last one to requests without an adapter.
     engine = EmbeddedEngine(tiny, enable_lora=True, max_lora_rank=8, max_loras=2)
     try:
-        answers = engine.run(client.start(engine.llm, engine.engine.engine_info.facts, 32))
+        answers = engine.run(client.start(engine.llm, engine.engine.engine_info, 32))
 
         async def both() -> None:
             await asyncio.gather(

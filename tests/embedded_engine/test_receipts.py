@@ -45,8 +45,8 @@ async def chats(engine: EmbeddedEngine, name: str) -> list[list[tuple[int, ...]]
 @pytest.fixture(scope="session")
 def tapped(engine: EmbeddedEngine, tiny: Path) -> Tapped:
     without = engine.run(chats(engine, "without"))
-    facts = engine.engine.engine_info.facts
-    answers = engine.run(client.start(engine.llm, facts, k_dim=32))
+    engine_info = engine.engine.engine_info
+    answers = engine.run(client.start(engine.llm, engine_info, k_dim=32))
     return Tapped(engine, answers, without, Checker(tiny))
 
 
@@ -215,6 +215,6 @@ def test_a_request_given_as_text_has_the_tokens_that_the_engine_read(tapped: Tap
 
 
 def test_receipts_start_once(tapped: Tapped) -> None:
-    facts = tapped.engine.engine.engine_info.facts
+    engine_info = tapped.engine.engine.engine_info
     with pytest.raises(EngineFault, match="started before"):
-        tapped.engine.run(client.start(tapped.engine.llm, facts, k_dim=32))
+        tapped.engine.run(client.start(tapped.engine.llm, engine_info, k_dim=32))

@@ -142,7 +142,7 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_vetted_version_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "__version__", VETTED[0].minor + ".0")
     monkeypatch.setattr(vllm, "__file__", "/no/where/__init__.py")
-    assert require_vetted(False, features.ALL).number == VETTED[0].minor + ".0"
+    assert "was vetted" in require_vetted(False, features.ALL)
 
 
 @pytest.mark.usefixtures("unknown")
@@ -157,8 +157,7 @@ def test_an_unknown_version_with_every_name_starts_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         found = require_vetted(True, features.ALL)
-    assert found.number == "0.99.0"
-    assert "pins hold" in found.reason
+    assert "pins hold" in found
     assert "0.99.0 was not vetted" in caplog.text
 
 

@@ -60,7 +60,7 @@ async def test_a_stop_ends_every_member_and_waits_for_what_they_found(tmp_path: 
         status, rows = await fleet.status(), await fleet.results()
     assert [each.state.value for each in states] == ["STOPPED", "STOPPED"]
     assert len(rows) == status["stats"]["total_processed"]
-    assert len(rows) == sum(each.stats.found for each in states if each.stats)
+    assert len(rows) == sum(each.stats.total_found for each in states if each.stats)
     assert status["stats"]["nonces_per_second"] > 0
 
 

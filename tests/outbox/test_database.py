@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.database import Database, NotAnOutbox
+from proofserve.outbox.database import Database
 from proofserve.rounds.errors import OutboxUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ async def test_a_file_of_another_version_is_refused_and_not_changed(
 ) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(NotAnOutbox, match=complaint):
+    with pytest.raises(OutboxUnavailable, match=complaint):
         await Database.open(path)
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -48,7 +48,7 @@ async def test_a_file_of_another_version_is_refused_and_not_changed(
 async def test_a_database_of_something_else_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE recipes (name)")
-    with pytest.raises(NotAnOutbox, match="another program"):
+    with pytest.raises(OutboxUnavailable, match="another program"):
         await Database.open(path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.database import Database, NotAnOutbox, OutboxInUse, hold_lock
+from proofserve.outbox.database import Database, OutboxInUse, hold_lock
 from proofserve.rounds.errors import OutboxUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -79,7 +79,7 @@ async def test_a_database_of_something_else_gets_no_lock_beside_it(path: Path, m
     with closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA journal_mode = {mode}")
         other.execute("CREATE TABLE diary (page TEXT)")
-    with pytest.raises(NotAnOutbox, match="another program"):
+    with pytest.raises(OutboxUnavailable, match="another program"):
         await Database.open(path)
     assert files_beside(path) == {path}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.outbox.callbacks import CallbackPolicy
-from proofserve.outbox.offline import Choice, retry, writing
+from proofserve.outbox.offline import retry, writing
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 
@@ -20,7 +20,7 @@ POLICY = CallbackPolicy(max_retries=1)
 
 def retry_expired(path: Path, clock: FastClock) -> None:
     with writing(path) as connection:
-        retry(connection, Choice(expired=True), clock())
+        retry(connection, clock(), expired=True)
 
 
 async def test_the_sender_notices_callbacks_that_another_process_makes_due(

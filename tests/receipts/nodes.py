@@ -18,8 +18,6 @@ from proofserve.engines.fake import FakeEngine
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
 
-from .support import source_of
-
 
 @dataclass
 class Served:
@@ -44,7 +42,7 @@ async def served(
     """``more`` adds routes to the application; ``chosen`` are settings."""
     engine = FakeEngine()
     settings = NodeSettings(enabled=True, outbox=folder / "outbox.sqlite", **chosen)
-    source = source_of(engine) if with_receipts else None
+    source = engine if with_receipts else None
     async with running_node(engine, settings, source) as node:
         if node.receipts is not None:
             node.receipts.wait_s = 0.2

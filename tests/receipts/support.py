@@ -16,7 +16,7 @@ from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.log import require_chain, require_inclusion
 from proofserve.protocol.receipts.record import Sampling, sketch_bytes
 from proofserve.protocol.receipts.signature import SignedReceipt, is_signed, require_signatures
-from proofserve.rounds.receipts import ReceiptService, ReceiptSource
+from proofserve.rounds.receipts import ReceiptService
 
 K_DIM = 16
 
@@ -45,10 +45,6 @@ def an_answer(response_id: str = "chatcmpl-1", choice: int = 0, **changes: Any) 
     return FinishedAnswer(**(fields | changes))
 
 
-def source_of(engine: FakeEngine) -> ReceiptSource:
-    return ReceiptSource(engine, engine.engine_info, "2027-01-15-00", K_DIM)
-
-
 @asynccontextmanager
 async def running(
     store: SqliteOutbox,
@@ -58,7 +54,7 @@ async def running(
 ) -> AsyncIterator[ReceiptService]:
     """A service that is killed at the end: it does not finish what waits."""
     key = signing_key(store_path(store).with_suffix(".pem"))
-    service = ReceiptService(source_of(engine), store.receipts, key, url, clock)
+    service = ReceiptService(engine, store.receipts, key, url, clock)
     service.entry_every_s = 0.02
     task = asyncio.create_task(service.run())
     try:

@@ -28,16 +28,7 @@ from proofserve.rounds.ports import NewReceipt
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.wire.receipts import signed_entry
 
-from .support import (
-    an_answer,
-    asked_for,
-    check_log,
-    check_receipt,
-    logged,
-    running,
-    source_of,
-    waiting,
-)
+from .support import an_answer, asked_for, check_log, check_receipt, logged, running, waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +37,7 @@ async def test_an_answer_has_a_receipt_that_a_validator_accepts(
     store: SqliteOutbox, engine: FakeEngine
 ) -> None:
     async with running(store, engine) as service:
-        engine.answers.put_nowait(an_answer(sampling=Sampling(temperature=1, top_k=5)))
+        engine.answers.put_nowait(an_answer(sampling=Sampling(temperature=1.0, top_k=5)))
         await logged(service, 1)
         (signed,) = await service.of_response("chatcmpl-1")
         check_receipt(signed)
@@ -169,7 +160,7 @@ async def test_a_checkpoint_without_a_digest_gets_no_receipts(store: SqliteOutbo
     facts = replace(TOY_FACTS, weights_digest=None)
     engine = FakeEngine(replace(TOY_ENGINE_INFO, facts=facts))
     with pytest.raises(ValueError, match="this checkpoint has none"):
-        ReceiptService(source_of(engine), store.receipts, SigningKey.new())
+        ReceiptService(engine, store.receipts, SigningKey.new())
 
 
 # -- looking for a receipt ---------------------------------------------------------------------
@@ -299,9 +290,7 @@ async def test_receipts_stored_before_a_kill_are_logged_at_the_next_start(
     async with await SqliteOutbox.open(path) as store:
         assert (await store.receipts.gauges()).unlogged >= 20
         with pytest.raises(ReceiptNotLogged):
-            await ReceiptService(source_of(engine), store.receipts, SigningKey.new()).of_response(
-                "chatcmpl-0"
-            )
+            await ReceiptService(engine, store.receipts, SigningKey.new()).of_response("chatcmpl-0")
         async with running(store, engine) as service:
             await logged(service, (await service.gauges()).stored)
             for n in range(20):
@@ -362,7 +351,7 @@ async def test_the_end_of_the_server_stores_and_logs_what_was_taken(
     path: Path, engine: FakeEngine
 ) -> None:
     async with await SqliteOutbox.open(path) as store:
-        service = ReceiptService(source_of(engine), store.receipts, SigningKey.new())
+        service = ReceiptService(engine, store.receipts, SigningKey.new())
         service._take([an_answer(f"chatcmpl-{n}") for n in range(600)])
         await service.finish()
         gauges = await service.gauges()

@@ -8,13 +8,13 @@ from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.receipts import ReceiptService
-from receipts.support import an_answer, source_of
+from receipts.support import an_answer
 
 
 async def write(path: Path) -> None:
     async with await SqliteOutbox.open(path) as store:
         key = signing_key(path.with_suffix(".pem"))
-        service = ReceiptService(source_of(FakeEngine()), store.receipts, key)
+        service = ReceiptService(FakeEngine(), store.receipts, key)
         n = 0
         while True:
             service._take([an_answer(f"chatcmpl-{n}")])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.receiver.callbacks import Generated, Stamp, Validated
+from proofserve.receiver.callbacks import Generated, Validated
 from proofserve.receiver.reader import ReceiverFileError
 from proofserve.receiver.store import ClaimSource, ReceiverStore, Summary
 
@@ -14,10 +14,10 @@ from .support import generated, validated
 
 def test_callbacks_are_stored_and_counted_for_each_source(store: ReceiverStore) -> None:
     assert store.summary() == Summary(0, 0, None, ())
-    store.add_generated(Generated(**generated(3, 7)), Stamp(key="a", sequence=1))
-    store.add_generated(Generated(**generated(3, block_hash="other")), Stamp(key="b", sequence=2))
-    store.add_validated(Validated(**validated()), Stamp(key="c", sequence=3))
-    store.add_validated(Validated(**validated(fraud_detected=False)), Stamp())
+    store.add_generated(Generated(**generated(3, 7)), key="a", sequence=1)
+    store.add_generated(Generated(**generated(3, block_hash="other")), key="b", sequence=2)
+    store.add_validated(Validated(**validated()), key="c", sequence=3)
+    store.add_validated(Validated(**validated(fraud_detected=False)))
     assert store.summary() == Summary(
         4,
         0,
@@ -30,32 +30,32 @@ def test_callbacks_are_stored_and_counted_for_each_source(store: ReceiverStore) 
 
 
 def test_a_callback_with_a_known_key_is_not_stored_again(store: ReceiverStore) -> None:
-    assert store.add_generated(Generated(**generated(3)), Stamp(key="a"))
-    assert not store.add_generated(Generated(**generated(3)), Stamp(key="a"))
-    assert store.add_validated(Validated(**validated()), Stamp(key="b"))
-    assert not store.add_validated(Validated(**validated()), Stamp(key="b"))
+    assert store.add_generated(Generated(**generated(3)), key="a")
+    assert not store.add_generated(Generated(**generated(3)), key="a")
+    assert store.add_validated(Validated(**validated()), key="b")
+    assert not store.add_validated(Validated(**validated()), key="b")
     summary = store.summary()
     assert (summary.callbacks, summary.repeats) == (2, 2)
     assert summary.sources == (ClaimSource("k3y", "b10c", 1, 0, 0, 1, 1, 1e9),)
 
 
 def test_a_nonce_under_another_key_is_a_duplicate(store: ReceiverStore) -> None:
-    store.add_generated(Generated(**generated(3, 7)), Stamp(key="a"))
-    store.add_generated(Generated(**generated(7, 11)), Stamp(key="b"))
-    store.add_generated(Generated(**generated(13, 13)), Stamp())
-    store.add_generated(Generated(**generated()), Stamp())
+    store.add_generated(Generated(**generated(3, 7)), key="a")
+    store.add_generated(Generated(**generated(7, 11)), key="b")
+    store.add_generated(Generated(**generated(13, 13)))
+    store.add_generated(Generated(**generated()))
     (source,) = store.summary().sources
     assert (source.artifacts, source.duplicates) == (4, 2)
 
 
 def test_everything_is_there_after_reopening(path: Path) -> None:
     store = ReceiverStore.open(path)
-    store.add_generated(Generated(**generated(3)), Stamp(key="a", sequence=9))
+    store.add_generated(Generated(**generated(3)), key="a", sequence=9)
     before = store.summary()
     store.close()
     store = ReceiverStore.open(path)
     assert store.summary() == before
-    assert not store.add_generated(Generated(**generated(3)), Stamp(key="a", sequence=9))
+    assert not store.add_generated(Generated(**generated(3)), key="a", sequence=9)
     store.close()
     with closing(sqlite3.connect(path)) as file:
         rows = file.execute("SELECT block_hash, public_key, nonce FROM artifacts").fetchall()
@@ -67,7 +67,7 @@ def test_a_callback_that_fails_half_way_leaves_nothing(path: Path, store: Receiv
     with closing(sqlite3.connect(path)) as file:
         file.execute("DROP TABLE sources")
         with pytest.raises(sqlite3.Error, match="sources"):
-            store.add_generated(Generated(**generated(3)), Stamp(key="a"))
+            store.add_generated(Generated(**generated(3)), key="a")
         assert file.execute("SELECT count(*) FROM callbacks").fetchone() == (0,)
         assert file.execute("SELECT count(*) FROM artifacts").fetchone() == (0,)
 
@@ -77,7 +77,7 @@ def test_the_summary_does_not_wait_for_a_callback(path: Path, store: ReceiverSto
         # A lock held elsewhere keeps the callback waiting, as a large one would.
         other.execute("BEGIN IMMEDIATE")
         body = Generated(**generated(3))
-        thread = threading.Thread(target=store.add_generated, args=(body, Stamp()))
+        thread = threading.Thread(target=store.add_generated, args=(body,))
         thread.start()
         assert store.summary().callbacks == 0
         assert thread.is_alive()

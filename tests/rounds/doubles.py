@@ -11,7 +11,6 @@ from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import OutboxUnavailable, UnknownRound
-from proofserve.rounds.limits import JobLimits, Limits, RoundLimits
 from proofserve.rounds.records import (
     Artifact,
     CommittedRound,
@@ -20,12 +19,11 @@ from proofserve.rounds.records import (
     DistanceVerdict,
     Finding,
     Job,
+    Limits,
     ProofBatch,
     RoundProgress,
     RoundSpec,
-    StatTest,
     StoredResult,
-    Validation,
     Winner,
     Workload,
 )
@@ -35,10 +33,12 @@ from proofserve.wire.callbacks import callback
 WORK = Workload(scheme("artifact-v1"), Block("block", 7), "key", 16)
 # What takes seconds in service takes milliseconds here.
 QUICK = Limits(
-    rounds=RoundLimits(record_retry_s=0.01, fault_backoff_s=(0.01, 0.02, 0.04), flush_timeout_s=10),
-    jobs=JobLimits(
-        max_queued_nonces=100, chunk_timeout_s=30, result_ttl_s=30, callback_retry_s=0.01
-    ),
+    record_retry_s=0.01,
+    fault_backoff_s=(0.01, 0.02, 0.04),
+    max_queued_nonces=100,
+    chunk_timeout_s=30,
+    result_ttl_s=30,
+    callback_retry_s=0.01,
     engine_answer_s=0.2,
 )
 
@@ -162,9 +162,9 @@ def job(*nonces: int, **changes: Any) -> Job:
     return Job(**{**values, **changes})
 
 
-def validation_of(proofs: Sequence[Artifact], **test: float) -> Validation:
+def claims_of(proofs: Sequence[Artifact]) -> tuple[Claim, ...]:
     """Claims equal to ``proofs``."""
-    return Validation(tuple(Claim(a.nonce, a.vector_b64) for a in proofs), StatTest(**test))
+    return tuple(Claim(a.nonce, a.vector_b64) for a in proofs)
 
 
 async def computed(engine: FakeEngine, *nonces: int, work: Workload = WORK) -> ProofBatch:

@@ -4,29 +4,31 @@ import asyncio
 from collections.abc import Callable
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.computation import ChunkDeadline, Computation
+from proofserve.rounds.computation import Computation, NonceLimit
 from proofserve.rounds.jobs import JobQueue
-from proofserve.rounds.limits import JobLimits, NonceLimit
-from proofserve.rounds.records import JobState, Outcome
+from proofserve.rounds.records import JobState, Limits, Outcome
 from proofserve.rounds.status import NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, until
 
 
 class JobBench:
-    def __init__(
-        self, limits: JobLimits = QUICK.jobs, clock: Callable[[], float] | None = None
-    ) -> None:
-        self.now = 0.0
+    def __init__(self, limits: Limits = QUICK, clock: Callable[[], float] | None = None) -> None:
         self.tasks_before = asyncio.all_tasks()
         self.engine = FakeEngine()
         self.outbox = MemoryOutbox()
         self.no_round = asyncio.Event()
         self.no_round.set()
-        # Chunk timeouts follow ``clock``, or real seconds; expiry follows ``now``.
-        patience = ChunkDeadline(limits.chunk_timeout_s, clock or asyncio.get_running_loop().time)
-        computation = Computation(self.engine, self.no_round, patience, NodeTotals())
+        # Chunk timeouts follow ``clock``, or real seconds.
         self.admission = NonceLimit(limits.max_queued_nonces)
-        self.queue = JobQueue(computation, self.outbox, self.admission, limits, lambda: self.now)
+        computation = Computation(
+            self.engine,
+            self.no_round,
+            self.admission,
+            limits.chunk_timeout_s,
+            NodeTotals(),
+            clock or asyncio.get_running_loop().time,
+        )
+        self.queue = JobQueue(computation, self.outbox, limits)
 
     def state(self, request_id: str) -> JobState:
         return self.queue.result(request_id).state

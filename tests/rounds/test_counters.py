@@ -17,7 +17,12 @@ class Clock:
 
 def test_a_round_that_just_began_has_no_rate() -> None:
     stats = Counters(Clock(), NodeTotals()).read()
-    assert (stats.processed, stats.elapsed_s, stats.rate, stats.recent_rate) == (0, 0, 0, 0)
+    assert (
+        stats.total_processed,
+        stats.elapsed_s,
+        stats.nonces_per_second,
+        stats.recent_nonces_per_second,
+    ) == (0, 0, 0, 0)
 
 
 def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
@@ -26,13 +31,13 @@ def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
     clock.now += 5
     counters.done(100, 100, 2)
     young = counters.read()
-    assert young.rate == young.recent_rate == pytest.approx(20)
+    assert young.nonces_per_second == young.recent_nonces_per_second == pytest.approx(20)
     clock.now += 15
     counters.done(30, 30, 0)
     old = counters.read()
-    assert old.rate == pytest.approx(130 / 20)
-    assert old.recent_rate == pytest.approx(3)
-    assert (old.processed, old.failed, old.elapsed_s) == (130, 2, 20)
+    assert old.nonces_per_second == pytest.approx(130 / 20)
+    assert old.recent_nonces_per_second == pytest.approx(3)
+    assert (old.total_processed, old.failed, old.elapsed_s) == (130, 2, 20)
 
 
 def test_an_ended_round_keeps_its_rates() -> None:
@@ -42,7 +47,11 @@ def test_an_ended_round_keeps_its_rates() -> None:
     counters.done(8, 8, 0)
     counters.end()
     clock.now += 1000
-    assert counters.read().rate == counters.read().recent_rate == pytest.approx(2)
+    assert (
+        counters.read().nonces_per_second
+        == counters.read().recent_nonces_per_second
+        == pytest.approx(2)
+    )
 
 
 def test_deferrals_and_faults_are_counted() -> None:

@@ -14,8 +14,7 @@ from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.computation import NOT_FINITE
 from proofserve.rounds.generation import Generation
-from proofserve.rounds.limits import RoundLimits
-from proofserve.rounds.records import RoundProgress, RoundSpec, Target
+from proofserve.rounds.records import Limits, RoundProgress, RoundSpec, Target
 from proofserve.rounds.status import Counters, NodeTotals
 from rounds.doubles import QUICK, WORK, MemoryOutbox, round_spec, until
 
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.anyio
 class Bench:
     """One generation with its doubles; the engine takes a millisecond a call."""
 
-    def __init__(self, limits: RoundLimits = QUICK.rounds, spec: RoundSpec | None = None) -> None:
+    def __init__(self, limits: Limits = QUICK, spec: RoundSpec | None = None) -> None:
         self.engine = FakeEngine()
         self.engine.latency_s = 0.001
         self.outbox = MemoryOutbox()
@@ -50,7 +49,7 @@ class Bench:
         assert self.outbox.progress == sorted(set(self.outbox.progress))
         assert self.outbox.progress[-1:] == ([count] if count else [])
         stats = self.counters.read()
-        assert stats.processed + stats.failed == count
+        assert stats.total_processed + stats.failed == count
         assert self.engine.leases == 0
         assert self.outbox.closed == [self.spec.round_id]
 
@@ -61,14 +60,14 @@ async def test_results_come_in_lane_order_until_it_is_stopped() -> None:
         await until(lambda: len(bench.outbox.rows) >= 40)
     bench.assert_sound()
     assert bench.round.error is None
-    assert bench.counters.read().rate > 0
+    assert bench.counters.read().nonces_per_second > 0
     calls = len(bench.engine.calls)
     await asyncio.sleep(0.02)
     assert len(bench.engine.calls) == calls
 
 
 async def test_the_engine_is_asked_ahead_but_no_further_than_the_depth() -> None:
-    bench = Bench(replace(QUICK.rounds, depth=3))
+    bench = Bench(replace(QUICK, depth=3))
     bench.engine.latency_s = 60
     async with bench.running():
         await until(lambda: len(bench.engine.calls) == 3)
@@ -92,10 +91,10 @@ async def test_the_engine_does_not_wait_for_the_disk() -> None:
 
 
 async def test_a_disk_that_is_too_slow_holds_the_engine_back() -> None:
-    bench = Bench(replace(QUICK.rounds, flush_timeout_s=0.05))
+    bench = Bench(replace(QUICK, flush_timeout_s=0.05))
     bench.outbox.latency_s = 60
     async with bench.running():
-        most = QUICK.rounds.max_unrecorded + QUICK.rounds.depth
+        most = QUICK.max_unrecorded + QUICK.depth
         await until(lambda: len(bench.engine.calls) == most)
         await asyncio.sleep(0.1)
         assert len(bench.engine.calls) == most
@@ -172,7 +171,7 @@ async def test_a_full_outbox_pauses_the_round_and_loses_nothing() -> None:
         await until(lambda: bench.round.paused_reason)
         assert bench.round.paused_reason == "outbox: disk full"
         stored, attempts = len(bench.outbox.rows), bench.outbox.attempts
-        assert bench.counters.read().processed == stored
+        assert bench.counters.read().total_processed == stored
         await asyncio.sleep(0.1)
         assert len(bench.outbox.rows) == stored
         assert bench.outbox.attempts - attempts <= 12
@@ -221,7 +220,7 @@ async def test_a_batch_that_never_succeeds_ends_the_round_and_keeps_what_was_sto
 
 
 async def test_a_dead_engine_ends_the_round_at_once() -> None:
-    bench = Bench(replace(QUICK.rounds, fault_backoff_s=(60.0,)))
+    bench = Bench(replace(QUICK, fault_backoff_s=(60.0,)))
     async with bench.running() as task:
         await until(lambda: len(bench.outbox.rows) >= 8)
         bench.engine.gone = True
@@ -270,7 +269,7 @@ async def test_an_outer_cancellation_leaves_nothing_running() -> None:
     assert asyncio.all_tasks() == before
 
 
-LOGGING = replace(QUICK.rounds, log_interval_s=0.05)
+LOGGING = replace(QUICK, log_interval_s=0.05)
 
 
 def progress_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

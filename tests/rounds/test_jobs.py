@@ -11,7 +11,7 @@ from proofserve.rounds.computation import NOT_FINITE, artifacts_of
 from proofserve.rounds.errors import EngineFault, EngineGone, QueueFull, UnknownJob
 from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import JobState, Proofs, Verdict
-from rounds.doubles import QUICK, computed, job, until, validation_of
+from rounds.doubles import QUICK, claims_of, computed, job, until
 from rounds.job_bench import JobBench
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ async def test_a_job_is_computed_in_chunks() -> None:
 async def test_claims_get_a_verdict() -> None:
     bench = JobBench()
     batch = await computed(FakeEngine(), 1, 2, 3)
-    order = job(1, 2, 3, validation=validation_of(artifacts_of(batch)), url="http://x")
+    order = job(1, 2, 3, claims=claims_of(artifacts_of(batch)), url="http://x")
     request_id = bench.queue.submit(order)
     await bench.ended(request_id)
     assert bench.outcome(request_id) == Verdict(3, 0, (), 1.0, False)
@@ -130,7 +130,7 @@ async def test_an_engine_fault_fails_the_job_and_not_the_next() -> None:
     bench = JobBench()
     bench.engine.faults = 1
     batch = await computed(FakeEngine(), 1)
-    order = job(1, validation=validation_of(artifacts_of(batch)), url="http://x")
+    order = job(1, claims=claims_of(artifacts_of(batch)), url="http://x")
     first, second = bench.queue.submit(order), bench.queue.submit(order)
     assert await bench.ended(first) is JobState.FAILED
     assert bench.error(first) == "the toy engine was told to fail"
@@ -143,7 +143,7 @@ async def test_an_engine_fault_fails_the_job_and_not_the_next() -> None:
 async def test_an_incomplete_recomputation_is_an_error_and_no_verdict() -> None:
     bench = JobBench()
     batch = await computed(FakeEngine(), 1, 2)
-    order = job(1, 2, validation=validation_of(artifacts_of(batch)), url="http://x")
+    order = job(1, 2, claims=claims_of(artifacts_of(batch)), url="http://x")
     bench.engine.not_finite = frozenset({2})
     request_id = bench.queue.submit(order)
     assert await bench.ended(request_id) is JobState.FAILED
@@ -158,7 +158,7 @@ async def test_an_incomplete_recomputation_is_an_error_and_no_verdict() -> None:
 async def test_a_chunk_that_chat_holds_back_for_too_long_is_skipped() -> None:
     # Each look at the clock finds a tenth of a second more.
     ticks = itertools.count()
-    bench = JobBench(replace(QUICK.jobs, chunk_timeout_s=0.3), lambda: next(ticks) * 0.1)
+    bench = JobBench(replace(QUICK, chunk_timeout_s=0.3), lambda: next(ticks) * 0.1)
     bench.engine.deferrals, bench.engine.deferral_s = 10**9, 0.001
     request_id = bench.queue.submit(job(1))
     assert await bench.ended(request_id) is JobState.FAILED
@@ -203,30 +203,17 @@ async def test_an_unexpected_error_fails_the_job_without_its_text(
 
 
 async def test_results_expire() -> None:
-    bench = JobBench()
+    bench = JobBench(replace(QUICK, result_ttl_s=0.01))
     request_id = bench.queue.submit(job(1))
-    await bench.ended(request_id)
-    bench.now = 29.9
-    assert bench.state(request_id) is JobState.COMPLETED
-    bench.now = 30.0
+    await until(lambda: bench.admission.gauges.queued_nonces == 0)
+    await asyncio.sleep(0.05)
     with pytest.raises(UnknownJob, match=f"^Request {request_id} not found$"):
         bench.queue.result(request_id)
     await bench.assert_idle()
 
 
-async def test_expired_results_are_deleted_without_a_request() -> None:
-    bench = JobBench(replace(QUICK.jobs, result_ttl_s=0.01))
-    request_id = bench.queue.submit(job(1))
-    await until(lambda: bench.admission.gauges.queued_nonces == 0)
-    await asyncio.sleep(0.05)
-    # The clock of the double stands still, so it was the timer that forgot.
-    with pytest.raises(UnknownJob):
-        bench.queue.result(request_id)
-    await bench.assert_idle()
-
-
 async def test_the_oldest_results_make_room_by_jobs() -> None:
-    bench = JobBench(replace(QUICK.jobs, max_kept_jobs=3))
+    bench = JobBench(replace(QUICK, max_kept_jobs=3))
     ids = []
     for nonce in range(5):
         ids.append(bench.queue.submit(job(nonce)))
@@ -239,7 +226,7 @@ async def test_the_oldest_results_make_room_by_jobs() -> None:
 
 
 async def test_the_oldest_results_make_room_by_nonces() -> None:
-    bench = JobBench(replace(QUICK.jobs, max_kept_nonces=10))
+    bench = JobBench(replace(QUICK, max_kept_nonces=10))
     first, second, third, large = (
         bench.queue.submit(job(*range(count))) for count in (4, 4, 4, 20)
     )
@@ -256,7 +243,7 @@ async def test_the_oldest_results_make_room_by_nonces() -> None:
 
 
 async def test_cancelled_jobs_do_not_pile_up() -> None:
-    bench = JobBench(replace(QUICK.jobs, max_kept_jobs=3))
+    bench = JobBench(replace(QUICK, max_kept_jobs=3))
     bench.no_round.clear()
     ids = []
     for _ in range(50):

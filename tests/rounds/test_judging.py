@@ -1,12 +1,13 @@
+import asyncio
+
 import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.computation import ChunkDeadline, Judging, winners_among
+from proofserve.rounds.computation import Computation, NonceLimit, winners_among
 from proofserve.rounds.errors import EngineFault, EngineGone, OtherRound, QueueFull
-from proofserve.rounds.limits import NonceLimit
 from proofserve.rounds.records import DistanceClaims, DistanceVerdict, Target, Workload
 from proofserve.rounds.status import NodeTotals
 from rounds.doubles import round_spec
@@ -23,8 +24,8 @@ class Bench:
         self.engine = FakeEngine()
         self.now = 0.0
         self.admission = NonceLimit(40)
-        self.judging = Judging(
-            self.engine, self.admission, ChunkDeadline(10.0, self._tick), NodeTotals()
+        self.computation = Computation(
+            self.engine, asyncio.Event(), self.admission, 10.0, NodeTotals(), self._tick
         )
 
     def _tick(self) -> float:
@@ -33,7 +34,7 @@ class Bench:
 
     async def judge(self, *nonces: int, distance: float = 1.0, key: str = "key") -> DistanceVerdict:
         made = DistanceClaims(BLOCK, key, 0, nonces, (distance,) * len(nonces))
-        return await self.judging.run(SPEC, TARGET, made)
+        return await self.computation.judge(SPEC, TARGET, made)
 
     def assert_idle(self) -> None:
         assert self.engine.leases == 0
@@ -66,7 +67,7 @@ async def test_claims_about_another_block_are_refused(other: Block, field: str) 
     bench = Bench()
     claims = DistanceClaims(other, "key", 0, (1,), (1.0,))
     with pytest.raises(OtherRound, match=field):
-        await bench.judging.run(SPEC, TARGET, claims)
+        await bench.computation.judge(SPEC, TARGET, claims)
     assert bench.engine.calls == []
 
 
@@ -102,5 +103,5 @@ async def test_too_many_and_unequal_claims_are_refused() -> None:
     with pytest.raises(QueueFull, match="limit is 40"):
         await bench.judge(*range(41))
     with pytest.raises(ProtocolError, match="received"):
-        await bench.judging.run(SPEC, TARGET, DistanceClaims(BLOCK, "key", 0, (1, 2), (1.0,)))
+        await bench.computation.judge(SPEC, TARGET, DistanceClaims(BLOCK, "key", 0, (1, 2), (1.0,)))
     bench.assert_idle()

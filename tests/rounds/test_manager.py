@@ -50,7 +50,7 @@ async def test_start_and_stop(bench: Bench) -> None:
     status = bench.manager.status()
     assert (status.state, status.spec, status.error) == (State.STOPPED, spec, None)
     assert status.stats is not None
-    assert status.stats.processed == len(bench.outbox.rows) > 0
+    assert status.stats.total_processed == len(bench.outbox.rows) > 0
     assert bench.outbox.open == bench.outbox.closed == ["round"]
 
 

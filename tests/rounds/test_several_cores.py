@@ -13,9 +13,8 @@ from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.computation import self_check
 from proofserve.rounds.errors import ChatBusy, EngineFault
 from proofserve.rounds.generation import Generation
-from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.manager import RoundManager
-from proofserve.rounds.records import RoundProgress
+from proofserve.rounds.records import Limits, RoundProgress
 from proofserve.rounds.status import Counters, NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
 
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.anyio
 class Bench:
     """One generation on an engine of several cores; each takes a millisecond a call."""
 
-    def __init__(self, cores: int = 2, limits: RoundLimits = QUICK.rounds) -> None:
+    def __init__(self, cores: int = 2, limits: Limits = QUICK) -> None:
         self.engine = FakeEngine(cores=cores)
         self.engine.latency_s = 0.001
         self.outbox = MemoryOutbox()
@@ -47,7 +46,7 @@ class Bench:
         lane = self.spec.lane
         assert lane is not None
         assert self.outbox.nonces == list(lane.batch(0, len(self.outbox.rows)))
-        assert self.counters.read().processed == len(self.outbox.rows)
+        assert self.counters.read().total_processed == len(self.outbox.rows)
         assert self.engine.leases == 0
 
     def proved_by(self, core: int) -> int:
@@ -135,7 +134,7 @@ async def test_the_round_ends_when_every_core_has_stopped() -> None:
 
 
 async def test_no_core_runs_ahead_without_end_while_the_oldest_batch_is_held() -> None:
-    bench = Bench(limits=replace(QUICK.rounds, max_ahead_nonces=40))
+    bench = Bench(limits=replace(QUICK, max_ahead_nonces=40))
     bench.engine.chat_cores, bench.engine.deferral_s = frozenset({1}), 2.0
     async with bench.running():
         await until(lambda: bench.engine.calls_of[1])

@@ -14,7 +14,7 @@ from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.receiver.callbacks import Generated, GeneratedWinners, Stamp
+from proofserve.receiver.callbacks import Generated, GeneratedWinners
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Artifact
 from receiver.support import generated, vector
@@ -56,7 +56,7 @@ async def fill(path: Path) -> None:
 
 def receive(path: Path) -> None:
     store = ReceiverStore.open(path)
-    store.add_generated(Generated(**generated(*NONCES)), Stamp(key="a", sequence=1))
+    store.add_generated(Generated(**generated(*NONCES)), key="a", sequence=1)
     won = winners(*NONCES)
     body = GeneratedWinners(
         public_key="k3y",
@@ -68,7 +68,7 @@ def receive(path: Path) -> None:
         r_target=1.4,
     )
     for _ in range(2):
-        store.add_generated(body, Stamp(key="b", sequence=2))
+        store.add_generated(body, key="b", sequence=2)
     store.close()
 
 
@@ -101,7 +101,7 @@ def test_a_proof_that_arrived_as_another_is_both(sides: Sides) -> None:
 
 def test_a_nonce_that_came_under_two_keys_is_a_duplicate(sides: Sides) -> None:
     store = ReceiverStore.open(sides.received)
-    store.add_generated(Generated(**generated(7)), Stamp(key="c", sequence=3))
+    store.add_generated(Generated(**generated(7)), key="c", sequence=3)
     store.close()
     assert sides.compared().duplicates == 1
 

@@ -17,9 +17,8 @@ from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import access_of
-from proofserve.wiring.forwarding import ForwardingRoute, private_app
 from proofserve.wiring.node import running_node
-from proofserve.wiring.owner import Ownership
+from proofserve.wiring.owner import ForwardingRoute, Ownership, private_app
 
 
 class ApiProcess:

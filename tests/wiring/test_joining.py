@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from proofserve.api.status import status_body
+from proofserve.api.status import status_of
 from proofserve.engines.fake import FakeEngine
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring import joining
-from proofserve.wiring.joining import plan_of
+from proofserve.wiring.joining import joining_of
 from proofserve.wiring.node import running_node
 from proofserve.wiring.start_checks import start_checks
 from rounds.doubles import until
@@ -94,7 +94,7 @@ async def test_a_node_joins_and_shows_that_it_lives(
         address = f"{fleet.url}/node"
         expected = ("/api/v1/fleet/members", f"Bearer {KEY}", {"url": address, "name": "rack-1"})
         assert set(map(repr, fleet.posts)) == {repr(expected)}
-        shown = (await status_body(node))["fleet"]
+        shown = (await status_of(node)).model_dump(mode="json")["fleet"]
         assert 0 <= shown.pop("since_sign_s") < 5
         assert shown == {"fleet": fleet.url, "name": "rack-1", "address": address, "error": None}
     posts = len(fleet.posts)
@@ -110,7 +110,7 @@ async def test_a_refusal_is_logged_once_and_shown_and_the_node_serves(
     fleet.status = 409
     async with running_node(FakeEngine(), settings(fleet, tmp_path)) as node:
         await until(lambda: len(fleet.posts) > 3)
-        shown = (await status_body(node))["fleet"]
+        shown = (await status_of(node)).model_dump(mode="json")["fleet"]
         assert shown["since_sign_s"] is None
         members = f"{fleet.url}/api/v1/fleet/members"
         assert shown["error"] == f"{members} answers 409: {fleet.refusal}"
@@ -176,11 +176,11 @@ def test_a_wrong_setting_is_refused_at_the_start(
 
 
 def test_without_a_fleet_there_is_no_plan_and_the_name_is_the_hosts() -> None:
-    assert plan_of(NodeSettings()) is None
+    assert joining_of(NodeSettings()) is None
     with pytest.raises(ValidationError):
         NodeSettings(fleet_name="")
     given = {"fleet": "http://f:1", "fleet_key": SecretStr(KEY), "fleet_address": "http://n:1"}
-    plan = plan_of(NodeSettings(**given))
-    assert plan is not None
-    assert plan.name
-    assert KEY not in repr(plan)
+    member = joining_of(NodeSettings(**given))
+    assert member is not None
+    assert member.name
+    assert KEY not in repr(member)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from proofserve.api.access import LOCAL
-from proofserve.api.errors import TooMany
+from proofserve.api.access import LOCAL, ApiError
 from proofserve.api.node import Node
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.identity import Block
@@ -46,7 +45,7 @@ async def stored_by(node: Node, more_than: int) -> None:
 
 def _processed(node: Node) -> int:
     stats = node.manager.status().stats
-    return stats.processed if stats else 0
+    return stats.total_processed if stats else 0
 
 
 @pytest.mark.parametrize("spec", [distance_spec(), round_spec()], ids=["distance", "artifact"])
@@ -207,9 +206,9 @@ async def test_limits_are_those_of_the_settings(tmp_path: Path) -> None:
     async with running_node(engine(), chosen) as node:
         assert node.deployment.max_body_bytes == 7
         assert node.access.names == ["operator-1 (operator)"]
-        with node.waits.one(), pytest.raises(TooMany), node.waits.one():
+        with node.call_limits.waiting(), pytest.raises(ApiError), node.call_limits.waiting():
             pass
         for _ in range(2):
-            node.rates.count(LOCAL)
-        with pytest.raises(TooMany):
-            node.rates.count(LOCAL)
+            node.call_limits.count(LOCAL)
+        with pytest.raises(ApiError):
+            node.call_limits.count(LOCAL)

@@ -15,7 +15,7 @@ import pytest
 from api.support import JOB, ORDER
 from proofserve.outbox.database import OutboxInUse
 from proofserve.wiring import owner as address
-from proofserve.wiring.forwarding import CLIENT
+from proofserve.wiring.owner import CLIENT
 from rounds.doubles import until
 from wiring.api_process import ApiProcess, settings_in
 
@@ -93,7 +93,7 @@ async def test_the_next_owner_goes_on_with_the_round_and_no_nonce_is_lost_or_twi
 async def test_a_process_without_an_owner_waits_and_then_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proofserve.wiring.forwarding.NEXT_OWNER_S", 0.3)
+    monkeypatch.setattr("proofserve.wiring.owner.NEXT_OWNER_S", 0.3)
     async with two(tmp_path) as (_, other), client(other) as http:
         address.withdraw(tmp_path / "outbox.sqlite")
         answer = await http.get("/status")

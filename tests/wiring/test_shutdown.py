@@ -48,7 +48,7 @@ async def test_the_results_of_a_running_round_are_delivered_before_the_end(
 ) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
         await node.manager.start(round_spec(url=target.url))
-        await until(lambda: (stats := node.manager.status().stats) and stats.processed > 20)
+        await until(lambda: (stats := node.manager.status().stats) and stats.total_processed > 20)
         assert target.arrivals == []
     async with await SqliteOutbox.open(tmp_path / "outbox.sqlite") as outbox:
         rows = await outbox.results(0, 10_000)
@@ -69,7 +69,9 @@ async def test_a_receiver_that_refuses_gets_one_attempt_and_delays_nothing(
     with caplog.at_level("WARNING", "proofserve"):
         async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=3600.0)) as node:
             await node.manager.start(round_spec(url=target.url))
-            await until(lambda: (stats := node.manager.status().stats) and stats.processed > 20)
+            await until(
+                lambda: (stats := node.manager.status().stats) and stats.total_processed > 20
+            )
     assert len(target.arrivals) == 1
     assert await left_in(tmp_path) == 1
     assert "1 callbacks stay in the outbox" in caplog.text
@@ -90,7 +92,7 @@ async def test_the_next_start_sends_the_callbacks_that_remained(
 ) -> None:
     async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=0.0)) as node:
         await node.manager.start(round_spec(url=target.url))
-        await until(lambda: (stats := node.manager.status().stats) and stats.processed > 20)
+        await until(lambda: (stats := node.manager.status().stats) and stats.total_processed > 20)
     assert target.accepted == []
     async with running_node(engine(), settings(tmp_path)) as node:
         await until(lambda: target.accepted)

@@ -1,15 +1,56 @@
-"""Which clients may call: by a key and its role or, on a server without keys, from this machine."""
+"""Which clients may call: by a key and its role or, on a server without keys, from this machine.
+
+And the error of every call that is refused, by a reason with its own status.
+"""
 
 import hmac
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from proofserve.api.errors import KeyMissing, NotAllowed
 from proofserve.web import bearer_key, digest, why_not_local
 from proofserve.wire.paths import PROOFS
+
+# Why a call is refused, and the status of the answer. The metric of refusals has these names.
+_STATUS: Mapping[str, int] = {
+    "body_lost": 400,
+    "claims_mismatch": 400,
+    "key_missing": 401,
+    "not_allowed": 403,
+    "member_not_found": 404,
+    "verdict_not_found": 404,
+    "deployment_mismatch": 409,
+    "no_verdict_possible": 409,
+    "stays_named": 409,
+    "body_too_large": 413,
+    "too_many": 429,
+    "client_gone": 499,
+    "not_enabled": 503,
+    "not_ready": 503,
+    "owner_lost": 503,
+}
+
+
+class ApiError(Exception):
+    """A call that is refused: the client gets ``status``, ``detail`` and ``headers``.
+
+    ``reason`` is one of the names above. ``retry_after_s``: when the client may try again, seconds.
+    """
+
+    def __init__(
+        self, reason: str, detail: str | Mapping[str, Any], retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.reason, self.detail, self.status = reason, detail, _STATUS[reason]
+        self.headers: dict[str, str] = {}
+        if retry_after_s is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+        if reason == "key_missing":
+            self.headers["WWW-Authenticate"] = "Bearer"
 
 
 class Role(StrEnum):
@@ -90,15 +131,14 @@ class Access:
     def admit(self, connection: HTTPConnection, role: Role) -> Caller:
         """The caller of a request that needs ``role``.
 
-        Raises:
-            KeyMissing: the server has keys, and the request has none of them.
-            NotAllowed: the key is of a lesser role, or the server has no keys and the request may
-                come from another machine.
+        Raises ApiError: the server has keys, and the request has none of them ("key_missing"); or
+        the key is of a lesser role, or the server has no keys and the request may come from another
+        machine ("not_allowed").
         """
         caller = self._by_key(connection) if self._callers else self._without_keys(connection)
         if not caller.role.includes(role):
             needed = "a validator's or an operator's" if role is Role.VALIDATOR else "an operator's"
-            raise NotAllowed(f"this is a {caller.role}'s key: the call needs {needed}")
+            raise ApiError("not_allowed", f"this is a {caller.role}'s key: the call needs {needed}")
         return caller
 
     def _by_key(self, connection: HTTPConnection) -> Caller:
@@ -109,15 +149,16 @@ class Access:
             if hmac.compare_digest(kept, given):
                 found = caller
         if found is None:
-            raise KeyMissing("this server needs a key: send Authorization: Bearer KEY")
+            raise ApiError("key_missing", "this server needs a key: send Authorization: Bearer KEY")
         return found
 
     def _without_keys(self, connection: HTTPConnection) -> Caller:
         if self.open_to_all:
             return ANONYMOUS
         if reason := why_not_local(connection):
-            raise NotAllowed(
+            raise ApiError(
+                "not_allowed",
                 f"{reason}, and without a key only clients on this machine may call;"
-                " start the server with --poc-api-key"
+                " start the server with --poc-api-key",
             )
         return LOCAL

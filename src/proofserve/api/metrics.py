@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from proofserve.api.node import Node, ServedNode
-from proofserve.api.response_models import HealthAnswer, documented
+from proofserve.api.response_models import refused
 from proofserve.api.status import answer_of_outbox, read_engine, read_receipts
 from proofserve.rounds.state import State
 from proofserve.rounds.status import (
@@ -40,9 +40,7 @@ Labels = TypeVar("Labels", bound=tuple[str, ...])
 
 def add_to(router: APIRouter) -> None:
     """Add a page with the node's own metrics: with several API processes vLLM's has none."""
-    described = documented(HealthAnswer, 503)["responses"]
-    refusals = {code: each for code, each in described.items() if code != 200}
-    router.get("/metrics", response_class=PlainTextResponse, responses=refusals)(page)
+    router.get("/metrics", response_class=PlainTextResponse, responses=refused(503))(page)
 
 
 async def page(node: ServedNode) -> PlainTextResponse:
@@ -144,7 +142,7 @@ def _work(node: Node) -> Iterator[Metric]:
 
 def _round(status: Status) -> Iterator[Metric]:
     running = status.state is State.GENERATING
-    rate = status.stats.recent_rate if running and status.stats is not None else 0.0
+    rate = status.stats.recent_nonces_per_second if running and status.stats is not None else 0.0
     states = {(state.value,): state is status.state for state in State}
     yield _gauge("nonces_per_second", "Rate of the running round over 30 s, or 0.", {(): rate})
     yield _gauge("round_state", "1 for the state that the node is in.", states, ["state"])

@@ -10,8 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from proofserve.api.access import Access, Caller, Role
-from proofserve.api.errors import ClientGone, TooMany
+from proofserve.api.access import Access, ApiError, Caller, Role
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import EngineFault
@@ -27,85 +26,84 @@ T = TypeVar("T")
 _WAIT_ENDS_S = 5.0
 
 
-class Rates:
-    def __init__(self, per_minute: int = 6000) -> None:
+class CallLimits:
+    """How much clients may ask: requests a minute, calls that wait, and validators' challenges."""
+
+    def __init__(
+        self, per_minute: int = 6000, open_waits: int = 64, nonces_per_hour: int = 1000
+    ) -> None:
         self._per_minute = per_minute
-        self._windows: dict[str, FixedWindow] = {}
+        self._most_waiting = open_waits
+        self._nonces_per_hour = nonces_per_hour
+        self._waiting = 0
+        self._minutes: dict[str, FixedWindow] = {}
+        self._hours: dict[str, FixedWindow] = {}
+        # The validators whose challenge waits for its answer: a key has one at a time.
+        self._challenging: set[str] = set()
 
     def count(self, caller: Caller) -> None:
-        """Count one request. Raises TooMany for one beyond the caller's limit."""
+        """Count one request. Raises ApiError for one beyond the caller's limit."""
         limit = caller.requests_per_minute or self._per_minute
-        window = self._windows.setdefault(caller.name, FixedWindow(limit))
+        window = self._minutes.setdefault(caller.name, FixedWindow(limit))
         if not window.take():
-            raise TooMany(
+            raise ApiError(
+                "too_many",
                 f"{caller.name} may send {limit} requests a minute"
                 " (POC_REQUESTS_PER_MINUTE, or the key's own limit)",
                 window.seconds_left,
             )
 
-
-class Waits:
-    def __init__(self, limit: int = 64) -> None:
-        self._limit = limit
-        self._open = 0
-
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Count one call until the context ends. Raises TooMany if the limit is reached."""
-        if self._open >= self._limit:
-            raise TooMany(
-                f"{self._open} calls wait for their answer, limit is {self._limit}"
+    def waiting(self) -> Iterator[None]:
+        """Count one call until the context ends. Raises ApiError if the limit is reached."""
+        if self._waiting >= self._most_waiting:
+            raise ApiError(
+                "too_many",
+                f"{self._waiting} calls wait for their answer, limit is {self._most_waiting}"
                 " (POC_MAX_OPEN_WAITS); a job without wait needs no open connection",
                 _WAIT_ENDS_S,
             )
-        self._open += 1
+        self._waiting += 1
         try:
             yield
         finally:
-            self._open -= 1
-
-
-class Challenges:
-    """What validators may have computed: so many nonces an hour, one call of a key at a time."""
-
-    def __init__(self, per_hour: int = 1000) -> None:
-        self._per_hour = per_hour
-        self._windows: dict[str, FixedWindow] = {}
-        self._open: set[str] = set()
+            self._waiting -= 1
 
     @contextmanager
-    def one(self, caller: Caller, nonces: int) -> Iterator[None]:
+    def challenge(self, caller: Caller, nonces: int) -> Iterator[None]:
         """Count a call about ``nonces`` until the context ends; an operator's is not counted.
 
         The nonces count from now on, whatever becomes of the call: a client that leaves before the
-        answer has used the engine. Raises TooMany beyond the key's budget and beside another open
-        call of it, and ProtocolError for more nonces than an hour has.
+        answer has used the engine. Raises ApiError beyond the key's budget of an hour and beside
+        another open call of it, and ProtocolError for more nonces than an hour has.
         """
         if caller.role is not Role.VALIDATOR:
             yield
             return
-        if caller.name in self._open:
-            raise TooMany(
+        if caller.name in self._challenging:
+            raise ApiError(
+                "too_many",
                 f"a challenge of {caller.name} waits for its answer, and a validator's key has one"
                 " at a time",
                 _WAIT_ENDS_S,
             )
         self._take(caller, nonces)
-        self._open.add(caller.name)
+        self._challenging.add(caller.name)
         try:
             yield
         finally:
-            self._open.remove(caller.name)
+            self._challenging.remove(caller.name)
 
     def _take(self, caller: Caller, nonces: int) -> None:
-        limit = caller.nonces_per_hour or self._per_hour
+        limit = caller.nonces_per_hour or self._nonces_per_hour
         if nonces > limit:
             raise ProtocolError(
                 "nonces", f"{nonces} are more than the {limit} that {caller.name} has in an hour"
             )
-        window = self._windows.setdefault(caller.name, FixedWindow(limit, seconds=HOUR_S))
+        window = self._hours.setdefault(caller.name, FixedWindow(limit, seconds=HOUR_S))
         if not window.take(nonces):
-            raise TooMany(
+            raise ApiError(
+                "too_many",
                 f"{caller.name} may have {limit} nonces computed in an hour"
                 f" (POC_CHALLENGE_NONCES_PER_HOUR, or the key's own limit); {window.left} are left,"
                 f" and all of them again in {window.seconds_left:.0f} s",
@@ -116,14 +114,14 @@ class Challenges:
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled when the client disconnects.
 
-    The body of ``request`` must have been read. Raises ClientGone, and the errors of ``work``.
+    The body of ``request`` must have been read. Raises ApiError, and the errors of ``work``.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_left(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientGone("Client closed request")
+            raise ApiError("client_gone", "Client closed request")
         return working.result()
     finally:
         working.cancel()
@@ -172,21 +170,18 @@ class Deployment:
 class Node:
     """One server: its deployment, rounds and outbox, and which clients may call how often.
 
-    ``challenges`` bounds what validators' keys may have computed. ``refusals`` counts the requests
-    that were not served, by status and reason. ``url_warnings`` has the warning about the newest
-    round's callback URL, if there is one, by round id. Without ``receipts`` chat answers get none.
-    ``dashboard`` is set where the page is served. ``liveness`` says of each engine core whether it
-    makes progress, and of none where nothing watches them. ``membership`` shows the fleet that the
-    node joins, None without one.
+    ``refusals`` counts the requests that were not served, by status and reason. ``url_warnings``
+    has the warning about the newest round's callback URL, if there is one, by round id. Without
+    ``receipts`` chat answers get none. ``dashboard`` is set where the page is served. ``liveness``
+    says of each engine core whether it makes progress, and of none where nothing watches them.
+    ``membership`` shows the fleet that the node joins, None without one.
     """
 
     deployment: Deployment
     manager: NodeManager
     outbox: PublishedResults
     access: Access = field(default_factory=Access)
-    rates: Rates = field(default_factory=Rates)
-    waits: Waits = field(default_factory=Waits)
-    challenges: Challenges = field(default_factory=Challenges)
+    call_limits: CallLimits = field(default_factory=CallLimits)
     receipts: ReceiptService | None = None
     dashboard: SnapshotFeed | None = None
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)

@@ -10,7 +10,7 @@ from itertools import count
 
 from fastapi import APIRouter, Request
 
-from proofserve.api.errors import NotEnabled
+from proofserve.api.access import ApiError
 from proofserve.api.node import NODE, Deployment, Node
 from proofserve.api.requests import guarded
 from proofserve.api.status import status_of
@@ -34,9 +34,9 @@ from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
 from proofserve.rounds.errors import ShuttingDown
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
-from proofserve.rounds.status import Status
+from proofserve.rounds.status import RoundStats, Status
 from proofserve.wire.paths import PROOFS
-from proofserve.wire.status import NodeStatusResponse, RoundConfig, RoundStats
+from proofserve.wire.status import NodeStatusResponse, RoundConfig
 
 _RUNNING = (State.GENERATING, State.VALIDATING)
 
@@ -112,7 +112,7 @@ class NodeHistory:
         """Add one value of the rate; one step has passed since the last one."""
         status = self._status()
         running, stats = status.state is State.GENERATING, status.stats
-        self._rate.add(stats.recent_rate if running and stats is not None else None)
+        self._rate.add(stats.recent_nonces_per_second if running and stats is not None else None)
         self.rate_until = self._clock()
         calls = stats.deferred_calls if stats is not None else 0
         self.chat_holds_back = running and calls > self._deferred_calls
@@ -436,5 +436,5 @@ def with_dashboard(node: Node, history: NodeHistory) -> Node:
 def _feed(request: Request) -> SnapshotFeed:
     node: Node = request.scope[NODE]
     if node.dashboard is None:
-        raise NotEnabled("the dashboard is off; start the server with --poc-dashboard")
+        raise ApiError("not_enabled", "the dashboard is off; start the server with --poc-dashboard")
     return node.dashboard

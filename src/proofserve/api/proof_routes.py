@@ -12,8 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request
 
 from proofserve.api import translate
-from proofserve.api.access import Role
-from proofserve.api.errors import NotAllowed
+from proofserve.api.access import ApiError, Role
 from proofserve.api.node import (
     Deployment,
     Node,
@@ -186,7 +185,7 @@ async def generate(
         request_id = await node.manager.submit(job)
         queued = {"status": "queued", "request_id": request_id, "queued_count": len(job.nonces)}
         return queued | more
-    with node.waits.one(), node.challenges.one(caller, len(job.nonces)):
+    with node.call_limits.waiting(), node.call_limits.challenge(caller, len(job.nonces)):
         outcome = await while_connected(request, node.manager.run(job))
     done = {"status": "completed", "request_id": str(uuid.uuid4())}
     return done | outcome_body(job, outcome) | more
@@ -204,11 +203,12 @@ async def job_result(node: ServedNode, request_id: str) -> dict[str, Any]:
 
 
 def _require_challenge(body: JobRequest, deployment: Deployment) -> None:
-    """Raise NotAllowed for what only an operator may order, and ProtocolError for long nonces."""
+    """Raise ApiError for what only an operator may order, and ProtocolError for long nonces."""
     if not body.wait or body.validation is not None or body.url is not None:
-        raise NotAllowed(
+        raise ApiError(
+            "not_allowed",
             "a validator's key has nonces computed and waits for them: send wait true, and neither"
-            " url nor validation"
+            " url nor validation",
         )
     # Chat waits for a forward, which is as long as its nonces are.
     longest = deployment.seq_len or SEQ_LEN
@@ -243,7 +243,7 @@ async def validate(
     claims = translate.distance_claims(body, node.deployment)
     await require_engine(node)
     of_round = caller.role is not Role.VALIDATOR
-    with node.waits.one(), node.challenges.one(caller, len(claims.nonces)):
+    with node.call_limits.waiting(), node.call_limits.challenge(caller, len(claims.nonces)):
         verdict = await while_connected(request, node.manager.judge(claims, of_round))
     return {
         "status": "OK",
@@ -264,7 +264,7 @@ async def open_vectors(node: ServedNode, body: OpenRequest) -> dict[str, Any]:
     vectors that are deleted. A refused nonce is named, and none is opened then.
     """
     check_nonces("nonces", body.nonces or ())
-    with node.waits.one():
+    with node.call_limits.waiting():
         committed = await node.outbox.committed_round(
             body.block_hash, body.public_key, body.round_id
         )

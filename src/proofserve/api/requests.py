@@ -25,8 +25,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from proofserve.api.access import READING, Caller, role_for
-from proofserve.api.errors import ApiError, BodyLost, BodyTooLarge, ClientGone, NotEnabled
+from proofserve.api.access import READING, ApiError, Caller, role_for
 from proofserve.api.node import CALLER, NODE, Node
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import (
@@ -45,7 +44,7 @@ from proofserve.rounds.errors import (
     UnknownRound,
     VectorsDeleted,
 )
-from proofserve.web import request_id_of, with_body
+from proofserve.web import R, request_id_of, with_body
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import problems
 
@@ -113,8 +112,8 @@ def guarded(
 async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: bool) -> Request:
     """Count the request of an admitted caller, and read its body. Raises ApiError."""
     if not node.deployment.enabled:
-        raise NotEnabled("PoC not enabled")
-    node.rates.count(caller)
+        raise ApiError("not_enabled", "PoC not enabled")
+    node.call_limits.count(caller)
     limits = node.deployment
     return await read_body(request, limits.max_body_bytes, limits.max_nonces if has_nonces else 0)
 
@@ -156,31 +155,35 @@ class StrictJsonRequest(Request):
 async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJsonRequest:
     """Read the body of ``request``: at most ``max_bytes``, and values for ``nonces`` nonces.
 
-    Raises BodyTooLarge as soon as the body is known to be larger, BodyLost and ClientGone.
+    Raises ApiError: as soon as the body is known to be larger, or if body or client are lost.
     """
     setting = "POC_MAX_BODY_BYTES"
     if not nonces and max_bytes > _BYTES_WITHOUT_LIST:
         max_bytes, setting = _BYTES_WITHOUT_LIST, "this call takes no list"
-    too_large = BodyTooLarge(f"the body has more than {max_bytes} bytes ({setting})")
-    try:
-        read = await with_body(StrictJsonRequest, request, max_bytes, too_large)
-    except ClientDisconnect:
-        raise ClientGone("Client closed request") from None
+    read = await with_whole_body(StrictJsonRequest, request, max_bytes, setting)
     body = await read.body()
-    require_body(request, body)
     if holds_more_values(body, nonces * _VALUES_PER_NONCE + _OTHER_VALUES):
         need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
-        raise BodyTooLarge(f"the body has more values than {need}")
+        raise ApiError("body_too_large", f"the body has more values than {need}")
     return read
 
 
-def require_body(request: Request, body: bytes) -> None:
-    """Raise BodyLost if the HTTP server did not pass on the body of ``request``."""
-    if not body and has_upgraded_body(request):
-        raise BodyLost(
+async def with_whole_body(
+    kind: type[R], request: Request, max_bytes: int, setting: str = "POC_MAX_BODY_BYTES"
+) -> R:
+    """``request`` as an object of class ``kind`` that has its body. Raises as ``read_body``."""
+    too_large = ApiError("body_too_large", f"the body has more than {max_bytes} bytes ({setting})")
+    try:
+        read = await with_body(kind, request, max_bytes, too_large)
+    except ClientDisconnect:
+        raise ApiError("client_gone", "Client closed request") from None
+    if not await read.body() and has_upgraded_body(request):
+        raise ApiError(
+            "body_lost",
             "the body was lost, because the request asks for Connection: Upgrade: send it again"
-            " without Upgrade (curl --http1.1, Java HttpClient.Version.HTTP_1_1)"
+            " without Upgrade (curl --http1.1, Java HttpClient.Version.HTTP_1_1)",
         )
+    return read
 
 
 def close_if_upgraded(request: Request, response: Response) -> None:
@@ -269,6 +272,8 @@ def _detail(error: Exception) -> Any:
 
 
 def reason_of(error: Exception) -> str:
+    if isinstance(error, ApiError):
+        return error.reason
     return _WORD_BORDER.sub("_", type(error).__name__).lower().removesuffix("_error")
 
 

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from proofserve.api import metrics, proof_routes
-from proofserve.api.access import ANONYMOUS, Caller, Role
-from proofserve.api.errors import KeyMissing, NotAllowed, NotEnabled, NotReady
+from proofserve.api.access import ANONYMOUS, ApiError, Caller, Role
 from proofserve.api.node import Node, ServedNode
 from proofserve.api.requests import close_if_upgraded, guarded, proof_router
 from proofserve.api.response_models import (
@@ -20,7 +19,7 @@ from proofserve.api.response_models import (
     Versions,
     documented,
 )
-from proofserve.api.status import answer_of_outbox, read_engine, receipt_keys, status_body
+from proofserve.api.status import answer_of_outbox, read_engine, receipt_keys, status_of
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.wire.paths import PROOFS, RECEIPTS
@@ -92,7 +91,7 @@ def _receipt_router(get_node: Callable[[Request], Node]) -> APIRouter:
 
 async def status(node: ServedNode) -> dict[str, Any]:
     """The round, its counters, and the state of queue, outbox and engine."""
-    return await status_body(node)
+    return (await status_of(node)).model_dump(mode="json", exclude_unset=True)
 
 
 async def versions(node: ServedNode) -> dict[str, Any]:
@@ -166,18 +165,18 @@ async def _engine_fault(node: Node) -> str | None:
 
 
 def _answer(node: Node, request: Request, faults: dict[str, str | None]) -> dict[str, Any]:
-    """The answer of a node whose parts have ``faults``. Raises NotReady if one has."""
+    """The answer of a node whose parts have ``faults``. Raises ApiError if one has."""
     if not any(faults.values()):
         return {"status": OK}
     if not _may_see_reasons(node, request):
         faults = {part: fault and "failed" for part, fault in faults.items()}
-    raise NotReady({part: fault or OK for part, fault in faults.items()})
+    raise ApiError("not_ready", {part: fault or OK for part, fault in faults.items()})
 
 
 def _may_see_reasons(node: Node, request: Request) -> bool:
     try:
         node.access.admit(request, Role.VIEWER)
-    except (KeyMissing, NotAllowed):
+    except ApiError:
         return False
     return True
 
@@ -212,5 +211,5 @@ async def log(
 
 def _service(node: Node) -> ReceiptService:
     if node.receipts is None:
-        raise NotEnabled("this server makes no receipts")
+        raise ApiError("not_enabled", "this server makes no receipts")
     return node.receipts

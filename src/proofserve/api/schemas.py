@@ -5,7 +5,6 @@ model's context, the list limits) is checked in ``translate``.
 """
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from proofserve.protocol import ARTIFACT_K_DIM, SEQ_LEN, SKETCH, SKETCH_K_DIM
 from proofserve.rounds.records import FRAUD_THRESHOLD, StatTest
+from proofserve.web import http_parts
 from proofserve.wire.records import ARTIFACT, DISTANCE, ArtifactRecord, Whole, WorkRecord, by_field
 
 # Limit of node and group numbers, so that the first nonces of a node stay in range.
@@ -76,12 +76,8 @@ _OPEN_EXAMPLES: list[JsonValue] = [
 
 
 def _callback_base(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or not url.isascii():
+    parts = http_parts(url)
+    if parts is None or not url.isascii():
         raise PydanticCustomError("url", "url must be an http or https address in ASCII")
     if parts.username is not None or parts.password is not None:
         raise PydanticCustomError("url", "url must not hold a user name or a password")

@@ -7,14 +7,8 @@ from typing import Any, TypeVar
 from proofserve.api.node import Deployment, Node
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.records import Winner
-from proofserve.rounds.status import EngineGauges, ReceiptGauges, Stats, Status
-from proofserve.wire.status import (
-    DeploymentStatus,
-    NodeStatusResponse,
-    PowStatus,
-    RoundConfig,
-    RoundStats,
-)
+from proofserve.rounds.status import EngineGauges, ReceiptGauges, RoundStats, Status
+from proofserve.wire.status import DeploymentStatus, NodeStatusResponse, PowStatus, RoundConfig
 
 T = TypeVar("T")
 
@@ -24,12 +18,7 @@ OUTBOX_ANSWER_S = 5.0
 STALL_LOOK_S = 0.25
 # Older winners are in GET /results.
 NEWEST_WINNERS = 100
-_NOTHING = Stats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
-
-
-async def status_body(node: Node) -> dict[str, Any]:
-    """The body of ``GET /status``."""
-    return (await status_of(node)).model_dump(mode="json", exclude_unset=True)
+_NOTHING = RoundStats(0, 0, 0.0, 0.0, 0, 0.0, 0, 0.0, 0)
 
 
 async def status_of(node: Node) -> NodeStatusResponse:
@@ -44,7 +33,7 @@ async def status_of(node: Node) -> NodeStatusResponse:
         status=status.state,
         **fields,
         config=RoundConfig.of(spec) if spec else None,
-        stats=RoundStats.of(status.stats) if status.stats else None,
+        stats=status.stats,
         round_id=spec.round_id if spec else None,
         scheme=node.deployment.scheme,
         paused_reason=status.paused_reason,
@@ -113,10 +102,10 @@ async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
         state=status.state,
         valid_nonces=None if winners is None else [winner.nonce for winner in winners],
         valid_distances=None if winners is None else [winner.distance for winner in winners],
-        total_checked=stats.processed,
-        total_valid=stats.found,
+        total_checked=stats.total_processed,
+        total_valid=stats.total_found,
         elapsed_seconds=stats.elapsed_s,
-        rate_per_second=stats.rate,
+        rate_per_second=stats.nonces_per_second,
         r_target=r_target,
     ).model_dump(mode="json")
 
@@ -125,11 +114,11 @@ def receipt_keys(node: Node) -> dict[str, Any] | None:
     """What a client needs to check receipts; None if answers get none."""
     if node.receipts is None:
         return None
-    source = node.receipts.source
+    answers = node.receipts.answers
     return {
         "public_key": node.receipts.public_key.hex(),
-        "sketch_key": source.sketch_key,
-        "k_dim": source.k_dim,
+        "sketch_key": answers.sketch_key,
+        "k_dim": answers.k_dim,
     }
 
 

@@ -1,12 +1,13 @@
 """From request bodies to the frozen records of ``rounds``, checked against the deployment.
 
-All functions raise DeploymentMismatch for a body that is for another deployment, and ProtocolError
+All functions raise ApiError for a body that is for another deployment, and ProtocolError
 for a number that is too large or too small for the deployment or for the rest of the body.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from proofserve.api.errors import ClaimsMismatch, DeploymentMismatch
+from proofserve.api.access import ApiError
 from proofserve.api.node import Deployment
 from proofserve.api.schemas import (
     UNSET,
@@ -17,6 +18,7 @@ from proofserve.api.schemas import (
     MeasureRequest,
     Params,
     RoundRequest,
+    Thresholds,
 )
 from proofserve.protocol import (
     ARTIFACT,
@@ -32,7 +34,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.protocol.verdict import comparison
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import (
     FRAUD_THRESHOLD,
     DistanceClaims,
@@ -40,7 +42,6 @@ from proofserve.rounds.records import (
     RoundSpec,
     StatTest,
     Target,
-    Validation,
     Workload,
 )
 
@@ -65,7 +66,7 @@ def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) ->
 
 
 def job(body: JobRequest, deployment: Deployment) -> Job:
-    """The job that ``body`` describes. Raises ClaimsMismatch for claims about other nonces."""
+    """The job that ``body`` describes. Raises ApiError for claims about other nonces."""
     work = _workload(body, deployment)
     # The nonces are given, not taken from the lane; this only checks the node's numbers.
     NonceLane(body.node_id, body.node_count)
@@ -77,7 +78,8 @@ def job(body: JobRequest, deployment: Deployment) -> Job:
         batch_size=body.batch_size or deployment.default_batch_size,
         node_id=body.node_id,
         url=body.url,
-        validation=_validation(body, deployment),
+        claims=_claims(body, deployment),
+        test=_test(body.stat_test),
     )
 
 
@@ -86,7 +88,7 @@ def _workload(body: CommonFields, deployment: Deployment) -> Workload:
     served = deployment.engine_info.facts.weights_digest
     if body.weights_digest not in (None, served):
         requested = {"weights_digest": body.weights_digest}
-        raise DeploymentMismatch("weights_digest", requested, {"weights_digest": served})
+        raise _mismatch("weights_digest", requested, {"weights_digest": served})
     block = Block(body.block_hash, body.block_height)
     return Workload(scheme, block, body.public_key, body.params.seq_len)
 
@@ -99,11 +101,16 @@ def artifact_scheme(
     proved = ARTIFACT_SCHEMES if deployment.scheme is None else (deployment.scheme,)
     if wanted not in proved:
         deployed = deployment.scheme or list(proved)
-        raise DeploymentMismatch("scheme", {"scheme": wanted}, {"scheme": deployed})
+        raise _mismatch("scheme", {"scheme": wanted}, {"scheme": deployed})
     scheme = _scheme(wanted, params, stronger_rng)
     _match_params(params, scheme, deployment)
     _require_usable(scheme, params, deployment)
     return scheme
+
+
+def _mismatch(what: str, requested: Mapping[str, Any], deployed: Mapping[str, Any]) -> ApiError:
+    detail = {"error": f"{what} mismatch", "requested": requested, "deployed": deployed}
+    return ApiError("deployment_mismatch", detail)
 
 
 def _scheme(name: str, params: Params, stronger_rng: bool) -> Scheme:
@@ -130,7 +137,7 @@ def _match_params(params: Params, scheme: Scheme, deployment: Deployment) -> Non
     ):
         requested = {**params.model_dump(), "k_dim": k_dim}
         deployed = {"model": list(models), "seq_len": deployment.seq_len, "k_dim": deployment.k_dim}
-        raise DeploymentMismatch("params", requested, deployed)
+        raise _mismatch("params", requested, deployed)
 
 
 def _require_usable(scheme: Scheme, params: Params, deployment: Deployment) -> None:
@@ -140,14 +147,14 @@ def _require_usable(scheme: Scheme, params: Params, deployment: Deployment) -> N
     _check_fits("params.seq_len", params.seq_len, engine.max_seq_len, "context")
     if scheme.name == SKETCH_2 and engine.experts_obstacle is not None:
         needed = {"scheme": scheme.name, "needs": "a model whose experts the block can choose"}
-        raise DeploymentMismatch("scheme", needed, {"experts": engine.experts_obstacle})
+        raise _mismatch("scheme", needed, {"experts": engine.experts_obstacle})
     if not isinstance(scheme, SketchScheme):
         _check_fits("params.k_dim", params.k_dim, facts.hidden_size, "hidden size")
     elif facts.weights_digest is None or facts.tokens is None:
         count = len(facts.tokens) if facts.tokens else 0
         requested = {"scheme": scheme.name, "needs": "a weights_digest and at least 2 token ids"}
         deployed = {"weights_digest": facts.weights_digest, "token_ids": count}
-        raise DeploymentMismatch("scheme", requested, deployed)
+        raise _mismatch("scheme", requested, deployed)
 
 
 def _lane(body: RoundRequest | DistanceRoundRequest, batch_size: int) -> NonceLane:
@@ -191,27 +198,27 @@ def _check_fits(field: str, value: int, limit: int, what: str) -> None:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
 
 
-def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
+def _claims(body: JobRequest, deployment: Deployment) -> tuple[Claim, ...] | None:
     if body.validation is None:
         return None
     artifacts = body.validation.artifacts
     _check_length("validation.artifacts", artifacts, deployment)
     if {claim.nonce for claim in artifacts} != set(body.nonces):
-        raise ClaimsMismatch("validation.artifacts nonces must match nonces field")
-    claims = tuple(comparison.Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
-    asked = body.stat_test
+        raise ApiError("claims_mismatch", "validation.artifacts nonces must match nonces field")
+    return tuple(Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
+
+
+def _test(asked: Thresholds | None) -> StatTest:
     if asked is None:
-        return Validation(claims, StatTest())
+        return StatTest()
     fraud = asked.fraud_threshold or asked.p_value_threshold or FRAUD_THRESHOLD
-    return Validation(claims, StatTest(asked.dist_threshold, asked.p_mismatch, fraud))
+    return StatTest(asked.dist_threshold, asked.p_mismatch, fraud)
 
 
 def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
     """The round that ``body`` describes; it has a lane if the node's numbers are set."""
     if deployment.seq_len not in (None, body.seq_len):
-        raise DeploymentMismatch(
-            "params", {"seq_len": body.seq_len}, {"seq_len": deployment.seq_len}
-        )
+        raise _mismatch("params", {"seq_len": body.seq_len}, {"seq_len": deployment.seq_len})
     _check_fits("seq_len", body.seq_len, deployment.engine_info.max_seq_len, "context")
     scheme = DistanceScheme(sign_flips=body.use_sign_flips, layer_hooks=body.use_layer_hooks)
     block = Block(body.block_hash, body.block_height)

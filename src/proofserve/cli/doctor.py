@@ -15,7 +15,7 @@ from proofserve.lab.report import write_json
 from proofserve.settings.node import NodeSettings, first_problem
 
 if TYPE_CHECKING:
-    from proofserve.wiring.doctor import HostLine
+    from proofserve.wiring.start_checks import HostLine
 
 app = typer.Typer()
 COLUMN = 11
@@ -34,7 +34,7 @@ def command(json: Json = None) -> None:
     POC_OUTBOX=/data/outbox.sqlite proofserve doctor --json doctor.json
     """
     # It imports what a node needs, and takes seconds; --help must not wait for it.
-    from proofserve.wiring.doctor import host_lines, required, verdict  # noqa: PLC0415
+    from proofserve.wiring.start_checks import host_lines, required, verdict  # noqa: PLC0415
 
     console = Console()
     try:

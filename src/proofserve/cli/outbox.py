@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from proofserve.outbox.offline import (
-    Choice,
     OutboxStatistics,
     RoundStatistics,
     TargetStatistics,
@@ -103,10 +102,9 @@ def retry(
         raise typer.BadParameter(
             f"{target!r} is not an address like http://10.0.0.5:9000", param_hint="--target"
         )
-    choice = Choice(origin, round_, expired)
     with _printed_errors(), writing(outbox) as connection:
-        done = make_due(connection, choice, time.time())
-    typer.echo(f"{done.pending + done.revived} callbacks are due now, {done.revived} had expired")
+        pending, revived = make_due(connection, time.time(), origin, round_, expired)
+    typer.echo(f"{pending + revived} callbacks are due now, {revived} had expired")
 
 
 @app.command()

@@ -52,6 +52,8 @@ class FakeEngine:
         """Sessions that are open now."""
         self.answers: asyncio.Queue[FinishedAnswer] = asyncio.Queue()
         """Chat answers that end; each is handed over once."""
+        self.sketch_key, self.k_dim = "2027-01-15-00", 16
+        """What the sketches of these answers are made with."""
         self.calls: list[tuple[int, ...]] = []
         """The nonces of every call, answered or not."""
         self.broken_cores: frozenset[int] = frozenset()

@@ -25,9 +25,8 @@ from proofserve.fleet.records import (
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
-from proofserve.receiver.callbacks import GeneratedRoots
 from proofserve.rounds.records import RoundSpec
-from proofserve.wire.records import encoding_of, problems
+from proofserve.wire.records import CommittedRoots, encoding_of, problems
 
 _WIRE_DTYPE = np.dtype("<f2")
 _PAD = ord("=")
@@ -129,7 +128,7 @@ def _winners(body: _WinnersBody, spec: RoundSpec, lane: NonceLane) -> MemberWinn
 
 def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
     try:
-        body = GeneratedRoots.model_validate_json(raw)
+        body = CommittedRoots.model_validate_json(raw)
     except ValidationError as error:
         first = problems(error.errors())[0]
         raise BadCallback(".".join(map(str, first["loc"])) or "body", first["msg"]) from error
@@ -162,7 +161,7 @@ def _check_head(body: _Head, spec: RoundSpec) -> None:
         raise BadCallback("node_id", f"{body.node_id} is not the node number of the round")
 
 
-def _check_work(body: "_Head | GeneratedRoots", spec: RoundSpec) -> None:
+def _check_work(body: "_Head | CommittedRoots", spec: RoundSpec) -> None:
     work = spec.work
     for field, has, needs in (
         ("block_hash", body.block_hash, work.block.hash),

@@ -119,7 +119,7 @@ class FleetPage:
         self, overview: Overview, status: Status, outbox: OutboxGauges | None
     ) -> Iterator[KeyFigure]:
         stats, trend = status.stats, self._round_history.rate()
-        rate = stats.recent_rate if stats and status.state is State.GENERATING else 0.0
+        rate = stats.recent_nonces_per_second if stats and status.state is State.GENERATING else 0.0
         yield KeyFigure(label="Nonces", value=rate, unit="/s", hint="of all members", trend=trend)
         states = [each.state for each in overview.members]
         broken = sum(state in _BROKEN for state in states)
@@ -131,7 +131,7 @@ class FleetPage:
             level=Level.BAD if not overview.ready else Level.WARNING if broken else Level.GOOD,
         )
         if stats is not None:
-            yield KeyFigure(label="Stored of this round", value=stats.processed)
+            yield KeyFigure(label="Stored of this round", value=stats.total_processed)
             failed = Level.WARNING if stats.failed else Level.GOOD
             yield KeyFigure(label="Without a result", value=stats.failed, level=failed)
         if status.lanes is not None:
@@ -176,9 +176,9 @@ def _round_facts(status: Status) -> Iterator[Fact]:
     yield Fact(label="Tokens per nonce", value=spec.work.seq_len)
     if spec.target is not None:
         yield Fact(label="Target", value=spec.target.r_target)
-        yield Fact(label="Winners", value=stats.found)
-    yield Fact(label="Stored", value=stats.processed)
-    yield Fact(label="Mean rate", value=stats.rate, unit="/s")
+        yield Fact(label="Winners", value=stats.total_found)
+    yield Fact(label="Stored", value=stats.total_processed)
+    yield Fact(label="Mean rate", value=stats.nonces_per_second, unit="/s")
     yield Fact(label="Held back by chat", value=stats.deferred_s, unit="s")
 
 

@@ -13,8 +13,7 @@ from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import UnknownJob
 from proofserve.rounds.jobs import WaitQueue
-from proofserve.rounds.limits import JobLimits, NonceLimit
-from proofserve.rounds.records import CompletedJob, Job, JobView, Outcome
+from proofserve.rounds.records import CompletedJob, Job, JobView, Limits, Outcome
 from proofserve.rounds.status import QueueGauges
 from proofserve.rounds.tasks import reason_of
 
@@ -38,14 +37,14 @@ class FleetJobs:
         watch: FleetWatch,
         engine: FleetEngine,
         computation: Computation,
-        limits: JobLimits,
+        limits: Limits,
     ) -> None:
         self._store = store
         self._watch = watch
         self._engine = engine
         self._computation = computation
         self._limits = limits
-        self.admission = NonceLimit(limits.max_queued_nonces)
+        self.admission = computation.admission
         """Counts the nonces of calls that wait, and of judgements."""
         self._turns = WaitQueue()
         self._news = asyncio.Event()

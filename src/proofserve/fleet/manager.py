@@ -16,7 +16,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.commitments import CommittedBatch, Opening
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.computation import ChunkDeadline, Computation, Judging
+from proofserve.rounds.computation import Computation, NonceLimit
 from proofserve.rounds.errors import (
     EngineFault,
     NotCommitted,
@@ -28,7 +28,6 @@ from proofserve.rounds.errors import (
     UnknownRound,
     VectorsDeleted,
 )
-from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
     CommittedRound,
@@ -36,6 +35,7 @@ from proofserve.rounds.records import (
     DistanceVerdict,
     Job,
     JobView,
+    Limits,
     Outcome,
     RoundSpec,
     StoredResult,
@@ -60,7 +60,7 @@ class FleetLimits:
     lanes: int = 64
     start_wait_s: float = 3.0
     stop_wait_s: float = 10.0
-    jobs: JobLimits = field(default_factory=JobLimits)
+    jobs: Limits = field(default_factory=Limits)
 
 
 class FleetManager:
@@ -88,11 +88,15 @@ class FleetManager:
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._engine = FleetEngine(watch, client, self._no_round)
-        jobs = limits.jobs
-        deadline = ChunkDeadline(jobs.chunk_timeout_s, time.monotonic)
-        computation = Computation(self._engine, self._no_round, deadline, self.totals)
-        self.jobs = FleetJobs(store.requests, watch, self._engine, computation, jobs)
-        self._judging = Judging(self._engine, self.jobs.admission, deadline, self.totals)
+        self._computation = Computation(
+            self._engine,
+            self._no_round,
+            NonceLimit(limits.jobs.max_queued_nonces),
+            limits.jobs.chunk_timeout_s,
+            self.totals,
+            time.monotonic,
+        )
+        self.jobs = FleetJobs(store.requests, watch, self._engine, self._computation, limits.jobs)
 
     async def follow(self) -> None:
         """Follow the database until cancelled: another controller may have started a round."""
@@ -129,7 +133,7 @@ class FleetManager:
             raise NotInitialised("No round configured")
         spec, target = desired.round.spec, desired.round.spec.target
         wide = replace(spec, batch_size=max(spec.batch_size, self._engine.nonces_of_call))
-        verdict = await self._judging.run(wide, target, claims)
+        verdict = await self._computation.judge(wide, target, claims)
         if of_round and desired.state is State.VALIDATING and spec.url is not None:
             await self._store.push(spec.url, verdict)
         self.totals.computed("validation", len(claims.nonces), 0)

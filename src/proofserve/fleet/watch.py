@@ -18,13 +18,11 @@ from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.state import State
-from proofserve.rounds.status import LaneUse, OutboxGauges, Stats
+from proofserve.rounds.status import LaneUse, OutboxGauges, RoundStats
 
 _logger = logging.getLogger(__name__)
 
 _LEAST_TOKENS = 2
-# Of the members' own recent rates.
-_WINDOW_S = 30.0
 
 # Nonces with a result, and those without one, as the member of a lane counts them: by the id of the
 # round and the number of the lane.
@@ -129,7 +127,7 @@ class Overview:
             return None
         return LaneUse(round_.lanes, {each.lane: self.processed(each) for each in self.view.lanes})
 
-    def round_stats(self, now: float) -> Stats | None:
+    def round_stats(self, now: float) -> RoundStats | None:
         """The counters of the desired round, None without one. ``now`` in wall-clock seconds."""
         round_ = self.desired.round
         if round_ is None:
@@ -137,14 +135,13 @@ class Overview:
         done = sum(self.processed(each) for each in self.view.lanes)
         elapsed_s = max(0.0, (round_.ended_at or now) - round_.opened_at)
         theirs = [e.status.stats for e in self.proving if e.status and e.status.stats]
-        return Stats(
-            processed=done,
-            found=sum(each.stored for each in self.view.lanes),
+        return RoundStats(
+            total_processed=done,
+            total_found=sum(each.stored for each in self.view.lanes),
             failed=sum(failed for _, failed in self.counted.values()),
             elapsed_s=elapsed_s,
-            rate=done / elapsed_s if elapsed_s else 0.0,
-            recent_rate=sum(each.recent_nonces_per_second for each in theirs),
-            window_s=_WINDOW_S,
+            nonces_per_second=done / elapsed_s if elapsed_s else 0.0,
+            recent_nonces_per_second=sum(each.recent_nonces_per_second for each in theirs),
             deferred_calls=sum(each.deferred_calls for each in theirs),
             deferred_s=sum(each.deferred_s for each in theirs),
             faults=sum(each.faults for each in theirs),

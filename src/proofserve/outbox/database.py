@@ -20,6 +20,9 @@ from typing import BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 from proofserve.rounds.errors import OutboxUnavailable
 
 SCHEMA_VERSION = 6
+# Pause between two steps that delete, which leaves nine tenths of the time to results and
+# callbacks. Seconds.
+PAUSE_S = 0.05
 
 # The first bytes of every SQLite file; a file without them is not a damaged outbox.
 _MAGIC = b"SQLite format 3\0"
@@ -31,10 +34,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-class NotAnOutbox(OutboxUnavailable):
-    """The file is not an outbox, or is one of another version. It was not changed."""
 
 
 class OutboxInUse(OutboxUnavailable):
@@ -55,8 +54,8 @@ class Database:
     async def open(cls, path: Path) -> Self:
         """Open ``path``, or create it. A damaged file is renamed, and a new one is created.
 
-        Raises NotAnOutbox (the file belongs to another program or to another version), OutboxInUse
-        (another server uses it) and OutboxUnavailable (it cannot be opened or created).
+        Raises OutboxInUse (another server uses it) and OutboxUnavailable (it belongs to another
+        program or to another version, or cannot be opened or created).
         """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
         loop = asyncio.get_running_loop()
@@ -81,6 +80,18 @@ class Database:
     ) -> T:
         """As ``read``; then all changes of ``work`` are on disk, or none of them."""
         return await self._run("BEGIN IMMEDIATE", lambda c: work(c, *args, **kw))
+
+    async def delete(self, *steps: Callable[[sqlite3.Connection], int]) -> int:
+        """Repeat each step, in a transaction of its own, until it returns 0. Returns their sum.
+
+        A step takes some milliseconds; the pauses leave most of the time to other transactions.
+        """
+        done = 0
+        for step in steps:
+            while found := await self.write(step):
+                done += found
+                await asyncio.sleep(PAUSE_S)
+        return done
 
     async def close(self) -> None:
         """Finish queued transactions and close the file. A second call does nothing."""
@@ -210,19 +221,19 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 def version_of(path: Path, connection: sqlite3.Connection) -> int:
     """The version of the schema in ``path``, 0 for a file without tables.
 
-    Raises NotAnOutbox for a file of another version or of another program.
+    Raises OutboxUnavailable for a file of another version or of another program.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
-        raise NotAnOutbox(
+        raise OutboxUnavailable(
             f"the outbox {path} has version {version}, this proofserve reads up to "
             f"{SCHEMA_VERSION}: use the newer proofserve or another file"
         )
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables:
-        raise NotAnOutbox(f"{path} is a database of another program: choose another file")
+        raise OutboxUnavailable(f"{path} is a database of another program: choose another file")
     if 0 < version < SCHEMA_VERSION:
-        raise NotAnOutbox(
+        raise OutboxUnavailable(
             f"the outbox {path} has version {version}, this proofserve reads {SCHEMA_VERSION} only:"
             " have the older one send what the file holds, then move it away, or choose another"
             " file"
@@ -271,7 +282,7 @@ def is_damage(path: Path, error: sqlite3.Error) -> bool:
 
 
 def _rename_damaged(path: Path) -> None:
-    """Rename a damaged file and those beside it. Raises NotAnOutbox and OSError."""
+    """Rename a damaged file and those beside it. Raises OutboxUnavailable and OSError."""
     if not path.is_file():
         return
     try:

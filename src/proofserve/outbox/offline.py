@@ -18,7 +18,7 @@ import httpx
 
 from proofserve.outbox import pruning, results
 from proofserve.outbox.database import (
-    NotAnOutbox,
+    PAUSE_S,
     connect,
     is_damage,
     require_sound,
@@ -43,9 +43,9 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
     Each statement sees the newest state, unless the caller begins a transaction.
 
-    Raises NotAnOutbox (the file belongs to another program or another version) and
-    OutboxUnavailable (it is missing or damaged, cannot be read, or a server opened it meanwhile, so
-    that the values may be inconsistent).
+    Raises OutboxUnavailable: the file belongs to another program or another version, is missing or
+    damaged, cannot be read, or a server opened it meanwhile, so that the values may be
+    inconsistent.
     """
     before = _state_of(path)
     *_, in_use = before
@@ -100,7 +100,7 @@ def _require_unchanged(path: Path, before: _FileState) -> None:
 
 def _require_readable(path: Path, connection: sqlite3.Connection) -> None:
     if version_of(path, connection) == 0:
-        raise NotAnOutbox(f"the outbox {path} is empty: no server has used it yet")
+        raise OutboxUnavailable(f"the outbox {path} is empty: no server has used it yet")
     require_sound(connection)
 
 
@@ -139,7 +139,7 @@ def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection
         with connection:
             again = step(connection)
         # A waiting server tries again and again to lock the file: this pause lets it succeed.
-        time.sleep(pruning.PAUSE_S)
+        time.sleep(PAUSE_S)
 
 
 # -- retrying --------------------------------------------------------------------------------------
@@ -151,38 +151,28 @@ _MAKE_DUE = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Selects callbacks by target (an origin) and by round; None selects all.
-
-    ``expired`` also selects expired callbacks.
-    """
-
-    origin: str | None = None
-    round_id: str | None = None
-    expired: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Retried:
-    pending: int
-    revived: int
-
-
-def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried:
+def retry(
+    connection: sqlite3.Connection,
+    now: float,
+    origin: str | None = None,
+    round_id: str | None = None,
+    expired: bool = False,
+) -> tuple[int, int]:
     """Make callbacks due at ``now``, and reset their counts of failures.
 
-    Key, sequence and body do not change. Raises ValueError for an unknown round or target.
+    Those to the target ``origin`` and of the round; None for all. ``expired``: also expired ones.
+    Returns how many pending and how many expired callbacks are due now. Key, sequence and body do
+    not change. Raises ValueError for an unknown round or target.
     """
-    number = None if choice.round_id is None else round_number(connection, choice.round_id)
-    urls = [None] if choice.origin is None else _urls(connection, choice.origin)
+    number = None if round_id is None else round_number(connection, round_id)
+    urls = [None] if origin is None else _urls(connection, origin)
 
     def make_due(state: str) -> int:
         each = [{"url": url, "round": number, "now": now, "state": state} for url in urls]
         return connection.executemany(_MAKE_DUE, each).rowcount
 
     # First the pending ones: otherwise the expired ones would be counted as pending, too.
-    return Retried(make_due("pending"), make_due("expired") if choice.expired else 0)
+    return make_due("pending"), make_due("expired") if expired else 0
 
 
 def _urls(connection: sqlite3.Connection, origin: str) -> list[str]:

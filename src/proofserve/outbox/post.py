@@ -71,31 +71,23 @@ class Allowlist:
                 texts = _LOOPBACK_NETWORKS if entry == LOOPBACK else (entry,)
                 self._networks += [_network(text) for text in texts]
 
-    def refusal(self, url: str, addresses: Iterable[Address] | None = None) -> str | None:
-        """Why no callback may go to ``url``; None if callbacks may.
+    def refusal(
+        self, url: str | httpx.URL, addresses: Sequence[Address] | None = None
+    ) -> str | None:
+        """Why no callback may go to ``url``, and to each of ``addresses``; None if callbacks may.
 
         Without ``addresses`` of its host, only a host that is written as an address is checked.
         """
         try:
-            parsed = httpx.URL(url)
-            return self._refusal(parsed, addresses or _literal(parsed.host))
+            url = httpx.URL(url)
         except httpx.InvalidURL:
             return "is not a URL"
-
-    def require(self, url: httpx.URL, addresses: Iterable[Address]) -> None:
-        """Raise ForbiddenTarget unless a callback to ``url`` may go to each of ``addresses``."""
-        if reason := self._refusal(url, addresses):
-            raise ForbiddenTarget(reason)
-
-    def _refusal(self, url: httpx.URL, addresses: Iterable[Address] | None) -> str | None:
-        """``addresses`` is None while they are not known."""
+        addresses = addresses or _literal(url.host)
         if url.scheme not in _PORTS:
             return "must be an http or https address"
         if url.userinfo:
             return "must not hold a user name or a password"
         if _origin(url) in self._origins:
-            return None
-        if self._networks and addresses is None:
             return None
         outside = [str(each) for each in addresses or () if not self._contains(each)]
         if self._networks and not outside:
@@ -171,7 +163,8 @@ class CheckedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request`` to the first address of its host that accepts a connection."""
         addresses = await self._addresses(request.url)
-        self._allowlist.require(request.url, addresses)
+        if reason := self._allowlist.refusal(request.url, addresses):
+            raise ForbiddenTarget(reason)
         refused = httpx.ConnectError(f"{request.url.host} has no address", request=request)
         for address in addresses:
             try:

@@ -16,8 +16,6 @@ _RESULTS = 1000
 _CALLBACKS = 100
 # Pages that one step gives back to the file system; 1 MB.
 _PAGES = 256
-# Pause between two steps, which leaves nine tenths of the time to results and callbacks. Seconds.
-PAUSE_S = 0.05
 
 _DELIVERED = """
     SELECT id, url, sequence, round, first_seq, last_seq FROM deliveries

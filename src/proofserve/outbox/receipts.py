@@ -85,12 +85,8 @@ class SqliteReceipts(ReceiptStorage):
         """
         before = self._clock() - older_than_s
         step = partial(_prune, bodies_before=before, rows_before=before - forget_s)
-        deleted = 0
-        while found := await self._database.write(step):
-            deleted += found
-            await asyncio.sleep(pruning.PAUSE_S)
-        while await self._database.write(pruning.shrink):  # noqa: ASYNC110 - as in the outbox
-            await asyncio.sleep(pruning.PAUSE_S)
+        deleted = await self._database.delete(step)
+        await self._database.delete(pruning.shrink)
         return deleted
 
 

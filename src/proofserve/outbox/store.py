@@ -123,9 +123,7 @@ class SqliteOutbox(Outbox):
         """
         before = self._clock() - older_than_s
         at_first = await self._database.read(pruning.totals)
-        for step in (partial(pruning.step, before=before), pruning.shrink):
-            while await self._database.write(step):  # noqa: ASYNC110 - a pause, not a condition
-                await asyncio.sleep(pruning.PAUSE_S)
+        await self._database.delete(partial(pruning.step, before=before), pruning.shrink)
         return (await self._database.read(pruning.totals)).since(at_first)
 
     async def gauges(self) -> OutboxGauges:

@@ -8,29 +8,28 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+import vllm
 from fastapi import APIRouter, FastAPI, Request
 from starlette.datastructures import State
 from starlette.types import ASGIApp
 
 from proofserve.api import node_page, proof_routes, routes
-from proofserve.api.errors import NotEnabled
+from proofserve.api.access import ApiError
 from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
 from proofserve.engines.vetting import features
 from proofserve.engines.vetting.start import require_vetted, require_vetted_runner
 from proofserve.engines.vllm import support
 from proofserve.lab.host import processor_here
-from proofserve.rounds.ports import MeasurableEngine
-from proofserve.rounds.receipts import ReceiptSource
+from proofserve.rounds.ports import AnsweringEngine, MeasurableEngine
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.settings.process import has_variable
 from proofserve.wire.paths import PROOFS
 from proofserve.wiring.access import access_of, description, require_access_rule
-from proofserve.wiring.forwarding import ForwardingRoute, private_app
 from proofserve.wiring.node import running_node, versions
-from proofserve.wiring.owner import Ownership, this_server
+from proofserve.wiring.owner import ForwardingRoute, Ownership, private_app, this_server
 
 if TYPE_CHECKING:
     from proofserve.engines.liveness.watch import LivenessWatch
@@ -162,7 +161,7 @@ class ProofEndpoints:
     async def _engine_of(self, engine_client: Any, args: Namespace) -> "VllmEngine":
         """Raises UnsupportedEngine, and EngineFault if a rank has another proofserve."""
         wanted = features.of_node(self._settings.receipts)
-        version = require_vetted(self._settings.unvetted, wanted)
+        require_vetted(self._settings.unvetted, wanted)
         config = engine_client.vllm_config
         require_vetted_runner(config)
         support.require_supported_options(config)
@@ -178,7 +177,7 @@ class ProofEndpoints:
             model_names=tuple(args.served_model_name or [args.model]),
             facts=facts,
             max_seq_len=config.model_config.max_model_len,
-            versions=versions(vllm=version.number),
+            versions=versions(vllm=str(vllm.__version__)),
             kernels={"processor": processor_here(), **served_kernels(config)},
             experts_obstacle=ranks.obstacle,
         )
@@ -187,7 +186,7 @@ class ProofEndpoints:
 
     async def _answers_of(
         self, engine_client: Any, engine_info: EngineInfo
-    ) -> ReceiptSource | None:
+    ) -> AnsweringEngine | None:
         """The source of finished answers for receipts, None without ``--receipts``.
 
         Raises ValueError and UnsupportedEngine, or EngineFault if the engine cannot be tapped.
@@ -198,9 +197,9 @@ class ProofEndpoints:
         from proofserve.engines.receipts import client  # noqa: PLC0415
 
         k_dim = self._settings.receipts_k_dim
-        answers = await client.start(engine_client, engine_info.facts, k_dim)
+        answers = await client.start(engine_client, engine_info, k_dim)
         _logger.info("receipts are on: sketch key %s, %d dimensions", answers.sketch_key, k_dim)
-        return ReceiptSource(answers, engine_info, answers.sketch_key, k_dim)
+        return answers
 
 
 def log_as(name: str) -> None:
@@ -240,7 +239,7 @@ def _build_page(app: FastAPI) -> None:
 def _node(request: Request) -> Node:
     node = getattr(request.app.state, "proofserve_node", None)
     if not isinstance(node, Node):
-        raise NotEnabled("PoC not enabled")
+        raise ApiError("not_enabled", "PoC not enabled")
     return node
 
 

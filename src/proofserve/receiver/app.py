@@ -15,7 +15,6 @@ from proofserve.receiver.callbacks import (
     AnyValidated,
     Generated,
     SignatureCheck,
-    Stamp,
     guarded,
 )
 from proofserve.receiver.store import ReceiverStore, Summary
@@ -52,21 +51,20 @@ def create_app(
     ) -> dict[str, str]:
         if isinstance(body, Generated):
             _check_vectors(body)
-        return _answer(store.add_generated(body, Stamp(key=key, sequence=sequence)))
+        return _answer(store.add_generated(body, key, sequence))
 
     @app.post("/validated")
     def validated(
         body: AnyValidated, key: KeyHeader = None, sequence: SequenceHeader = None
     ) -> dict[str, str]:
-        return _answer(store.add_validated(body, Stamp(key=key, sequence=sequence)))
+        return _answer(store.add_validated(body, key, sequence))
 
     # A fork gets 200 too: the sender cannot mend it, and would repeat it until it expires.
     @app.post(f"/{LOGGED}")
     def logged(
         body: LoggedEntries, key: KeyHeader = None, sequence: SequenceHeader = None
     ) -> dict[str, str]:
-        stamp = Stamp(key=key, sequence=sequence)
-        return _answer(store.add_logged(body.public_key, _signed_entries(body), stamp))
+        return _answer(store.add_logged(body.public_key, _signed_entries(body), key, sequence))
 
     @app.get("/health")
     def health() -> dict[str, str]:

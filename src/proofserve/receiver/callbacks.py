@@ -9,18 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    FiniteFloat,
-    Tag,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, Field, FiniteFloat, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from proofserve.protocol.errors import ProtocolError
@@ -53,13 +45,6 @@ MAX_AGE_S = 300.0
 T = TypeVar("T")
 
 
-class Stamp(BaseModel, frozen=True):
-    """The headers of a callback; senders older than proofserve have none."""
-
-    key: str | None = None
-    sequence: Whole | None = None
-
-
 # Unknown keys of all bodies are ignored: newer nodes may send more.
 
 
@@ -70,10 +55,6 @@ class Generated(WorkRecord, frozen=True):
     node_id: Whole
     artifacts: list[ArtifactRecord]
     encoding: VectorEncoding
-
-
-class GeneratedRoots(CommittedRoots, frozen=True):
-    """The body of ``/generated`` in a round that publishes roots."""
 
 
 class Validated(WorkRecord, frozen=True):
@@ -166,7 +147,7 @@ class ValidatedDistances(WorkRecord, frozen=True):
 AnyGenerated = Annotated[
     Annotated[Generated, Tag(ARTIFACT)]
     | Annotated[GeneratedWinners, Tag(DISTANCE)]
-    | Annotated[GeneratedRoots, Tag(ROOTS)],
+    | Annotated[CommittedRoots, Tag(ROOTS)],
     by_field("artifacts", "dist", "roots"),
 ]
 AnyValidated = Annotated[
@@ -175,18 +156,10 @@ AnyValidated = Annotated[
 ]
 
 
-class CallbackRefused(Exception):
-    """A callback that is not stored: the status of the answer, and the reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 class SignatureCheck:
     """Checks that callbacks are signed with the shared secret, and that signatures are fresh.
 
-    ``clock`` gives wall-clock seconds. The methods raise CallbackRefused.
+    ``clock`` gives wall-clock seconds. The methods raise HTTPException.
     """
 
     def __init__(
@@ -204,13 +177,13 @@ class SignatureCheck:
         timestamp = _whole(headers.get(TIMESTAMP_HEADER))
         sequence = _whole(headers.get(SEQUENCE_HEADER))
         if signature is None or key is None or timestamp is None or sequence is None:
-            raise CallbackRefused(
+            raise HTTPException(
                 401,
                 "this receiver accepts signed callbacks only: set POC_CALLBACK_SECRET on the node",
             )
         age = self._clock() - timestamp
         if abs(age) > self._max_age_s:
-            raise CallbackRefused(
+            raise HTTPException(
                 401,
                 f"signed {age:.0f} s ago, the limit is {self._max_age_s:.0f} s:"
                 " compare the clocks of node and receiver",
@@ -221,7 +194,7 @@ class SignatureCheck:
     async def body(self, envelope: Envelope, signature: str, body: bytes) -> None:
         """Refuse unless the signature is that of ``body`` under the secret."""
         if not await asyncio.to_thread(envelope.matches, self._secret, body, signature):
-            raise CallbackRefused(
+            raise HTTPException(
                 401, "the signature was made with another secret or for another callback"
             )
 
@@ -237,7 +210,7 @@ def guarded(check: SignatureCheck | None, max_body_bytes: int) -> type[APIRoute]
     async def checked(request: Request) -> Request:
         # The headers first: the body of a refused callback need not be read.
         signed = None if check is None else check.headers(request)
-        too_large = CallbackRefused(
+        too_large = HTTPException(
             413,
             f"the body has more than {max_body_bytes} bytes: give the receiver a"
             " larger --max-body-bytes or the node a smaller POC_CALLBACK_MAX_ARTIFACTS",
@@ -256,9 +229,9 @@ def guarded(check: SignatureCheck | None, max_body_bytes: int) -> type[APIRoute]
             async def answer(request: Request) -> Response:
                 try:
                     request = await checked(request)
-                except CallbackRefused as error:
-                    _log.warning("refused a callback: %s", error)
-                    return JSONResponse({"detail": str(error)}, error.status)
+                except HTTPException as error:
+                    _log.warning("refused a callback: %s", error.detail)
+                    return JSONResponse({"detail": error.detail}, error.status_code)
                 response: Response = await handle(request)
                 return response
 

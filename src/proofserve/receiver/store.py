@@ -14,18 +14,11 @@ from typing import Self
 from rich.table import Table
 
 from proofserve.protocol.receipts.signature import SignedEntry
-from proofserve.receiver.callbacks import (
-    Generated,
-    GeneratedRoots,
-    GeneratedWinners,
-    Stamp,
-    Validated,
-    ValidatedDistances,
-)
+from proofserve.receiver.callbacks import Generated, GeneratedWinners, Validated, ValidatedDistances
 from proofserve.receiver.reader import ReceiverFileError, connect
 from proofserve.wire.paths import LOGGED
 from proofserve.wire.receipts import signed_entry_body
-from proofserve.wire.records import WorkRecord
+from proofserve.wire.records import CommittedRoots, WorkRecord
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +107,11 @@ class Summary:
 
 
 class ReceiverStore:
-    """Stores and counts callbacks; any thread may call it. Raises sqlite3.Error."""
+    """Stores and counts callbacks; any thread may call it. Raises sqlite3.Error.
+
+    ``key`` and ``sequence`` are in the headers of a callback; senders older than proofserve have
+    none.
+    """
 
     def __init__(
         self, writer: sqlite3.Connection, reader: sqlite3.Connection, clock: Callable[[], float]
@@ -142,7 +139,10 @@ class ReceiverStore:
             self._writer.close()
 
     def add_generated(
-        self, body: Generated | GeneratedWinners | GeneratedRoots, stamp: Stamp
+        self,
+        body: Generated | GeneratedWinners | CommittedRoots,
+        key: str | None = None,
+        sequence: int | None = None,
     ) -> bool:
         """Store artifacts, winners or roots. False, and no change, if this callback came before.
 
@@ -150,10 +150,10 @@ class ReceiverStore:
         counted.
         """
         with self._writing, self._writer:
-            callback = self._enter("generated", stamp)
+            callback = self._enter("generated", key, sequence)
             if callback is None:
                 return False
-            if isinstance(body, GeneratedRoots):
+            if isinstance(body, CommittedRoots):
                 self._add_roots(body, callback)
                 return True
             if isinstance(body, Generated):
@@ -170,9 +170,14 @@ class ReceiverStore:
             self._count(body, received=len(rows), **{kind: stored})
             return True
 
-    def add_validated(self, body: Validated | ValidatedDistances, stamp: Stamp) -> bool:
+    def add_validated(
+        self,
+        body: Validated | ValidatedDistances,
+        key: str | None = None,
+        sequence: int | None = None,
+    ) -> bool:
         with self._writing, self._writer:
-            callback = self._enter("validated", stamp)
+            callback = self._enter("validated", key, sequence)
             if callback is None:
                 return False
             statement = _ADD_VALIDATION if isinstance(body, Validated) else _ADD_DISTANCE_VALIDATION
@@ -185,7 +190,13 @@ class ReceiverStore:
             self._count(body, validations=1, frauds=int(body.fraud_detected))
             return True
 
-    def add_logged(self, public_key: bytes, entries: Sequence[SignedEntry], stamp: Stamp) -> bool:
+    def add_logged(
+        self,
+        public_key: bytes,
+        entries: Sequence[SignedEntry],
+        key: str | None = None,
+        sequence: int | None = None,
+    ) -> bool:
         """Store entries of a node's log, whose signatures the caller has checked.
 
         An entry that is there is not stored again; one beside another entry with its index is,
@@ -193,7 +204,7 @@ class ReceiverStore:
         ``add_generated``.
         """
         with self._writing, self._writer:
-            if self._enter(LOGGED, stamp) is None:
+            if self._enter(LOGGED, key, sequence) is None:
                 return False
             forks = self._add_entries(public_key, entries)
         for index in forks:
@@ -217,7 +228,7 @@ class ReceiverStore:
                 forks.append(each.entry.index)
         return forks
 
-    def _add_roots(self, body: GeneratedRoots, callback: int) -> None:
+    def _add_roots(self, body: CommittedRoots, callback: int) -> None:
         values = {**dict(body), "k_dim": body.encoding.k_dim, "seq_len": body.params.seq_len}
         self._writer.execute(_ADD_ROUND, values)
         source = (body.block_hash, body.public_key, body.round_id)
@@ -237,14 +248,14 @@ class ReceiverStore:
             (forks,) = self._reader.execute(_FORKS).fetchone()
         return Summary(callbacks, repeats, last_received, sources, forks)
 
-    def _enter(self, endpoint: str, stamp: Stamp) -> int | None:
+    def _enter(self, endpoint: str, key: str | None, sequence: int | None) -> int | None:
         self._writer.execute("BEGIN IMMEDIATE")
         row = self._writer.execute(
             "INSERT INTO callbacks (endpoint, idempotency_key, sequence, received_at)"
             " VALUES (?, ?, ?, ?)"
             " ON CONFLICT (idempotency_key) DO UPDATE SET repeats = repeats + 1"
             " RETURNING id, repeats",
-            (endpoint, stamp.key, stamp.sequence, self._clock()),
+            (endpoint, key, sequence, self._clock()),
         ).fetchone()
         number, repeats = row
         return None if repeats else int(number)

@@ -17,8 +17,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim, compare, compare_distances
 from proofserve.protocol.verdict.counting import judge, judge_distances
-from proofserve.rounds.errors import ChatBusy, EngineFault, OtherRound
-from proofserve.rounds.limits import NonceLimit
+from proofserve.rounds.errors import ChatBusy, EngineFault, OtherRound, QueueFull
 from proofserve.rounds.ports import ProofEngine, ProofSession
 from proofserve.rounds.records import (
     Artifact,
@@ -33,12 +32,11 @@ from proofserve.rounds.records import (
     RoundSpec,
     StatTest,
     Target,
-    Validation,
     Verdict,
     Winner,
     Workload,
 )
-from proofserve.rounds.status import NodeTotals, Purpose
+from proofserve.rounds.status import NodeTotals, Purpose, QueueGauges
 
 NOT_FINITE = "the model's output for this nonce was not finite"
 
@@ -116,40 +114,50 @@ def failures_of(batch: ProofBatch) -> dict[int, str]:
     return dict.fromkeys(batch.failed, NOT_FINITE)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkDeadline:
-    """How long chat may defer one chunk of nonces: ``seconds`` of ``clock``."""
+class NonceLimit:
+    """Counts the nonces that wait for the engine."""
 
-    seconds: float
-    clock: Callable[[], float]
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._queued = 0
 
-    async def retry_until_deadline(
-        self, session: ProofSession, nonces: Sequence[int], width: int
-    ) -> ProofBatch:
-        """Call ``ask`` until the engine computes the batch or the deadline has passed.
+    @property
+    def gauges(self) -> QueueGauges:
+        return QueueGauges(self._queued, self._limit)
 
-        Raises EngineFault (the computation failed, or the deadline has passed) and EngineGone.
-        """
-        deadline = self.clock() + self.seconds
-        while True:
-            answer = await ask(session, nonces, width)
-            if not isinstance(answer, Deferred):
-                return answer
-            if self.clock() >= deadline:
-                raise EngineFault(
-                    f"skipped: chat delayed a chunk for more than {self.seconds:g} s"
-                    f" ({answer.reason})"
-                )
+    def admit(self, nonces: int) -> None:
+        """Add ``nonces``; ``leave`` must follow. Raises QueueFull and then adds nothing."""
+        if self._queued + nonces > self._limit:
+            raise QueueFull(f"Queue full: {self._queued} nonces queued, limit is {self._limit}")
+        self._queued += nonces
+
+    def leave(self, nonces: int) -> None:
+        self._queued -= nonces
+
+    @contextmanager
+    def admitted(self, nonces: int) -> Iterator[None]:
+        self.admit(nonces)
+        try:
+            yield
+        finally:
+            self.leave(nonces)
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """Runs jobs on ``engine`` while ``no_round`` is set, and counts them in ``totals``."""
+    """What ``engine`` computes for jobs and for judgements, counted in ``totals``.
+
+    Jobs run while ``no_round`` is set, judgements also while a round or a job runs (A.4, A.5).
+    ``admission`` counts the nonces that wait. Chat may defer one chunk of nonces for
+    ``chunk_timeout_s``, in seconds of ``clock``.
+    """
 
     engine: ProofEngine
     no_round: asyncio.Event
-    deadline: ChunkDeadline
+    admission: NonceLimit
+    chunk_timeout_s: float
     totals: NodeTotals
+    clock: Callable[[], float]
 
     async def run(self, job: Job, started: Callable[[], None]) -> Outcome:
         """The outcome of ``job``; ``started`` is called before the first engine call.
@@ -159,36 +167,82 @@ class Computation:
         Raises EngineFault (a chunk failed, or chat deferred it past the deadline), EngineGone and
         ProtocolError (the claims cannot be judged).
         """
-        if job.validation is not None:
-            return await self.totals.judged(self._judge(job, job.validation, started))
+        if job.claims is not None:
+            return await self.totals.judged(self._validate(job, job.claims, started))
         done = await self._prove(job, started)
         # In a thread: encoding thousands of vectors would block the event loop that serves chat.
         artifacts = await asyncio.to_thread(lambda: [*chain.from_iterable(map(artifacts_of, done))])
         failed = {n: reason for batch in done for n, reason in failures_of(batch).items()}
         return Proofs(tuple(artifacts), failed)
 
-    async def _judge(
-        self, job: Job, validation: Validation, started: Callable[[], None]
+    async def _validate(
+        self, job: Job, claims: Sequence[Claim], started: Callable[[], None]
     ) -> Verdict:
         done = await self._prove(job, started)
-        claims, test = validation.claims, validation.test
-        return await asyncio.to_thread(validate, job.work, job.nonces, claims, done, test)
+        return await asyncio.to_thread(validate, job.work, job.nonces, claims, done, job.test)
 
     async def _prove(self, job: Job, started: Callable[[], None]) -> list[ProofBatch]:
         todo = deque(chunks(job.nonces, job.batch_size))
         done: list[ProofBatch] = []
-        work: Purpose = "job" if job.validation is None else "validation"
+        work: Purpose = "job" if job.claims is None else "validation"
         while todo:
             await self.no_round.wait()
             started()
             async with self.engine.session(job.work) as session:
                 while todo and self.no_round.is_set():
                     width = job.work.scheme.width
-                    batch = await self.deadline.retry_until_deadline(session, todo[0], width)
+                    batch = await self._until_computed(session, todo[0], width)
                     self.totals.computed(work, len(batch.nonces), len(batch.failed))
                     done.append(batch)
                     todo.popleft()
         return done
+
+    async def judge(
+        self, spec: RoundSpec, target: Target, claims: DistanceClaims
+    ) -> DistanceVerdict:
+        """Judge ``claims`` by the parameters of the round ``spec`` and the prover's public key.
+
+        Raises OtherRound (the claims are about another block), QueueFull (too many nonces wait for
+        the engine), EngineFault (the recomputation is incomplete, or chat deferred it past the
+        deadline), EngineGone and ProtocolError (as ``comparison.compare_distances``).
+        """
+        for field, claimed, ours in (
+            ("block_hash", claims.block.hash, spec.work.block.hash),
+            ("block_height", claims.block.height, spec.work.block.height),
+        ):
+            if claimed != ours:
+                raise OtherRound(f"{field} {claimed!r} is not the {ours!r} of the configured round")
+        return await self.totals.judged(self._recompute(spec, target, claims))
+
+    async def _recompute(
+        self, spec: RoundSpec, target: Target, claims: DistanceClaims
+    ) -> DistanceVerdict:
+        work = replace(spec.work, public_key=claims.public_key)
+        with self.admission.admitted(len(claims.nonces)):
+            async with self.engine.session(work) as session:
+                done = [
+                    await self._until_computed(session, chunk, work.scheme.width)
+                    for chunk in chunks(claims.nonces, spec.batch_size)
+                ]
+        return await asyncio.to_thread(_judged, target, claims, done)
+
+    async def _until_computed(
+        self, session: ProofSession, nonces: Sequence[int], width: int
+    ) -> ProofBatch:
+        """Call ``ask`` until the engine computes the batch or chat has delayed it for too long.
+
+        Raises EngineFault (the computation failed, or chat delayed it) and EngineGone.
+        """
+        deadline = self.clock() + self.chunk_timeout_s
+        while True:
+            answer = await ask(session, nonces, width)
+            if not isinstance(answer, Deferred):
+                return answer
+            if self.clock() >= deadline:
+                raise EngineFault(
+                    f"skipped: chat delayed a chunk for more than {self.chunk_timeout_s:g} s"
+                    f" ({answer.reason})"
+                )
 
 
 def validate(
@@ -225,43 +279,6 @@ def _complete(recomputed: Sequence[ProofBatch]) -> Iterator[None]:
         yield
     except IncompleteRecomputation as error:
         raise EngineFault(f"no verdict is possible: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Judging:
-    """Recomputes and compares claimed distances, also while a round or a job runs (A.4, A.5)."""
-
-    engine: ProofEngine
-    admission: NonceLimit
-    deadline: ChunkDeadline
-    totals: NodeTotals
-
-    async def run(self, spec: RoundSpec, target: Target, claims: DistanceClaims) -> DistanceVerdict:
-        """Judge ``claims`` by the parameters of the round ``spec`` and the prover's public key.
-
-        Raises OtherRound (the claims are about another block), QueueFull (too many nonces wait for
-        the engine), EngineFault (the recomputation is incomplete, or chat deferred it past the
-        deadline), EngineGone and ProtocolError (as ``comparison.compare_distances``).
-        """
-        for field, claimed, ours in (
-            ("block_hash", claims.block.hash, spec.work.block.hash),
-            ("block_height", claims.block.height, spec.work.block.height),
-        ):
-            if claimed != ours:
-                raise OtherRound(f"{field} {claimed!r} is not the {ours!r} of the configured round")
-        return await self.totals.judged(self._recompute(spec, target, claims))
-
-    async def _recompute(
-        self, spec: RoundSpec, target: Target, claims: DistanceClaims
-    ) -> DistanceVerdict:
-        work = replace(spec.work, public_key=claims.public_key)
-        with self.admission.admitted(len(claims.nonces)):
-            async with self.engine.session(work) as session:
-                done = [
-                    await self.deadline.retry_until_deadline(session, chunk, work.scheme.width)
-                    for chunk in chunks(claims.nonces, spec.batch_size)
-                ]
-        return await asyncio.to_thread(_judged, target, claims, done)
 
 
 def _judged(target: Target, claims: DistanceClaims, done: Sequence[ProofBatch]) -> DistanceVerdict:

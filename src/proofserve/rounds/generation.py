@@ -6,10 +6,9 @@ from collections import deque
 from contextlib import AsyncExitStack, suppress
 
 from proofserve.rounds.errors import OutboxUnavailable
-from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.ports import Outbox, ProofEngine
 from proofserve.rounds.prover import Finished, Prover
-from proofserve.rounds.records import RoundProgress, RoundSpec
+from proofserve.rounds.records import Limits, RoundProgress, RoundSpec
 from proofserve.rounds.status import CoreStatus, Counters
 from proofserve.rounds.tasks import end, reason_of
 
@@ -22,9 +21,7 @@ class RoundRecorder:
     Batches that finish during a transaction share the next one: a slow disk delays no forward.
     """
 
-    def __init__(
-        self, outbox: Outbox, round_id: str, counters: Counters, limits: RoundLimits
-    ) -> None:
+    def __init__(self, outbox: Outbox, round_id: str, counters: Counters, limits: Limits) -> None:
         self._outbox = outbox
         self._round_id = round_id
         self._counters = counters
@@ -96,7 +93,7 @@ class Generation:
     """Generates the proofs of one round, once. ``counters`` may already count earlier phases."""
 
     def __init__(
-        self, engine: ProofEngine, outbox: Outbox, limits: RoundLimits, counters: Counters
+        self, engine: ProofEngine, outbox: Outbox, limits: Limits, counters: Counters
     ) -> None:
         self._engine = engine
         self._outbox = outbox
@@ -199,9 +196,9 @@ class Generation:
             _logger.info(
                 "round %s: %d nonces, %.1f nonces/s, %d %s, held back by %s, %s callbacks pending",
                 spec.round_id,
-                stats.processed,
-                stats.recent_rate,
-                stats.found,
+                stats.total_processed,
+                stats.recent_nonces_per_second,
+                stats.total_found,
                 kind,
                 self.paused_reason or chat,
                 await self._pending_callbacks(),

@@ -4,15 +4,14 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
-from proofserve.rounds.limits import JobLimits, NonceLimit
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Outcome
+from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Limits, Outcome
 from proofserve.rounds.tasks import end, reason_of
 
 _logger = logging.getLogger(__name__)
@@ -21,23 +20,15 @@ _logger = logging.getLogger(__name__)
 class JobQueue:
     """Runs submitted jobs one at a time, and keeps their results until they expire.
 
-    If there are too many results, the oldest go earlier. ``clock`` gives monotonic seconds.
+    If there are too many results, the oldest go earlier.
     """
 
-    def __init__(
-        self,
-        computation: Computation,
-        outbox: Outbox,
-        admission: NonceLimit,
-        limits: JobLimits,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, computation: Computation, outbox: Outbox, limits: Limits) -> None:
         self._computation = computation
         self._outbox = outbox
         self._limits = limits
-        self._clock = clock
         self._places_in_order = WaitQueue()
-        self._admission = admission
+        self._admission = computation.admission
         self._entries: dict[str, _QueuedJob] = {}
         # The entries whose job has ended, oldest first, and the sum of their nonces.
         self._ended: dict[str, _QueuedJob] = {}
@@ -65,7 +56,7 @@ class JobQueue:
 
     def result(self, request_id: str) -> JobView:
         entry = self._entries.get(request_id)
-        if entry is None or entry.expired(self._clock()):
+        if entry is None:
             raise UnknownJob(f"Request {request_id} not found")
         return entry.view
 
@@ -83,17 +74,17 @@ class JobQueue:
         self._ended.clear()
         self._ended_nonces = 0
 
-    async def _carry_out(self, entry: "_QueuedJob") -> Outcome:
+    async def _carry_out(self, entry: "_QueuedJob") -> CompletedJob:
         await entry.place.wait()
         outcome = await self._computation.run(entry.job, entry.start)
         # The next job may use the engine while the outbox stores this one's callback.
         self._places_in_order.leave(entry.place)
-        if entry.job.url is not None:
-            await self._store_callback(entry, entry.job.url, outcome)
-        return outcome
-
-    async def _store_callback(self, entry: "_QueuedJob", url: str, outcome: Outcome) -> None:
         completed = CompletedJob(entry.request_id, entry.job, outcome)
+        if entry.job.url is not None:
+            await self._store_callback(entry, entry.job.url, completed)
+        return completed
+
+    async def _store_callback(self, entry: "_QueuedJob", url: str, completed: CompletedJob) -> None:
         while True:
             entry.storing = True
             try:
@@ -106,12 +97,11 @@ class JobQueue:
                 raise asyncio.CancelledError
             await asyncio.sleep(self._limits.callback_retry_s)
 
-    def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[Outcome]") -> None:
+    def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[CompletedJob]") -> None:
         self._places_in_order.leave(entry.place)
         self._admission.leave(len(entry.job.nonces))
-        ttl = self._limits.result_ttl_s
-        timer = asyncio.get_running_loop().call_later(ttl, self._forget, entry.request_id)
-        entry.settle(task, self._clock() + ttl, timer)
+        loop, ttl_s = asyncio.get_running_loop(), self._limits.result_ttl_s
+        entry.settle(task, loop.call_later(ttl_s, self._forget, entry.request_id))
         self._ended[entry.request_id] = entry
         count = len(entry.job.nonces)
         self._ended_nonces += count
@@ -137,7 +127,7 @@ class JobQueue:
 
 
 class _QueuedJob:
-    task: "asyncio.Task[Outcome]"
+    task: "asyncio.Task[CompletedJob]"
 
     def __init__(self, request_id: str, job: Job, place: asyncio.Event) -> None:
         self.request_id = request_id
@@ -146,8 +136,7 @@ class _QueuedJob:
         self.view = JobView(request_id, JobState.QUEUED)
         self.storing = False
         self.cancel_ordered = False
-        self._expires_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self.view = replace(self.view, state=JobState.RUNNING)
@@ -162,25 +151,18 @@ class _QueuedJob:
         if not self.storing:
             self.task.cancel()
 
-    def settle(
-        self, task: "asyncio.Task[Outcome]", expires_at: float, timer: asyncio.TimerHandle
-    ) -> None:
-        self._expires_at = expires_at
-        self._timer = timer
+    def settle(self, task: "asyncio.Task[CompletedJob]", expiry: asyncio.TimerHandle) -> None:
+        self._expiry = expiry
         if task.cancelled():
             self.view = replace(self.view, state=JobState.CANCELLED)
         elif error := reason_of(task):
             self.view = replace(self.view, state=JobState.FAILED, error=error)
         else:
-            completed = CompletedJob(self.request_id, self.job, task.result())
-            self.view = replace(self.view, state=JobState.COMPLETED, completed=completed)
-
-    def expired(self, now: float) -> bool:
-        return self._expires_at is not None and now >= self._expires_at
+            self.view = replace(self.view, state=JobState.COMPLETED, completed=task.result())
 
     def forget_expiry(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
 
 
 class WaitQueue:

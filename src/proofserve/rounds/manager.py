@@ -6,17 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from proofserve.rounds.computation import (
-    ChunkDeadline,
-    Computation,
-    Judging,
-    self_check,
-    winners_among,
-)
+from proofserve.rounds.computation import Computation, NonceLimit, self_check, winners_among
 from proofserve.rounds.errors import EngineFault, ShuttingDown
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.jobs import JobQueue
-from proofserve.rounds.limits import Limits, NonceLimit
 from proofserve.rounds.ports import Outbox, ProofEngine
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
@@ -24,6 +17,7 @@ from proofserve.rounds.records import (
     DistanceVerdict,
     Job,
     JobView,
+    Limits,
     Outcome,
     RoundSpec,
 )
@@ -69,11 +63,11 @@ class RoundManager:
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._changing = asyncio.Lock()
-        self._admission = NonceLimit(limits.jobs.max_queued_nonces)
-        deadline = ChunkDeadline(limits.jobs.chunk_timeout_s, clock)
-        computation = Computation(engine, self._no_round, deadline, self.totals)
-        self._jobs = JobQueue(computation, outbox, self._admission, limits.jobs, clock)
-        self._judging = Judging(engine, self._admission, deadline, self.totals)
+        self._admission = NonceLimit(limits.max_queued_nonces)
+        self._computation = Computation(
+            engine, self._no_round, self._admission, limits.chunk_timeout_s, self.totals, clock
+        )
+        self._jobs = JobQueue(self._computation, outbox, limits)
         self._checking = asyncio.Lock()
 
     async def init(self, spec: RoundSpec) -> None:
@@ -112,7 +106,7 @@ class RoundManager:
             raise AssertionError("state.step allows judging only with a distance round")
         spec, target = configured.spec, configured.spec.target
         pushing = self._state is State.VALIDATING and spec.url is not None
-        verdict = await self._judging.run(spec, target, claims)
+        verdict = await self._computation.judge(spec, target, claims)
         if not of_round:
             return verdict
         if pushing and spec.url is not None:
@@ -172,7 +166,7 @@ class RoundManager:
         self._closing = True
         async with self._changing:
             await self._stop(close=False)
-        await self._jobs.aclose(self._limits.rounds.flush_timeout_s)
+        await self._jobs.aclose(self._limits.flush_timeout_s)
 
     def _step(self, move: Move) -> State:
         if move is not Move.STOP:
@@ -190,9 +184,7 @@ class RoundManager:
             processed = opened.next_index - opened.failed
             chosen.counters.carry(processed, opened.found, opened.failed)
         chosen.counters.begin()
-        chosen.generation = Generation(
-            self._engine, self._outbox, self._limits.rounds, chosen.counters
-        )
+        chosen.generation = Generation(self._engine, self._outbox, self._limits, chosen.counters)
         self._round = chosen
         self._no_round.clear()
         self._state = State.GENERATING
@@ -212,7 +204,7 @@ class RoundManager:
 
     async def _stop(self, close: bool) -> None:
         # Jobs first: they would start when the round ends.
-        await self._jobs.cancel(self._limits.rounds.flush_timeout_s)
+        await self._jobs.cancel(self._limits.flush_timeout_s)
         await self._end_generation(close)
         if self._round is not None:
             self._round.counters.end()
@@ -230,7 +222,7 @@ class RoundManager:
 
 
 def _log_end(ended: _Round) -> None:
-    round_id, processed = ended.spec.round_id, ended.counters.read().processed
+    round_id, processed = ended.spec.round_id, ended.counters.read().total_processed
     if ended.generation is not None and ended.generation.error is not None:
         level, why = logging.ERROR, ended.generation.error
     else:

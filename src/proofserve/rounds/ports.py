@@ -72,6 +72,17 @@ class MeasurableEngine(Protocol):
 
 
 class AnsweringEngine(Protocol):
+    """The engine whose answers get receipts, and what its sketches are made with."""
+
+    @property
+    def engine_info(self) -> EngineInfo: ...
+
+    @property
+    def sketch_key(self) -> str: ...
+
+    @property
+    def k_dim(self) -> int: ...
+
     async def finished_answers(self) -> list[FinishedAnswer]:
         """The chat answers that ended since the last call, in that order; waits for the first.
 
@@ -185,7 +196,7 @@ class NodeManager(Protocol):
 
         One that is not ``of_round`` is neither sent nor counted in the round. Raises
         NotInitialised, OtherProtocol, OutboxUnavailable (the callback could not be stored; nothing
-        was counted) and as ``Judging.run``.
+        was counted) and as ``Computation.judge``.
         """
         ...
 

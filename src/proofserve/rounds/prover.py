@@ -15,9 +15,8 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.computation import ask, failures_of, findings_of
 from proofserve.rounds.errors import EngineFault, LaneUnset
-from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.ports import ProofSession
-from proofserve.rounds.records import Deferred, Finding, RoundSpec
+from proofserve.rounds.records import Deferred, Finding, Limits, RoundSpec
 from proofserve.rounds.status import CoreStatus, Counters
 
 _logger = logging.getLogger(__name__)
@@ -124,7 +123,7 @@ class Prover:
         spec: RoundSpec,
         first_index: int,
         counters: Counters,
-        limits: RoundLimits,
+        limits: Limits,
     ) -> None:
         self._spec = spec
         self._nonces = lane_of(spec)

@@ -6,11 +6,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.answer import FinishedAnswer
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
+from proofserve.protocol.receipts.record import Receipt, token_hash
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
 from proofserve.rounds.errors import (
     EngineFault,
@@ -43,16 +43,6 @@ MOST_WAITS = 256
 _MOST_ID = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptSource:
-    """The engine whose answers get receipts, and what its sketches are made with."""
-
-    engine: AnsweringEngine
-    engine_info: EngineInfo
-    sketch_key: str
-    k_dim: int
-
-
 def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: int) -> Receipt:
     """What the node signs about ``answer``, which must have sketches.
 
@@ -71,7 +61,7 @@ def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: i
         model=engine_info.model_names[0],
         adapter=answer.adapter,
         weights_digest=facts.weights_digest,
-        sampling=_with_floats(answer.sampling),
+        sampling=answer.sampling,
         prompt_tokens=len(answer.prompt_ids),
         prompt_sha256=token_hash(answer.prompt_ids),
         output_tokens=len(answer.output_ids),
@@ -85,19 +75,6 @@ def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: i
     )
 
 
-def _with_floats(sampling: Sampling) -> Sampling:
-    """The digest is of JSON, where 1 and 1.0 differ; readers make every such number a float."""
-    return replace(
-        sampling,
-        temperature=float(sampling.temperature),
-        top_p=float(sampling.top_p),
-        min_p=float(sampling.min_p),
-        presence_penalty=float(sampling.presence_penalty),
-        frequency_penalty=float(sampling.frequency_penalty),
-        repetition_penalty=float(sampling.repetition_penalty),
-    )
-
-
 class ReceiptService:
     """``run`` must be one task of the event loop; ``finish`` is called before that task ends.
 
@@ -108,18 +85,18 @@ class ReceiptService:
 
     def __init__(
         self,
-        source: ReceiptSource,
+        answers: AnsweringEngine,
         storage: ReceiptStorage,
         key: SigningKey,
         url: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if source.engine_info.facts.weights_digest is None:
+        if answers.engine_info.facts.weights_digest is None:
             raise ValueError(
                 "receipts name the digest of the weights, and this checkpoint has none, because it"
                 " has no safetensors files: convert it, or start without receipts"
             )
-        self.source = source
+        self.answers = answers
         self.most_waiting_bytes = MOST_WAITING_BYTES
         self.wait_s = WAIT_S
         self.entry_every_s = ENTRY_EVERY_S
@@ -212,7 +189,7 @@ class ReceiptService:
         while True:
             await self._has_room.wait()
             try:
-                answers = await self.source.engine.finished_answers()
+                answers = await self.answers.finished_answers()
             except EngineFault as error:
                 _logger.warning("no answers for receipts, again in a second: %s", error)
                 await asyncio.sleep(_FIRST_PAUSE_S)
@@ -273,7 +250,7 @@ class ReceiptService:
                 without[NO_SKETCHES] += 1
                 continue
             try:
-                receipt = receipt_of_answer(answer, self.source.engine_info, now_ms)
+                receipt = receipt_of_answer(answer, self.answers.engine_info, now_ms)
                 digest = receipt.digest
                 signature = self._key.sign(digest)
             except ValueError as error:

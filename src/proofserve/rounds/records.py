@@ -158,14 +158,8 @@ class StatTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
-    claims: tuple[Claim, ...]
-    test: StatTest
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
-    """A request to prove a list of nonces, or to judge claims about them.
+    """A request to prove a list of nonces, or to judge ``claims`` about them by ``test``.
 
     ``batch_size`` is the number of nonces in one engine call. ``url`` is where the completion
     callback goes; None sends none.
@@ -176,7 +170,8 @@ class Job:
     batch_size: int
     node_id: int
     url: str | None = None
-    validation: Validation | None = None
+    claims: tuple[Claim, ...] | None = None
+    test: StatTest = field(default_factory=StatTest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +254,36 @@ class JobView:
     state: JobState
     completed: CompletedJob | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a node's round, of its jobs, and of its engine's answers.
+
+    Of a round: ``depth`` calls of each engine core are in flight at a time. Several cores prove at
+    most ``max_ahead_nonces`` from the oldest nonce without a result on, which a core may hold up
+    while it serves chat. At most ``max_unrecorded`` finished batches wait for the outbox; then the
+    round pauses its engine calls. ``fault_backoff_s`` holds the pauses after the first, second, ...
+    fault of the same batch; fault number ``max_faults`` ends the round. A stopped round waits at
+    most ``flush_timeout_s`` for its engine, and as long for its outbox. A running round logs one
+    line every ``log_interval_s``.
+
+    Of jobs: the queue, how long chat may delay a chunk, and how long results are kept;
+    ``max_kept_jobs`` and ``max_kept_nonces`` bound all kept results together.
+    """
+
+    depth: int = 2
+    max_ahead_nonces: int = 65_536
+    max_unrecorded: int = 8
+    record_retry_s: float = 1.0
+    fault_backoff_s: tuple[float, ...] = (1.0, 2.0, 4.0)
+    max_faults: int = 3
+    flush_timeout_s: float = 10.0
+    log_interval_s: float = 5.0
+    max_queued_nonces: int = 100_000
+    chunk_timeout_s: float = 60.0
+    result_ttl_s: float = 300.0
+    max_kept_jobs: int = 10_000
+    max_kept_nonces: int = 1_000_000
+    callback_retry_s: float = 1.0
+    engine_answer_s: float = 5.0

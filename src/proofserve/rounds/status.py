@@ -135,22 +135,21 @@ class QueueGauges:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class RoundStats:
     """The counters of one round. Rates in nonces per second, durations in seconds.
 
-    ``processed`` counts the nonces whose result the outbox has stored, and those recomputed to
-    judge claims; ``found`` counts those that are published; ``failed`` those without a result.
-    ``recent_rate`` covers the last ``window_s``, ``rate`` the whole round. Time in which the round
-    does not run does not count.
+    ``total_processed`` counts the nonces whose result the outbox has stored, and those recomputed
+    to judge claims; ``total_found`` counts those that are published; ``failed`` those without a
+    result. ``recent_nonces_per_second`` covers the last half a minute, ``nonces_per_second`` the
+    whole round. Time in which the round does not run does not count.
     """
 
-    processed: int
-    found: int
+    total_processed: int
+    total_found: int
+    nonces_per_second: float
+    recent_nonces_per_second: float
     failed: int
     elapsed_s: float
-    rate: float
-    recent_rate: float
-    window_s: float
     deferred_calls: int
     deferred_s: float
     faults: int
@@ -197,7 +196,7 @@ class Status:
 
     state: State
     spec: RoundSpec | None
-    stats: Stats | None
+    stats: RoundStats | None
     paused_reason: str | None
     error: str | None
     queue: QueueGauges
@@ -297,20 +296,19 @@ class Counters:
         if self._ended is None:
             self._ended = self._clock()
 
-    def read(self) -> Stats:
+    def read(self) -> RoundStats:
         now = self._clock() if self._ended is None else self._ended
         self._forget(now)
         elapsed = now - self._started
         # A round younger than the window has only its own time.
         window = min(elapsed, self._window_s)
-        return Stats(
-            processed=self._processed,
-            found=self._found,
+        return RoundStats(
+            total_processed=self._processed,
+            total_found=self._found,
+            nonces_per_second=_rate(self._processed - self._carried, elapsed),
+            recent_nonces_per_second=_rate(sum(count for _, count in self._recent), window),
             failed=self._failed,
             elapsed_s=elapsed,
-            rate=_rate(self._processed - self._carried, elapsed),
-            recent_rate=_rate(sum(count for _, count in self._recent), window),
-            window_s=self._window_s,
             deferred_calls=self._deferred_calls,
             deferred_s=self._deferred_s,
             faults=self._faults,

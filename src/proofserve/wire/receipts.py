@@ -4,20 +4,19 @@ Parsing is strict: no conversions, and no unknown field in what is signed.
 """
 
 import base64
-import binascii
 import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import Inclusion, LogEntry
 from proofserve.protocol.receipts.record import LEAST, MOST, SCHEME, Receipt, Sampling
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
-from proofserve.wire.records import UnicodeText, Whole
+from proofserve.wire.records import UnicodeText, Whole, base64_bytes
 
 # Entries of one ``LoggedEntries``: a node sends at most a tenth.
 _MOST_ENTRIES = 10_000
@@ -39,15 +38,11 @@ def _bytes(text: object, size: int) -> bytes:
 
 
 def _base64(text: object) -> bytes:
-    try:
-        if isinstance(text, str):
-            raw = base64.b64decode(text, validate=True)
-            # Other texts may decode to the same bytes; only one is the node's.
-            if base64.b64encode(raw).decode("ascii") == text:
-                return raw
-    except (binascii.Error, ValueError):
-        pass
-    raise PydanticCustomError("base64", "is not base64")
+    raw = base64_bytes(text)
+    # Other texts may decode to the same bytes; only one is the node's.
+    if base64.b64encode(raw).decode("ascii") != text:
+        raise PydanticCustomError("base64", "is not base64")
+    return raw
 
 
 def _hex_of(size: int) -> WithJsonSchema:
@@ -62,11 +57,7 @@ _BASE64 = WithJsonSchema({"type": "string", "contentEncoding": "base64"})
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class SignedPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class SamplingRecord(SignedPart):
+class SamplingRecord(BaseModel, strict=True, extra="forbid"):
     """The sampling parameters of an answer; JSON's 1 and 1.0 are the same number."""
 
     temperature: Annotated[_Finite, Field(ge=0)]
@@ -79,7 +70,7 @@ class SamplingRecord(SignedPart):
     restricted: bool
 
 
-class ReceiptRecord(SignedPart):
+class ReceiptRecord(BaseModel, strict=True, extra="forbid"):
     """The fields of a receipt: what the signature is over."""
 
     scheme: Literal["receipt-v1"]
@@ -112,7 +103,7 @@ class ReceiptRecord(SignedPart):
             raise ProtocolError(f"receipt.{error.field}", error.message) from error
 
 
-class EntryRecord(SignedPart):
+class EntryRecord(BaseModel, strict=True, extra="forbid"):
     """One entry of the log: ``count`` receipts under ``root``."""
 
     index: Whole
@@ -125,10 +116,8 @@ class EntryRecord(SignedPart):
         return LogEntry(**self.model_dump())
 
 
-class SignedEntryRecord(BaseModel):
+class SignedEntryRecord(BaseModel, strict=True):
     """An entry, and the signature of its hash. Fields that newer nodes add are ignored."""
-
-    model_config = ConfigDict(strict=True)
 
     entry: EntryRecord
     entry_signature: _Signature
@@ -137,10 +126,8 @@ class SignedEntryRecord(BaseModel):
         return SignedEntry(self.entry.to_entry(), self.entry_signature)
 
 
-class LoggedEntries(BaseModel):
+class LoggedEntries(BaseModel, strict=True):
     """The body of ``/logged``: new entries of a node's log. Fields of newer nodes are ignored."""
-
-    model_config = ConfigDict(strict=True)
 
     public_key: _Hash
     entries: list[SignedEntryRecord] = Field(min_length=1, max_length=_MOST_ENTRIES)
@@ -153,10 +140,8 @@ class InclusionRecord(SignedEntryRecord):
     path: list[_Hash] = Field(max_length=_LONGEST_PATH)
 
 
-class SignedReceiptRecord(BaseModel):
+class SignedReceiptRecord(BaseModel, strict=True):
     """A receipt, its signature, and its place in the log once it has one."""
-
-    model_config = ConfigDict(strict=True)
 
     receipt: ReceiptRecord
     public_key: _Hash
@@ -210,17 +195,15 @@ def signed_receipt_body(signed: SignedReceipt) -> dict[str, Any]:
 
 
 def signed_entry_body(signed: SignedEntry) -> dict[str, Any]:
-    return {"entry": entry_body(signed.entry), "entry_signature": signed.signature.hex()}
-
-
-def entry_body(entry: LogEntry) -> dict[str, Any]:
-    return {
+    entry = signed.entry
+    body = {
         "index": entry.index,
         "time_ms": entry.time_ms,
         "count": entry.count,
         "root": entry.root.hex(),
         "previous": entry.previous.hex(),
     }
+    return {"entry": body, "entry_signature": signed.signature.hex()}
 
 
 def _parsed(model: type[_Model], body: object) -> _Model:

@@ -69,7 +69,7 @@ class WorkRecord(BaseModel):
     block_height: Whole
 
 
-def _bytes(text: object) -> bytes:
+def base64_bytes(text: object) -> bytes:
     try:
         if isinstance(text, str):
             return base64.b64decode(text, validate=True)
@@ -79,14 +79,14 @@ def _bytes(text: object) -> bytes:
 
 
 def _hash(text: object) -> bytes:
-    raw = _bytes(text)
+    raw = base64_bytes(text)
     if len(raw) != _HASH:
         raise PydanticCustomError("hash", "{n} bytes where 32 are needed", {"n": len(raw)})
     return raw
 
 
 def _path(text: object) -> tuple[bytes, ...]:
-    raw = _bytes(text)
+    raw = base64_bytes(text)
     if len(raw) % _HASH or len(raw) > _LONGEST_PATH:
         raise PydanticCustomError("path", "{n} bytes are not a list of hashes", {"n": len(raw)})
     return tuple(raw[start : start + _HASH] for start in range(0, len(raw), _HASH))

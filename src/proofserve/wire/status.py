@@ -18,7 +18,7 @@ from proofserve.rounds.status import (
     OutboxGauges,
     QueueGauges,
     ReceiptGauges,
-    Stats,
+    RoundStats,
 )
 
 
@@ -87,34 +87,6 @@ class RoundConfig(BaseModel):
             n_groups=lane.n_groups if lane else None,
             seq_len=work.seq_len,
             **own,
-        )
-
-
-class RoundStats(BaseModel):
-    """The counts of the current or last round, as ``rounds.status.Stats`` explains them."""
-
-    total_processed: int
-    total_found: int
-    nonces_per_second: float
-    recent_nonces_per_second: float
-    failed: int
-    elapsed_s: float
-    deferred_calls: int
-    deferred_s: float
-    faults: int
-
-    @classmethod
-    def of(cls, stats: Stats) -> "RoundStats":
-        return cls(
-            total_processed=stats.processed,
-            total_found=stats.found,
-            nonces_per_second=stats.rate,
-            recent_nonces_per_second=stats.recent_rate,
-            failed=stats.failed,
-            elapsed_s=stats.elapsed_s,
-            deferred_calls=stats.deferred_calls,
-            deferred_s=stats.deferred_s,
-            faults=stats.faults,
         )
 
 

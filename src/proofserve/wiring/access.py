@@ -3,10 +3,11 @@
 It imports little, because `serve` uses it before vLLM starts.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.outbox.post import Allowlist
+from proofserve.outbox.post import Allowlist, Outward
 from proofserve.settings.node import NodeSettings, node_keys
 from proofserve.web import is_loopback
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     # A node has no package of a fleet.
     from proofserve.settings.fleet import FleetSettings
 
+# Names the entries of a node in errors.
+CALLBACK_ALLOW = "--poc-callback-allow / POC_CALLBACK_ALLOW"
 # Where vLLM listens without --host.
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below
 
@@ -58,11 +61,18 @@ def require_access_rule(access: Access, host: str | None, is_unix_socket: bool =
         )
 
 
-def allowlist_of(chosen: NodeSettings) -> Allowlist:
+def outward_of(chosen: "NodeSettings | FleetSettings", option: str) -> Outward:
+    """Where callbacks may go. Raises ValueError that names the ``option``."""
+    secret = chosen.callback_secret
+    key = None if secret is None else secret.get_secret_value().encode()
+    return Outward(allowlist_of(chosen.callback_allow, option), key)
+
+
+def allowlist_of(entries: Sequence[str], option: str) -> Allowlist:
     try:
-        return Allowlist(chosen.callback_allow)
+        return Allowlist(entries)
     except ValueError as error:
-        raise ValueError(f"--poc-callback-allow / POC_CALLBACK_ALLOW: {error}") from None
+        raise ValueError(f"{option}: {error}") from None
 
 
 def description(access: Access) -> str:

@@ -1,11 +1,13 @@
-"""Builds the controller of a fleet from its settings, and serves it."""
+"""Builds the controller of a fleet from its settings and its policy, and serves it."""
 
+import hashlib
 import importlib.metadata
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -13,7 +15,7 @@ import uvloop
 from fastapi import FastAPI
 
 from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.api.node import Challenges, Deployment, Node, Rates, Waits
+from proofserve.api.node import CallLimits, Deployment, Node
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.fleet.client import member_http
@@ -28,19 +30,21 @@ from proofserve.fleet.sources import DnsMembers
 from proofserve.fleet.sql.locks import Leadership, while_leading
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
+from proofserve.fleet.verification_records import AfterConviction, VerificationRule
 from proofserve.fleet.watch import FleetWatch
+from proofserve.lab.report import LabError
 from proofserve.outbox.callbacks import CallbackPolicy
-from proofserve.outbox.post import Allowlist, Outward, UrlCheck
+from proofserve.outbox.post import Outward, UrlCheck
 from proofserve.outbox.sender import CallbackSender
+from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.receiver.callbacks import SignatureCheck
-from proofserve.rounds.limits import JobLimits
-from proofserve.rounds.records import EngineInfo
+from proofserve.rounds.records import EngineInfo, Limits
 from proofserve.rounds.tasks import beside
-from proofserve.settings.fleet import FleetSettings, listed_members
+from proofserve.settings.fleet import FleetSettings, listed_members, read_policy
+from proofserve.verifier.judging import OF_A_CALIBRATION, TESTS, threshold_of
 from proofserve.web import is_loopback
-from proofserve.wiring.access import access_of
-from proofserve.wiring.fleet_policy import policy_of
+from proofserve.wiring.access import access_of, allowlist_of, outward_of
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets
 
 _logger = logging.getLogger(__name__)
@@ -57,7 +61,7 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     ``public_url`` is where members reach it. Raises ValueError for settings that contradict each
     other, and StoreUnavailable.
     """
-    outward, listed = outward_of(settings), member_list(settings)
+    outward, listed = outward_of(settings, "FLEET_CALLBACK_ALLOW"), member_list(settings)
     access, policy = access_of(settings), policy_of(settings.policy)
     async with (
         await FleetStore.open(settings.database) as store,
@@ -116,10 +120,13 @@ class _Controller:
     def app(self, access: Access) -> FastAPI:
         settings, store = self._settings, self._reconciler.store
         results = FleetResults(store, self.watch, self._reconciler.client)
-        rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-        limits = rates, waits, Challenges(settings.challenge_nonces_per_hour)
+        limits = CallLimits(
+            settings.requests_per_minute,
+            settings.max_open_waits,
+            settings.challenge_nonces_per_hour,
+        )
         feed = SnapshotFeed(self._page.snapshot, lambda: self._manager.is_closing)
-        node = Node(self.watch.limits, self._manager, results, access, *limits, dashboard=feed)
+        node = Node(self.watch.limits, self._manager, results, access, limits, dashboard=feed)
         parts = FleetParts(
             store=store,
             watch=self.watch,
@@ -221,7 +228,7 @@ def fleet_limits(settings: FleetSettings) -> FleetLimits:
         lanes=settings.lanes,
         start_wait_s=settings.start_wait_sec,
         stop_wait_s=settings.stop_wait_sec,
-        jobs=JobLimits(max_queued_nonces=settings.max_queued_nonces),
+        jobs=Limits(max_queued_nonces=settings.max_queued_nonces),
     )
 
 
@@ -252,19 +259,6 @@ def first_deployment(settings: FleetSettings, outward: Outward) -> Deployment:
     )
 
 
-def outward_of(settings: FleetSettings) -> Outward:
-    secret = settings.callback_secret
-    key = None if secret is None else secret.get_secret_value().encode()
-    return Outward(_allowlist(settings.callback_allow, "FLEET_CALLBACK_ALLOW"), key)
-
-
-def _allowlist(entries: tuple[str, ...], variable: str) -> Allowlist:
-    try:
-        return Allowlist(entries)
-    except ValueError as error:
-        raise ValueError(f"{variable}: {error}") from None
-
-
 def signature_check(settings: FleetSettings) -> SignatureCheck | None:
     secret = settings.member_secret
     return None if secret is None else SignatureCheck(secret.get_secret_value().encode())
@@ -282,7 +276,7 @@ def join_access(settings: FleetSettings, access: Access) -> Access:
 
 
 def join_check(settings: FleetSettings) -> Callable[[str], Awaitable[str | None]]:
-    check = UrlCheck(_allowlist(settings.join_allow, "FLEET_JOIN_ALLOW"))
+    check = UrlCheck(allowlist_of(settings.join_allow, "FLEET_JOIN_ALLOW"))
 
     async def refusal(url: str) -> str | None:
         try:
@@ -299,3 +293,83 @@ def callback_policy(settings: FleetSettings) -> CallbackPolicy:
     return CallbackPolicy(
         max_retries=settings.callback_max_retries, max_concurrent=settings.callback_max_concurrent
     )
+
+
+# -- the policy ------------------------------------------------------------------------------------
+
+# What the file calls otherwise, because it says the unit.
+_RENAMED = {"every_sec": "every_s", "timeout_sec": "timeout_s"}
+# These fields belong together: a table that names one of them takes none from [default].
+_TOGETHER = (("every_sec", "every_nonces"), ("calibration", "dist_threshold", "p_mismatch"))
+
+
+def policy_of(file: Path | None) -> VerificationPolicy | None:
+    """The policy in ``file``, with the calibrations that it names; None for None.
+
+    Raises ValueError naming the file, the table and the field.
+    """
+    if file is None:
+        return None
+    read = read_policy(file)
+    made = _Rules(file, read.default.given() if read.default else {})
+    default = made.rule("[default]", {}) if read.default else None
+    members, models = {}, {}
+    for member in read.member:
+        members[member.key] = made.rule(f"[[member]] {member.key}", member.given())
+    for model in read.model:
+        models[model.name] = made.rule(f"[[model]] {model.name}", model.given())
+    if default is None and not members and not models:
+        raise ValueError(f"{file}: it has no rule: give [default], [[member]] or [[model]]")
+    return VerificationPolicy(default, members, models, made.calibrations)
+
+
+class _Rules:
+    def __init__(self, file: Path, default: Mapping[str, Any]) -> None:
+        self._file = file
+        self._default = default
+        self.calibrations: dict[str, str] = {}
+
+    def rule(self, table: str, own: Mapping[str, Any]) -> VerificationRule:
+        inherited = dict(self._default)
+        for group in _TOGETHER:
+            if not own.keys().isdisjoint(group):
+                inherited = {n: value for n, value in inherited.items() if n not in group}
+        fields = {**inherited, **own}
+        if problem := self._problem(fields):
+            raise ValueError(f"{self._file}: {table}: {problem}")
+        if (path := fields.pop("calibration", None)) is not None:
+            content = self._path(path).read_text("utf-8")
+            digest = hashlib.sha256(content.encode()).hexdigest()
+            self.calibrations[digest] = content
+            fields["calibration"] = digest
+        return VerificationRule(**{_RENAMED.get(n, n): value for n, value in fields.items()})
+
+    def _problem(self, fields: Mapping[str, Any]) -> str | None:
+        tests = fields.get("tests", ())
+        if "nonces" not in fields:
+            return "nonces: is needed: the size of a sample"
+        if fields.keys().isdisjoint(_TOGETHER[0]):
+            return "every_sec: is needed, or every_nonces: how often a sample is taken"
+        if unknown := next((test for test in tests if test not in TESTS), None):
+            return f"tests: {unknown!r} is none of {', '.join(TESTS)}"
+        callback = fields.get("conviction") is AfterConviction.CALLBACK
+        if callback is not ("callback_url" in fields):
+            return 'callback_url: is needed with conviction = "callback", and only there'
+        return self._problem_of_threshold(fields)
+
+    def _problem_of_threshold(self, fields: Mapping[str, Any]) -> str | None:
+        tests, path = fields.get("tests", ()), fields.get("calibration")
+        needing = sorted(OF_A_CALIBRATION.intersection(tests))
+        if needing and path is None:
+            return f"calibration: the test {needing[0]} needs the file of `calibrate noise`"
+        given = fields.get("dist_threshold"), path and self._path(path), fields.get("p_mismatch")
+        try:
+            threshold_of(tests, *given)
+        except (LabError, ProtocolError) as error:
+            named = "dist_threshold" if path is None else "calibration"
+            return f"{named}: {error}"
+        return None
+
+    def _path(self, path: Path) -> Path:
+        """Paths in the file are from its own folder."""
+        return self._file.parent / path

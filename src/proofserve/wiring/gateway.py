@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -26,9 +26,10 @@ from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings.gateway import GatewaySettings, client_keys
 from proofserve.settings.node import EngineSettings
 from proofserve.settings.process import export, plugin_list
+from proofserve.web import http_parts
 from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wiring.launch import runner_choice
-from proofserve.wiring.sockets import OrderlyServer, bound_sockets, cannot_listen
+from proofserve.wiring.sockets import OrderlyServer, bound_sockets, cannot_listen, on_unix_socket
 
 # uvicorn's: a logger of this package has no handler in this process.
 log = logging.getLogger("uvicorn.error")
@@ -124,15 +125,12 @@ def _backend(text: str) -> BackendSpec:
 
 
 def _is_backend(url: str) -> bool:
-    with suppress(ValueError):
-        parts = urlsplit(url)
-        if parts.scheme == "unix":
-            return bool(parts.path)
-        # A path, as in http://host:8001/v1, would be ignored: requests have their own.
-        named = bool(parts.hostname) and parts.port != 0 and parts.path in {"", "/"}
-        # The URL is a label of the metrics, so it must not hold a password.
-        return parts.scheme in {"http", "https"} and named and parts.username is None
-    return False
+    if url.startswith("unix:"):
+        return bool(urlsplit(url).path)
+    parts = http_parts(url)
+    # A path, as in http://host:8001/v1, would be ignored: requests have their own. The URL is a
+    # label of the metrics, so it must not hold a password.
+    return parts is not None and parts.path in {"", "/"} and parts.username is None
 
 
 def application() -> FastAPI:
@@ -150,7 +148,6 @@ def application() -> FastAPI:
 async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
     # A gateway without an embedded engine saves two seconds of imports.
     from proofserve.engines.vllm.inprocess import vllm_app  # noqa: PLC0415
-    from proofserve.wiring.sockets import on_unix_socket  # noqa: PLC0415
 
     changes = {"VLLM_PLUGINS": plugin_list(), **runner_choice()}
     if chosen.receipts:

@@ -9,14 +9,13 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import httpx
 
 from proofserve.rounds.status import FleetMembership
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
+from proofserve.web import http_parts
 from proofserve.wire.paths import PROOFS
 
 _logger = logging.getLogger(__name__)
@@ -33,18 +32,8 @@ LOOK_S = 0.5
 SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
-class JoiningPlan:
-    """Which fleet to join, and as what. URLs are without a slash at the end."""
-
-    fleet: str
-    key: str = field(repr=False)
-    name: str
-    address: str
-
-
-def plan_of(settings: NodeSettings) -> JoiningPlan | None:
-    """The plan of the settings; None for a node without a fleet.
+def joining_of(settings: NodeSettings) -> "FleetJoining | None":
+    """How the settings have this node join a fleet; None for a node without a fleet.
 
     Raises ValueError, naming the variable, for a URL that is none and for a missing one or key.
     """
@@ -60,16 +49,12 @@ def plan_of(settings: NodeSettings) -> JoiningPlan | None:
         )
     fleet = _url("POC_FLEET", settings.fleet)
     address = _url("POC_FLEET_ADDRESS", settings.fleet_address)
-    return JoiningPlan(fleet, key, settings.fleet_name or socket.gethostname(), address)
+    return FleetJoining(fleet, key, settings.fleet_name or socket.gethostname(), address)
 
 
 def _url(variable: str, text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits or parts.username or parts.query or parts.fragment:
+    parts = http_parts(text)
+    if parts is None or parts.username or parts.query or parts.fragment:
         raise ValueError(
             f"{variable} must be a URL such as http://fleet.example:9100, without user, query and"
             " fragment"
@@ -78,18 +63,29 @@ def _url(variable: str, text: str) -> str:
 
 
 class FleetJoining:
-    """Joins by ``plan``, again and again while ``run`` runs. ``clock``: monotonic seconds."""
+    """Joins the ``fleet`` as ``name`` again and again while ``run`` runs.
 
-    def __init__(self, plan: JoiningPlan, clock: Callable[[], float] = time.monotonic) -> None:
-        self._plan = plan
+    The URLs of the fleet and of this node (``address``) are without a slash at the end. ``clock``
+    gives monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: str,
+        key: str,
+        name: str,
+        address: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fleet, self.name, self.address = fleet, name, address
+        self._key = key
         self._clock = clock
         self._joined_at: float | None = None
         self._error: str | None = "not asked yet"
 
     def status(self) -> FleetMembership:
         since = None if self._joined_at is None else self._clock() - self._joined_at
-        plan = self._plan
-        return FleetMembership(plan.fleet, plan.name, plan.address, since, self._error)
+        return FleetMembership(self.fleet, self.name, self.address, since, self._error)
 
     async def run(self) -> None:
         # No proxy of the environment: fleet and node are of one network.
@@ -103,7 +99,7 @@ class FleetJoining:
     async def _until_up(self, http: httpx.AsyncClient) -> None:
         """Wait until this node answers under the address that the fleet will use."""
         deadline = self._clock() + UP_S
-        live = f"{self._plan.address}{PROOFS}/health/live"
+        live = f"{self.address}{PROOFS}/health/live"
         while self._clock() < deadline:
             try:
                 if (await http.get(live, timeout=LOOK_S)).is_success:
@@ -122,15 +118,15 @@ class FleetJoining:
             return
         self._error = error
         if error is None:
-            _logger.info("a member of the fleet %s as %s", self._plan.fleet, self._plan.name)
+            _logger.info("a member of the fleet %s as %s", self.fleet, self.name)
         else:
             _logger.warning("not in the fleet, the node serves all the same: %s", error)
 
     async def _refusal(self, http: httpx.AsyncClient) -> str | None:
         """Send one sign of life. Returns why the fleet did not take it, None if it did."""
-        url = f"{self._plan.fleet}{MEMBERS}"
-        body = {"url": self._plan.address, "name": self._plan.name}
-        headers = {"Authorization": f"Bearer {self._plan.key}"}
+        url = f"{self.fleet}{MEMBERS}"
+        body = {"url": self.address, "name": self.name}
+        headers = {"Authorization": f"Bearer {self._key}"}
         try:
             async with (
                 asyncio.timeout(ANSWER_S),
@@ -159,12 +155,11 @@ async def _beginning(answer: httpx.Response) -> str:
 async def joining(settings: NodeSettings) -> AsyncIterator[Callable[[], FleetMembership | None]]:
     """Join the fleet of the settings, if there is one, until the context ends.
 
-    Yields what reads the state. Raises as ``plan_of``.
+    Yields what reads the state. Raises as ``joining_of``.
     """
-    plan = plan_of(settings)
-    if plan is None:
+    member = joining_of(settings)
+    if member is None:
         yield lambda: None
         return
-    member = FleetJoining(plan)
     async with beside("fleet", member.run()):
         yield member.status

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from proofserve.api.node import Challenges, Deployment, Node, Rates, Waits
+from proofserve.api.node import CallLimits, Deployment, Node
 from proofserve.api.node_page import NodeHistory, with_dashboard
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.post import Outward, UrlCheck
@@ -20,15 +20,14 @@ from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import OutboxUnavailable
-from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
-from proofserve.rounds.ports import ProofEngine
-from proofserve.rounds.receipts import ReceiptService, ReceiptSource
-from proofserve.rounds.records import EngineInfo, RoundSpec
+from proofserve.rounds.ports import AnsweringEngine, ProofEngine
+from proofserve.rounds.receipts import ReceiptService
+from proofserve.rounds.records import EngineInfo, Limits, RoundSpec
 from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.access import access_of, allowlist_of
+from proofserve.wiring.access import CALLBACK_ALLOW, access_of, outward_of
 from proofserve.wiring.joining import joining
 
 _logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ async def _nothing() -> None:
 async def running_node(
     engine: ProofEngine,
     settings: NodeSettings,
-    answers: ReceiptSource | None = None,
+    answers: AnsweringEngine | None = None,
     owned: Callable[[], Awaitable[None]] = _nothing,
     liveness: Callable[[], Sequence[CoreLiveness]] = tuple,
 ) -> AsyncIterator[Node]:
@@ -66,14 +65,14 @@ async def running_node(
     With ``answers`` its chat answers get receipts. ``owned`` is awaited when this process has the
     outbox, before anything uses the engine. ``liveness`` reads what the node shows of its cores.
 
-    Raises NotAnOutbox, OutboxInUse or OutboxUnavailable if it cannot use the outbox file, and
+    Raises OutboxInUse or OutboxUnavailable if it cannot use the outbox file, and
     ValueError if the settings of keys, callbacks, receipts or the fleet are not valid.
     """
-    access, outward = access_of(settings), _outward(settings)
+    access, outward = access_of(settings), outward_of(settings, CALLBACK_ALLOW)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         await owned()
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
-        manager = RoundManager(engine, outbox, Limits(jobs=_job_limits(settings)))
+        manager = RoundManager(engine, outbox, _limits(settings))
         deployment = _deployment(engine.engine_info, settings, outward)
         keep_s = settings.outbox_keep_days * DAY_S
         prune = partial(_prune_results, outbox, keep_s)
@@ -87,9 +86,12 @@ async def running_node(
         ):
             try:
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
-                rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-                limits = rates, waits, Challenges(settings.challenge_nonces_per_hour)
-                made = Node(deployment, manager, outbox, access, *limits, receipts)
+                limits = CallLimits(
+                    settings.requests_per_minute,
+                    settings.max_open_waits,
+                    settings.challenge_nonces_per_hour,
+                )
+                made = Node(deployment, manager, outbox, access, limits, receipts)
                 made = replace(made, liveness=liveness, membership=membership)
                 async with _with_page(made, settings.dashboard) as node:
                     yield node
@@ -168,12 +170,6 @@ def _mismatch(spec: RoundSpec, deployment: Deployment) -> str | None:
     return None
 
 
-def _outward(settings: NodeSettings) -> Outward:
-    secret = settings.callback_secret
-    key = None if secret is None else secret.get_secret_value().encode()
-    return Outward(allowlist_of(settings), key)
-
-
 def _deployment(engine_info: EngineInfo, settings: NodeSettings, outward: Outward) -> Deployment:
     return Deployment(
         engine_info=engine_info,
@@ -189,8 +185,8 @@ def _deployment(engine_info: EngineInfo, settings: NodeSettings, outward: Outwar
     )
 
 
-def _job_limits(settings: NodeSettings) -> JobLimits:
-    return JobLimits(
+def _limits(settings: NodeSettings) -> Limits:
+    return Limits(
         max_queued_nonces=settings.max_queued_nonces,
         chunk_timeout_s=settings.generate_chunk_timeout_sec,
         result_ttl_s=settings.generate_result_ttl_sec,
@@ -212,17 +208,17 @@ def key_file_of(settings: NodeSettings) -> Path:
 
 @asynccontextmanager
 async def receipts_of(
-    source: ReceiptSource | None, storage: SqliteReceipts, settings: NodeSettings, check: Check
+    answers: AnsweringEngine | None, storage: SqliteReceipts, settings: NodeSettings, check: Check
 ) -> AsyncIterator[ReceiptService | None]:
-    """Make receipts until the context ends; None without a ``source``. The caller finishes them.
+    """Make receipts until the context ends; None without ``answers``. The caller finishes them.
 
     Raises ValueError for a key file that cannot be used and a URL to which no callback may go.
     """
-    if source is None:
+    if answers is None:
         yield None
         return
     url = await _checked(settings.receipts_callback, check)
-    service = ReceiptService(source, storage, signing_key(key_file_of(settings)), url)
+    service = ReceiptService(answers, storage, signing_key(key_file_of(settings)), url)
     keep_s = settings.receipts_keep_days * DAY_S
     prune = partial(storage.prune, keep_s, IDS_KEPT_S)
     deletion = _prune_for_ever(prune, keep_s, "receipts")

@@ -1,24 +1,47 @@
-"""One of several API processes owns the node: the lock of the outbox elects it.
+"""One of several API processes owns the node; the others pass calls on to it, over a unix socket.
 
-The kernel frees the lock when its process ends, however that happens. The next process that takes
-it opens the outbox and goes on with the open round, as a restarted server does (ADR 31). A file
-beside the outbox says which process owns it, and where that one answers.
+The lock of the outbox elects the owner. The kernel frees the lock when its process ends, however
+that happens. The next process that takes it opens the outbox and goes on with the open round, as a
+restarted server does (ADR 31). A file beside the outbox says which process owns it, and where that
+one answers.
+
+The owner serves the proof routes alone there (``private_app``). A request that is passed on keeps
+its headers, and the address of its client comes in a header of ours, so that the owner checks keys
+and addresses as if the client had come to it.
 """
 
 import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from starlette.types import ASGIApp
+import httpx
+from fastapi import APIRouter, FastAPI
+from starlette.datastructures import URLPath
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, NoMatchFound
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proofserve.api.node import Node
+from proofserve.api.access import READING, Access, ApiError, role_for
+from proofserve.api.node import Node, while_connected
+from proofserve.api.requests import (
+    close_if_upgraded,
+    count_and_log,
+    error_response,
+    reason_of,
+    with_whole_body,
+)
+from proofserve.dashboard.routes import SNAPSHOT
 from proofserve.outbox.database import OutboxInUse, is_locked
 from proofserve.rounds.errors import RoundsError
+from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wiring.sockets import on_unix_socket
 
 _logger = logging.getLogger(__name__)
@@ -193,3 +216,155 @@ def _report(electing: "asyncio.Task[None]") -> None:
     if not electing.cancelled() and (error := electing.exception()) is not None:
         text = "this API process can own no proofs any more; restart the server"
         _logger.critical(text, exc_info=error)
+
+
+# -- forwarding ------------------------------------------------------------------------------------
+
+# The address of the client, in JSON. The process that passes a request on removes the client's own.
+CLIENT = b"x-proofserve-client"
+# Each process answers this one itself.
+LIVE = f"{PROOFS}/health/live"
+# How long a call waits for the next owner, and the pause between two looks, seconds.
+NEXT_OWNER_S = 30.0
+LOOK_S = 0.1
+# When a client may ask again after a call that had no owner, seconds.
+_OWNER_AGAIN_S = 1.0
+# Of one connection only (RFC 9110, 7.6.1).
+_HOP_BY_HOP = frozenset(
+    name.encode()
+    for name in ("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+)
+# This process writes its own.
+_OWN_HEADERS = _HOP_BY_HOP | {b"date", b"server"}
+
+
+class ForwardingRoute(BaseRoute):
+    """All proof routes, in a process that does not own the node; there it comes before them.
+
+    ``access`` refuses a call without a valid key before its body is read; the owner checks it too.
+    """
+
+    path = f"{PROOFS}/{{rest:path}}"
+
+    def __init__(
+        self, ownership: Callable[[], Ownership | None], access: Access, max_body_bytes: int
+    ) -> None:
+        self._ownership = ownership
+        self._access = access
+        self._max_body_bytes = max_body_bytes
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        ownership = self._ownership()
+        if scope["type"] != "http" or ownership is None or ownership.node is not None:
+            return Match.NONE, {}
+        path = _path(scope)
+        ours = path.startswith((f"{PROOFS}/", f"{RECEIPTS}/")) and path != LIVE
+        # Not the page's stream: an answer is read to its end. The page then asks for snapshots.
+        ours = ours or path == SNAPSHOT
+        return (Match.FULL if ours else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+        except ApiError as error:
+            response = error_response(error)
+            count_and_log(None, request, response, reason_of(error))
+        close_if_upgraded(request, response)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        ownership = self._ownership()
+        if ownership is None:
+            raise ApiError("not_enabled", "PoC not enabled")
+        body = b""
+        if request.method not in READING:
+            self._access.admit(request, role_for({request.method}, _path(request.scope)))
+            read = await with_whole_body(Request, request, self._max_body_bytes)
+            body = await read.body()
+        return await while_connected(request, _ask_owner(ownership, request, body))
+
+    def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
+        """Always raises NoMatchFound: the route has no name."""
+        raise NoMatchFound(name, path_params)
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+async def _ask_owner(ownership: Ownership, request: Request, body: bytes) -> Response:
+    """The owner's answer. Waits for the next owner while there is none. Raises ApiError."""
+    deadline = time.monotonic() + NEXT_OWNER_S
+    while not ownership.is_ending and time.monotonic() < deadline:
+        if (owner := ownership.owner) is not None:
+            try:
+                return await _ask(owner.socket, request, body)
+            except httpx.ConnectError:
+                # It has ended, and the request did not reach it.
+                pass
+            except httpx.TransportError as error:
+                if request.method not in READING:
+                    raise ApiError(
+                        "owner_lost",
+                        "the API process that owns the proofs ended before it answered, and may"
+                        " have done what was asked: look at /status, then ask again",
+                        _OWNER_AGAIN_S,
+                    ) from error
+        await asyncio.sleep(LOOK_S)
+    raise ApiError(
+        "owner_lost", "no API process owns the proofs at the moment; ask again", _OWNER_AGAIN_S
+    )
+
+
+async def _ask(socket: str, request: Request, body: bytes) -> Response:
+    """One attempt, on a new connection: a kept one may belong to a process that has ended."""
+    scope = request.scope
+    dropped = {*_HOP_BY_HOP, CLIENT, b"content-length"}
+    headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
+    headers.append((CLIENT, peers_of(scope)))
+    path = scope["raw_path"].removeprefix(scope.get("root_path", "").encode())
+    target = path + b"?" + scope["query_string"] if scope["query_string"] else path
+    url = httpx.URL("http://owner", raw_path=target)
+    transport = httpx.AsyncHTTPTransport(uds=socket)
+    timeout = httpx.Timeout(None, connect=NEXT_OWNER_S)
+    # No proxy of the environment: it would get calls that never leave this machine.
+    async with httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as client:
+        asked = client.build_request(request.method, url, headers=headers, content=body)
+        answer = await client.send(asked, stream=True)
+        content = b"".join([part async for part in answer.aiter_raw()])
+        await answer.aclose()
+    response = Response(content, answer.status_code)
+    kept = [(name.lower(), value) for name, value in answer.headers.raw]
+    response.raw_headers = [(name, value) for name, value in kept if name not in _OWN_HEADERS]
+    return response
+
+
+def peers_of(scope: Scope) -> bytes:
+    """The value of ``CLIENT`` for a request: its own address and that of the server, or null."""
+    return json.dumps([scope.get("client"), scope.get("server")]).encode()
+
+
+def private_app(routers: Callable[[], list[APIRouter]]) -> ASGIApp:
+    app = FastAPI(openapi_url=None)
+    for router in routers():
+        app.include_router(router)
+
+    async def with_client(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = _as_it_came(scope)
+        await app(scope, receive, send)
+
+    return with_client
+
+
+def _as_it_came(scope: Scope) -> Scope:
+    named = [value for name, value in scope["headers"] if name == CLIENT]
+    headers = [(name, value) for name, value in scope["headers"] if name != CLIENT]
+    # Without the header the caller is no process of ours: it counts as another machine.
+    client, server = json.loads(named[0]) if named else (("0.0.0.0", 0), None)  # noqa: S104
+    return {**scope, "headers": headers, "client": _pair(client), "server": _pair(server)}
+
+
+def _pair(value: Any) -> tuple[Any, ...] | None:
+    return None if value is None else tuple(value)

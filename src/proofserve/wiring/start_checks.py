@@ -1,15 +1,29 @@
-"""What a server needs before vLLM loads its model; each check takes a moment, not minutes."""
+"""What a server needs before vLLM loads its model; each check takes a moment, not minutes.
+
+And what a host has and lacks for serving, proving and verifying, in ten lines.
+"""
 
 import os
 import socket
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-from proofserve.outbox.database import hold_lock
+from proofserve import __version__
+from proofserve.lab.host import GIB, HostFacts, free_disk_gib, required_packages
+from proofserve.outbox.database import OutboxInUse, hold_lock
+from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
-from proofserve.wiring.access import access_of, allowlist_of, description, require_access_rule
-from proofserve.wiring.joining import plan_of
+from proofserve.wiring.access import (
+    CALLBACK_ALLOW,
+    access_of,
+    description,
+    outward_of,
+    require_access_rule,
+)
+from proofserve.wiring.joining import joining_of
 from proofserve.wiring.launch import has_several_processes
 
 # vLLM's own default.
@@ -87,7 +101,7 @@ def _address(listening: Namespace) -> str:
 
 
 def _callbacks(chosen: NodeSettings) -> str:
-    allowlist_of(chosen)
+    outward_of(chosen, CALLBACK_ALLOW)
     return f"may go to {', '.join(chosen.callback_allow)}"
 
 
@@ -114,12 +128,12 @@ def _receipts(chosen: NodeSettings, vllm_options: Sequence[str]) -> str:
 
 
 def _fleet(chosen: NodeSettings) -> str:
-    plan = plan_of(chosen)
-    if plan is None:
+    joining = joining_of(chosen)
+    if joining is None:
         return "joins none"
     if not chosen.enabled:
         raise ValueError("POC_FLEET / --poc-fleet needs POC_ENABLED=1 / --enable-poc")
-    return f"joins {plan.fleet} as {plan.name}, at {plan.address}"
+    return f"joins {joining.fleet} as {joining.name}, at {joining.address}"
 
 
 def _version(chosen: NodeSettings) -> str:
@@ -130,7 +144,7 @@ def _version(chosen: NodeSettings) -> str:
         raise ValueError(f"vLLM cannot be imported: {error}") from error
     try:
         wanted = features.of_node(chosen.receipts)
-        return start.require_vetted(chosen.unvetted, wanted).reason
+        return start.require_vetted(chosen.unvetted, wanted)
     except UnsupportedEngine as error:
         raise ValueError(str(error)) from error
 
@@ -143,3 +157,158 @@ def _vllm_options(model: str, vllm_options: Sequence[str]) -> str:
     except (SystemExit, KeyError, TypeError) as error:
         raise ValueError(f"vLLM refuses its options: {error}") from error
     return f"{len(vllm_options)} words, which vLLM accepts"
+
+
+# -- the host --------------------------------------------------------------------------------------
+
+# A day of a fast node's results takes less than this.
+LEAST_DISK_GIB = 2.0
+LEAST_MEMORY_GIB = 2.0
+# A validator computes in float32, and keeps all weights in memory.
+BYTES_A_PARAMETER = 4
+EXTRAS = ("reference",)
+SERVE, PROVE, VERIFY = "serve", "prove", "verify"
+EVERYTHING = frozenset({SERVE, PROVE, VERIFY})
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """One line: what was found about ``name``, and what to do if it is not enough.
+
+    ``lacking`` are the tasks that this host cannot do for that reason. A ``remedy`` without a task
+    is advice.
+    """
+
+    name: str
+    text: str
+    remedy: str | None = None
+    lacking: frozenset[str] = frozenset()
+
+
+def required() -> tuple[str, ...]:
+    """The packages that this release needs to serve and to verify, without vLLM."""
+    try:
+        return required_packages(metadata.requires("proofserve") or (), EXTRAS)
+    except metadata.PackageNotFoundError:
+        return ()
+
+
+def host_lines(chosen: NodeSettings, facts: HostFacts) -> list[HostLine]:
+    return [
+        HostLine("proofserve", f"{__version__}, Python {facts.python}, {facts.cores} cores"),
+        _packages_line(facts),
+        _torch_line(facts),
+        _cards_line(facts),
+        _memory_line(facts),
+        _vllm_line(chosen, facts),
+        _plugin_line(facts),
+        _outbox_line(chosen),
+        _keys_line(chosen),
+    ]
+
+
+def verdict(found: Iterable[HostLine]) -> dict[str, bool]:
+    """Whether this host can serve, prove and verify."""
+    lacking = frozenset[str]().union(*(each.lacking for each in found))
+    return {task: task not in lacking for task in (SERVE, PROVE, VERIFY)}
+
+
+def _packages_line(facts: HostFacts) -> HostLine:
+    if not facts.missing:
+        return HostLine("packages", "all that proofserve needs are installed")
+    names = " ".join(facts.missing)
+    return HostLine("packages", f"missing: {names}", f"pip install {names}", EVERYTHING)
+
+
+def _torch_line(facts: HostFacts) -> HostLine:
+    torch = facts.torch
+    if torch.version is None:
+        return HostLine("torch", "none", "install torch for this host's cards", EVERYTHING)
+    text = f"{torch.version}, CUDA {torch.cuda}" if torch.cuda else f"{torch.version}, without CUDA"
+    if torch.problem and "imported" in torch.problem:
+        return HostLine("torch", torch.problem, "install torch again", EVERYTHING)
+    if facts.driver_cards and not torch.cuda:
+        return HostLine("torch", text, "install torch's CUDA build: this host has a card")
+    return HostLine("torch", text)
+
+
+def _cards_line(facts: HostFacts) -> HostLine:
+    if facts.torch.cards:
+        names = ", ".join(
+            f"{card.name} ({card.free_gib:.0f} of {card.memory_gib:.0f} GiB free)"
+            for card in facts.torch.cards
+        )
+        return HostLine("cards", names)
+    if facts.driver_cards:
+        seen = "; ".join(facts.driver_cards)
+        return HostLine("cards", f"the driver shows {seen}, and {facts.torch.problem}", "see torch")
+    return HostLine("cards", "none: everything runs on the processor, slowly")
+
+
+def _memory_line(facts: HostFacts) -> HostLine:
+    text = f"{facts.available_gib:.1f} of {facts.memory_gib:.1f} GiB available"
+    if facts.available_gib < LEAST_MEMORY_GIB:
+        return HostLine("memory", text, f"free {LEAST_MEMORY_GIB:g} GiB", EVERYTHING)
+    billions = (facts.available_gib - LEAST_MEMORY_GIB) * GIB / BYTES_A_PARAMETER / 1e9
+    return HostLine("memory", f"{text}; verifies models of up to {billions:.1f}B parameters here")
+
+
+def _vllm_line(chosen: NodeSettings, facts: HostFacts) -> HostLine:
+    lacking = frozenset({SERVE, PROVE})
+    if facts.vllm is None:
+        return HostLine(
+            "vLLM", "none", "pip install '.[vllm]' in the checkout, to serve and prove", lacking
+        )
+    if facts.torch.cards and facts.vllm_for_cpu:
+        return HostLine("vLLM", f"{facts.vllm}, the build for CPUs", "install vLLM's CUDA build")
+    try:
+        reason = slow_checks("", chosen, ())["vLLM"]()
+    except ValueError as error:
+        # It may serve chat; proofs need a version that was vetted.
+        unusable = lacking if "imported" in str(error) else frozenset({PROVE})
+        return HostLine("vLLM", str(error), "see docs/operations.md", unusable)
+    return HostLine("vLLM", reason)
+
+
+def _plugin_line(facts: HostFacts) -> HostLine:
+    if facts.plugin:
+        return HostLine("plugin", "vLLM finds proofserve among its plugins")
+    return HostLine(
+        "plugin",
+        "vLLM would not find proofserve: it is not installed as a package here",
+        "pip install --no-deps . in the checkout",
+        frozenset({PROVE}),
+    )
+
+
+def _outbox_line(chosen: NodeSettings) -> HostLine:
+    path = chosen.outbox.absolute()
+    prove = frozenset({PROVE})
+    text, other = f"{path} can be {'used' if path.exists() else 'made'}", "name another: POC_OUTBOX"
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        reason = "cannot write there" if path.parent.is_dir() else "there is no such folder"
+        return HostLine("outbox", f"{path} cannot be made: {reason}", other, prove)
+    if path.exists():
+        try:
+            hold_lock(path).close()
+        except OutboxInUse:
+            text = f"{path} belongs to a server that runs now"
+        except OutboxUnavailable as error:
+            return HostLine("outbox", str(error), other, prove)
+        if not os.access(path, os.R_OK | os.W_OK):
+            return HostLine("outbox", f"this user cannot read and write {path}", other, prove)
+    free = free_disk_gib(path)
+    text += f", {free:.1f} GiB free"
+    if free < LEAST_DISK_GIB:
+        return HostLine("outbox", text, f"free {LEAST_DISK_GIB:g} GiB", prove)
+    return HostLine("outbox", text)
+
+
+def _keys_line(chosen: NodeSettings) -> HostLine:
+    try:
+        access = access_of(chosen)
+    except ValueError as error:
+        return HostLine("keys", str(error), "see docs/operations.md", frozenset({PROVE}))
+    if access.names or access.open_to_all:
+        return HostLine("keys", description(access))
+    return HostLine("keys", description(access), "set POC_API_KEY for calls of other machines")

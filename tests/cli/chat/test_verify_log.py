@@ -19,7 +19,6 @@ from proofserve.engines.reference.network import load
 from proofserve.lab.report import LabError
 from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
 from proofserve.protocol.receipts.signature import SigningKey
-from proofserve.receiver.callbacks import Stamp
 from proofserve.receiver.store import ReceiverStore
 from proofserve.verifier.chat.conversation import Conversation, write
 from proofserve.verifier.chat.statements import FailedCheck, PublicLog
@@ -89,7 +88,7 @@ def path(tmp_path: Path) -> Path:
 def receive(path: Path, *entries: LogEntry, key: SigningKey = KEY) -> str:
     """Store entries as the receiver does; the file's name."""
     with closing(ReceiverStore.open(path)) as store:
-        assert store.add_logged(key.public_key, signed_entries(key, entries), Stamp())
+        assert store.add_logged(key.public_key, signed_entries(key, entries))
     return str(path)
 
 

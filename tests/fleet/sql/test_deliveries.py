@@ -9,8 +9,9 @@ from outbox.support import FastClock, Target, running_target, sending, until
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
-from proofserve.receiver.callbacks import Generated, GeneratedRoots, GeneratedWinners
+from proofserve.receiver.callbacks import Generated, GeneratedWinners
 from proofserve.rounds.state import Move
+from proofserve.wire.records import CommittedRoots
 
 from .support import (
     a_distance_spec,
@@ -133,7 +134,7 @@ async def test_winners_and_roots_have_their_own_bodies(
     sent = [one.body for one in target.accepted[1:]]
     assert sent[:2] == bodies
     assert sent[2] == {**repeats, "roots": repeats["roots"][1:]}
-    assert GeneratedRoots.model_validate(sent[0]).lane == opened.nonces_of(lane.lane)
+    assert CommittedRoots.model_validate(sent[0]).lane == opened.nonces_of(lane.lane)
 
 
 async def test_a_callback_whose_acknowledgement_was_lost_comes_again_under_its_key(

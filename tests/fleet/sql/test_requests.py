@@ -10,17 +10,16 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import QueueFull
-from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.records import (
     Artifact,
     CompletedJob,
     Job,
     JobState,
     JobView,
+    Limits,
     Outcome,
     Proofs,
     StatTest,
-    Validation,
     Verdict,
 )
 from rounds.doubles import job
@@ -84,7 +83,7 @@ async def callbacks(store: FleetStore) -> list[bytes]:
     ("one", "outcome"),
     [
         (job(1, 2**62, 3), PROOFS),
-        (job(1, 2, validation=Validation(CLAIMS, BY_COUNT)), Verdict(2, 0, (), 1.0, False)),
+        (job(1, 2, claims=CLAIMS, test=BY_COUNT), Verdict(2, 0, (), 1.0, False)),
     ],
 )
 async def test_a_job_and_its_outcome_are_read_as_they_were_stored(
@@ -154,7 +153,7 @@ async def test_a_result_expires(requests: RequestStore, clock: Clock) -> None:
     clock.now += KEEP_S
     assert await requests.view("a", KEEP_S) is None
     assert await requests.view("a", KEEP_S + 1) is not None
-    await requests.expire(JobLimits(result_ttl_s=KEEP_S))
+    await requests.expire(Limits(result_ttl_s=KEEP_S))
     assert await requests.view("a", KEEP_S + 1) is None
     assert await state(requests, "b") is JobState.QUEUED
 
@@ -162,16 +161,16 @@ async def test_a_result_expires(requests: RequestStore, clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("limits", "left"),
     [
-        (JobLimits(max_kept_jobs=2), ["c", "d"]),
-        (JobLimits(max_kept_nonces=7), ["b", "c", "d"]),
-        (JobLimits(max_kept_nonces=5), ["c", "d"]),
+        (Limits(max_kept_jobs=2), ["c", "d"]),
+        (Limits(max_kept_nonces=7), ["b", "c", "d"]),
+        (Limits(max_kept_nonces=5), ["c", "d"]),
         # The newest stays: no client has read it yet.
-        (JobLimits(max_kept_nonces=1), ["d"]),
-        (JobLimits(max_kept_jobs=0), ["d"]),
+        (Limits(max_kept_nonces=1), ["d"]),
+        (Limits(max_kept_jobs=0), ["d"]),
     ],
 )
 async def test_the_oldest_of_too_many_results_go(
-    requests: RequestStore, limits: JobLimits, left: list[str]
+    requests: RequestStore, limits: Limits, left: list[str]
 ) -> None:
     await added(requests, "a", "b", "c", "d", "open")
     for each in "abcd":

@@ -18,7 +18,7 @@ from proofserve.fleet.verification import VerificationPolicy, due, is_due, job_o
 from proofserve.fleet.verification_records import AfterConviction, JobCause, VerificationRule
 from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
-from proofserve.wiring.fleet_policy import policy_of
+from proofserve.wiring.fleet import policy_of
 
 GOOD = "[default]\nevery_sec = 5\nnonces = 4\ndist_threshold = 0.03\n"
 

@@ -15,7 +15,7 @@ from proofserve.engines.receipts.compat_outputs import RequestNotes
 from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.support import require_receipts
 from proofserve.protocol.receipts.answer import FinishedAnswer
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.rounds.records import EngineInfo
 
 _logger = logging.getLogger(__name__)
 
@@ -28,10 +28,12 @@ _NUMBERED = re.compile(r"(cmpl-.*)-(\d+)|(resp_.*)_(\d+)", re.DOTALL)
 
 
 class VllmAnswers:
-    """Made by ``start``. ``sketch_key`` and ``k_dim`` are those of all its sketches."""
+    """An ``AnsweringEngine``, made by ``start``."""
 
-    def __init__(self, engine_client: Any, sketch_key: str, k_dim: int) -> None:
-        self.sketch_key, self.k_dim = sketch_key, k_dim
+    def __init__(
+        self, engine_client: Any, engine_info: EngineInfo, sketch_key: str, k_dim: int
+    ) -> None:
+        self.engine_info, self.sketch_key, self.k_dim = engine_info, sketch_key, k_dim
         self._client = engine_client
         self._notes = RequestNotes(engine_client)
         self._one_call = asyncio.Lock()
@@ -110,7 +112,7 @@ class VllmAnswers:
 
 
 async def start(
-    engine_client: Any, facts: ModelFacts, k_dim: int, most_rows: int = MOST_ROWS
+    engine_client: Any, engine_info: EngineInfo, k_dim: int, most_rows: int = MOST_ROWS
 ) -> VllmAnswers:
     """Tap the engine under a new sketch key. Call it once, before the first request.
 
@@ -118,13 +120,14 @@ async def start(
     tapped, and EngineGone.
     """
     require_receipts(engine_client.vllm_config)
-    if facts.weights_digest is None:
+    digest = engine_info.facts.weights_digest
+    if digest is None:
         raise ValueError("POC_RECEIPTS needs a checkpoint with safetensors files")
     key = new_sketch_key()
-    plan = TapPlan(key, facts.weights_digest, k_dim, most_rows)
+    plan = TapPlan(key, digest, k_dim, most_rows)
     for core in range(compat_client.core_count(engine_client)):
         await compat_client.call_engine(engine_client, START, asdict(plan), core=core)
-    return VllmAnswers(engine_client, key, k_dim)
+    return VllmAnswers(engine_client, engine_info, key, k_dim)
 
 
 def new_sketch_key() -> str:

@@ -64,16 +64,8 @@ class Feature:
     pins: tuple[Pin, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineVersion:
-    """vLLM's version, and why it is accepted."""
-
-    number: str
-    reason: str
-
-
-def require_vetted(allow_unvetted: bool, features: Sequence[Feature]) -> EngineVersion:
-    """The version of the installed vLLM.
+def require_vetted(allow_unvetted: bool, features: Sequence[Feature]) -> str:
+    """Why the version of the installed vLLM is accepted.
 
     With ``allow_unvetted`` a version that was not vetted is accepted if its sources define every
     name that ``features`` rely on. Raises UnsupportedEngine with the reason and what to do.
@@ -81,7 +73,7 @@ def require_vetted(allow_unvetted: bool, features: Sequence[Feature]) -> EngineV
     version = str(vllm.__version__)
     row = vetting_of(version)
     if row is not None:
-        return EngineVersion(version, f"version {version} was vetted: {row.how}")
+        return f"version {version} was vetted: {row.how}"
     if not allow_unvetted:
         known = ", ".join(each.minor for each in VETTED)
         raise UnsupportedEngine(
@@ -100,7 +92,7 @@ def require_vetted(allow_unvetted: bool, features: Sequence[Feature]) -> EngineV
     count, seconds = sum(len(each.pins) for each in features), time.monotonic() - began
     found = f"version {version} was not vetted; {count} pins hold, checked in {seconds:.2f} s"
     _logger.warning("vLLM %s. Verify a round of this server before it earns anything.", found)
-    return EngineVersion(version, found)
+    return found
 
 
 def require_vetted_runner(vllm_config: Any) -> None:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from proofserve.api import node_page
 from proofserve.api import routes as node_routes
-from proofserve.api.errors import NotReady
+from proofserve.api.access import ApiError
 from proofserve.api.node import Deployment, Node, ServedNode
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
@@ -79,20 +79,21 @@ class ServedFleet:
         self._made: tuple[Deployment, Node] | None = None
 
     def __call__(self, request: Request) -> Node:
-        """Raises NotReady while the database, or the first member, does not answer."""
+        """Raises ApiError while the database, or the first member, does not answer."""
         node = self.for_operators(request)
         overview = self._watch.current
         waits_for_member = request.method == "POST" and not request.url.path.endswith(_STOP)
         if overview.deployment is None and waits_for_member:
-            raise NotReady(overview.why_not_ready or "no member has answered yet")
+            raise ApiError("not_ready", overview.why_not_ready or "no member has answered yet")
         return node
 
     def for_operators(self, _request: Request) -> Node:
-        """The node for calls that need no member. Raises NotReady without the database."""
+        """The node for calls that need no member. Raises ApiError without the database."""
         if self._watch.age_s > OLDEST_VIEW_S and self._watch.error is not None:
-            raise NotReady(
+            raise ApiError(
+                "not_ready",
                 f"the fleet's database has not answered for {self._watch.age_s:.0f} s; members go"
-                " on proving, and keep their results until it does"
+                " on proving, and keep their results until it does",
             )
         deployment = self._watch.current.deployment
         if deployment is None:

@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from proofserve.api.access import Access
-from proofserve.api.errors import ApiError
+from proofserve.api.access import Access, ApiError
 from proofserve.api.node import Node
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented, refused
@@ -56,18 +55,6 @@ PREFIX = "proofserve_fleet"
 MOST_VERDICTS = 500
 # Why a member may not join by this URL; None if it may.
 JoinCheck = Callable[[str], Awaitable[str | None]]
-
-
-class NotInFleet(ApiError):
-    """There is no such member, or no such verdict."""
-
-    status = 404
-
-
-class NotPossible(ApiError):
-    """As the fleet is; the text says what is missing or in the way."""
-
-    status = 409
 
 
 def _url(text: str) -> str:
@@ -114,11 +101,13 @@ class FleetParts:
         self.reconciler.wake()
 
     def condition(self, member_id: str) -> MemberCondition:
-        """Raises NotInFleet."""
+        """Raises ApiError."""
         for each in self.watch.current.members:
             if each.member.id == member_id:
                 return each
-        raise NotInFleet(f"there is no member {member_id!r}: GET {FLEET}/members lists them")
+        raise ApiError(
+            "member_not_found", f"there is no member {member_id!r}: GET {FLEET}/members lists them"
+        )
 
     def snapshot(self, offset: int, limit: int) -> dict[str, Any]:
         return snapshot(self.watch.current, time.time(), offset, limit)
@@ -187,7 +176,7 @@ def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
         try:
             await parts.store.wish(member_id, wanted, reason)
         except UnknownMember as error:
-            raise NotInFleet(str(error)) from error
+            raise ApiError("member_not_found", str(error)) from error
         await parts.changed()
         return parts.record(member_id)
 
@@ -217,9 +206,10 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
         member = condition.member
         if member.source is not MemberSource.JOINED:
             where = "the list of members" if member.source is MemberSource.LIST else "the DNS"
-            raise NotPossible(
+            raise ApiError(
+                "stays_named",
                 f"{member.name} comes from {where}: take it out there; until then cordon or"
-                " drain it"
+                " drain it",
             )
         if condition.generates:
             # Later nothing would stop it: the fleet knows only its members.
@@ -228,14 +218,12 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
         try:
             await parts.store.remove_member(member_id, body.reason)
         except UnknownMember as error:
-            raise NotInFleet(str(error)) from error
+            raise ApiError("member_not_found", str(error)) from error
         await parts.changed()
         return {"id": member_id, "name": member.name, "removed": True}
 
 
 def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
-    store = parts.store.verdicts
-
     @router.get("/verdicts", **documented(VerdictPage, 422, 503))
     async def verdicts(
         member: Annotated[str | None, Query(max_length=200)] = None,
@@ -243,7 +231,7 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
         limit: Annotated[int, Query(ge=1, le=MOST_VERDICTS)] = 100,
     ) -> dict[str, Any]:
         """Verdicts about all members or the one with this id, the newest first."""
-        found = await store.page(member, offset, limit)
+        found = await parts.store.verdicts.page(member, offset, limit)
         return {"verdicts": [asdict(each) for each in found], "offset": offset}
 
     @router.get("/verdicts/{verdict_id}", **documented(VerdictReportAnswer, 404, 503))
@@ -268,20 +256,23 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
         """Have all that the member has stored of the round sampled now; answers the job's id."""
         name = parts.condition(member_id).member.name
         if parts.verification is None:
-            raise NotPossible("the fleet has no policy: start it with --policy FILE")
+            raise ApiError(
+                "no_verdict_possible", "the fleet has no policy: start it with --policy FILE"
+            )
         try:
             job = await parts.verification.ask(member_id)
         except NothingToVerify as error:
-            raise NotPossible(f"{name}: {error}") from error
+            raise ApiError("no_verdict_possible", f"{name}: {error}") from error
         return {"id": job.id, "member_id": member_id, "member_name": name, "queue": job.queue}
 
 
 async def _found(parts: FleetParts, verdict_id: str) -> tuple[MemberVerdict, dict[str, Any] | None]:
     found = await parts.store.verdicts.find(verdict_id)
     if found is None:
-        raise NotInFleet(
+        raise ApiError(
+            "verdict_not_found",
             f"there is no verdict {verdict_id!r}: its job may still run; GET {FLEET}/verdicts lists"
-            " all"
+            " all",
         )
     return found
 

@@ -301,10 +301,10 @@ def _fleet(overview: Overview, now: float) -> dict[str, Any]:
         "lanes": round_.lanes if round_ else 0,
         "paused_reason": overview.paused_reason,
         "members": {state.value: states.get(state, 0) for state in MemberState},
-        "processed": stats.processed if stats else 0,
-        "found": stats.found if stats else 0,
+        "processed": stats.total_processed if stats else 0,
+        "found": stats.total_found if stats else 0,
         "failed": stats.failed if stats else 0,
-        "nonces_per_second": stats.recent_rate if stats else 0.0,
+        "nonces_per_second": stats.recent_nonces_per_second if stats else 0.0,
         "elapsed_s": stats.elapsed_s if stats else 0.0,
     }
 

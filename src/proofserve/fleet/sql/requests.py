@@ -11,17 +11,16 @@ from proofserve.fleet.sql.tables import desired, kept, requests, work_fields, wo
 from proofserve.outbox.callbacks import callback_text
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import QueueFull
-from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.records import (
     Artifact,
     CompletedJob,
     Job,
     JobState,
     JobView,
+    Limits,
     Outcome,
     Proofs,
     StatTest,
-    Validation,
     Verdict,
 )
 from proofserve.wire.callbacks import callback
@@ -103,7 +102,7 @@ class RequestStore(StorePart):
         connection.execute(ended.values(state=JobState.CANCELLED.value, ended_at=self.clock()))
 
     @writes
-    def expire(self, connection: Connection, limits: JobLimits) -> None:
+    def expire(self, connection: Connection, limits: Limits) -> None:
         """Delete what ended long ago, and the oldest of too many."""
         before = self.clock() - limits.result_ttl_s
         connection.execute(delete(requests).where(requests.c.ended_at <= before))
@@ -135,9 +134,9 @@ def queued_nonces(connection: Connection) -> int:
 
 def _job_text(job: Job) -> str:
     validation = None
-    if job.validation is not None:
-        claims = [(each.nonce, each.vector_b64) for each in job.validation.claims]
-        validation = {"claims": claims, "test": asdict(job.validation.test)}
+    if job.claims is not None:
+        claims = [(each.nonce, each.vector_b64) for each in job.claims]
+        validation = {"claims": claims, "test": asdict(job.test)}
     return json.dumps(
         {
             "work": work_fields(job.work),
@@ -152,17 +151,18 @@ def _job_text(job: Job) -> str:
 
 def read_job(text: str) -> Job:
     fields = json.loads(text)
-    validation = fields["validation"]
-    if validation is not None:
+    claims, test = None, StatTest()
+    if (validation := fields["validation"]) is not None:
         claims = tuple(Claim(*each) for each in validation["claims"])
-        validation = Validation(claims, StatTest(**validation["test"]))
+        test = StatTest(**validation["test"])
     return Job(
         work=work_of(fields["work"]),
         nonces=tuple(fields["nonces"]),
         batch_size=fields["batch_size"],
         node_id=fields["node_id"],
         url=fields["url"],
-        validation=validation,
+        claims=claims,
+        test=test,
     )
 
 
