@@ -41,7 +41,6 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import calibrated, checkpoint_shape, read
 from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
-from proofserve.verifier.direction import KernelBank
 from proofserve.verifier.judging import (
     JudgingOptions,
     SampleOptions,
@@ -176,13 +175,16 @@ def verify(
         claimed = ClaimedArtifacts(work.block.hash, work.public_key, tuple(vectors), claims)
         validator = node.with_other(proofs_of(work, forward_batch))
 
-        def verified(bank: KernelBank) -> Verification:
-            truth = Truth(validator.truth, digest, bank, node.is_dense)
+        def verified() -> Verification:
+            truth = Truth(validator.truth, digest, validator, node.is_dense)
             sampling = SampleOptions(fresh_seed(), None, forward_batch)
             return judged(claimed, work, truth, options, sampling, session.line).outcome
 
         plan = {"model": found.name, "kernel": served, "scheme": scheme.name, "sample": nonces}
-        show(bench_verification(found.name, validator, verified, plan, machine()), json, session)
+        report = bench_verification(
+            found.name, verified, lambda: validator.suspects_s, plan, machine()
+        )
+        show(report, json, session)
 
 
 @app.command("generation")
@@ -425,9 +427,9 @@ def _forward(network: "Network") -> Forward:
     from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415 - as above
 
     def forward(seq_len: int, batch: int) -> bool:
-        engine = ReferenceEngine(network, batch)
+        work = Workload(ArtifactScheme(), BLOCK, "key", seq_len)
         try:
-            engine.compute(Workload(ArtifactScheme(), BLOCK, "key", seq_len), range(batch))
+            ReferenceEngine(batch).compute(work, network, range(batch))
         except EngineFault as error:
             if isinstance(error.__cause__, torch.OutOfMemoryError):
                 return False

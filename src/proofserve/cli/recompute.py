@@ -121,8 +121,8 @@ def claims_of_model(
         network = with_kernels(network, kernels)
     scheme = vector_scheme(work.scheme or DEFAULT_SCHEME, work.k_dim, work.stronger_rng)
     block = Block(work.block_hash, work.block_height)
-    batch = ReferenceEngine(network, forward_batch).compute(
-        Workload(scheme, block, work.public_key, work.seq_len), nonces
+    batch = ReferenceEngine(forward_batch).compute(
+        Workload(scheme, block, work.public_key, work.seq_len), network, nonces
     )
     for nonce in batch.failed:
         raise LabError(f"nonce {nonce}: {NOT_FINITE}")

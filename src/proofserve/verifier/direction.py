@@ -1,10 +1,10 @@
 """The direction test over a bank of suspects, with no more forwards than it needs."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,25 @@ LIKELY = 2
 Vector = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class BankRun:
+    """A run of a validator: a suspect's ``weights``, None for the published ones, in ``kernels``.
+
+    These are a name of emulated ones, None for exact arithmetic.
+    """
+
+    weights: str | None = None
+    kernels: str | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.weights or "published", self.kernels)))
+
+
+PUBLISHED: Final = BankRun()
+# The validator's own honest run, in the dtype that nodes serve.
+OWN: Final = BankRun(kernels="our own rounding")
+
+
 class KernelBank(Protocol):
     """Suspected weights by name, and how each would move the results; and honest kernels."""
 
@@ -48,6 +67,9 @@ class KernelBank(Protocol):
 
     @property
     def kernels(self) -> Sequence[str]: ...
+
+    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
+        """What will be asked for next: a bank may compute it together."""
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         """The suspect's vectors less the published model's, float32 [width] each."""
@@ -98,6 +120,9 @@ class CalibratedYardstick:
         evidence = [Evidence(LEANING_BETS) for _ in self._honest.members]
         return Suspicion(expected, evidence, evidence)
 
+    def plan(self, nonces: Sequence[int]) -> None:
+        self._bank.expect({OWN: nonces})
+
     def prepare(self, nonces: Sequence[int]) -> None:
         self._own = self._bank.own_errors(nonces)
 
@@ -127,6 +152,10 @@ class EmulatedYardstick:
 
     def suspicion(self, suspect: str) -> Suspicion:  # noqa: ARG002 - none is known
         return Suspicion(UNKNOWN, [Evidence(UNCALIBRATED_BETS)], [Evidence(UNCALIBRATED_BETS)])
+
+    def plan(self, nonces: Sequence[int]) -> None:
+        kernels = {BankRun(kernels=name): nonces for name in self._bank.kernels}
+        self._bank.expect({OWN: nonces, **kernels})
 
     def prepare(self, nonces: Sequence[int]) -> None:
         self._own = self._bank.own_errors(nonces)
@@ -173,13 +202,15 @@ class DirectionJudge(Judge[ClaimError]):
         self._predicted: dict[str, Vectors] = {}
         self._nonces = 0
 
+    def plan(self, nonces: Sequence[int]) -> None:
+        self._planned = dict(zip(nonces, self._plan(len(nonces)), strict=True))
+        if self._open:
+            self._bank.expect({BankRun(n): them for n, them in self._nonces_of(nonces).items()})
+            self._yardstick.plan(nonces)
+
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         nonces = [error.nonce for error in errors if error.error is not None]
-        self._planned = dict(zip(nonces, self._plan(len(nonces)), strict=True))
-        of_name: defaultdict[str, list[int]] = defaultdict(list)
-        for nonce, names in self._planned.items():
-            for name in names:
-                of_name[name].append(nonce)
+        of_name = self._nonces_of(nonces)
         self._predicted = {n: self._bank.predictions(n, them) for n, them in of_name.items()}
         if self._predicted:
             self._yardstick.prepare(nonces)
@@ -229,6 +260,14 @@ class DirectionJudge(Judge[ClaimError]):
         """The suspect with the most evidence against an honest population, and its logarithm."""
         peaks = ((n, each.convicting[population].peak) for n, each in self._suspicions.items())
         return max(peaks, key=lambda pair: pair[1])
+
+    def _nonces_of(self, nonces: Sequence[int]) -> dict[str, list[int]]:
+        """Of each suspect, those of ``nonces`` that are compared with it."""
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for nonce in nonces:
+            for name in self._planned[nonce]:
+                found[name].append(nonce)
+        return found
 
     def _plan(self, count: int) -> list[tuple[str, ...]]:
         """The suspects for each of the next ``count`` nonces."""

@@ -103,6 +103,9 @@ class Judge(ABC, Generic[T]):
     # Whether the test can say that a node is honest, or only that it is not.
     clears = True
 
+    def plan(self, nonces: Sequence[int]) -> None:
+        """Tell a bank what the test will need of nonces that are recomputed next."""
+
     def prepare(self, several: Sequence[T]) -> None:
         """Compute what the test needs besides, for several nonces in one go."""
 

@@ -38,7 +38,6 @@ from proofserve.verifier.judges import (
     PairedJudge,
     Recompute,
     TwinJudge,
-    Vectors,
     default_share,
 )
 from proofserve.verifier.verification import (
@@ -56,6 +55,8 @@ COUNT, PAIRED, DIRECTION, TWINS = TESTS = ("count", "paired", "direction", "twin
 EXACT: Final = "exact"
 # They can convict, so they share alpha; twins only say that no calibrated kernel explains a node.
 CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
+# Nonces that a validator advances together at most: a suspect's weights are made once for them.
+TOGETHER: Final = 64
 # They need honest figures of the checkpoint.
 OF_A_CALIBRATION: Final = frozenset({PAIRED, TWINS})
 
@@ -349,7 +350,9 @@ def judged(
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, sampling.seed, sampling.most)
     judges = judges_of(options, len(sample), truth.validator)
-    ours = Recomputation(truth.vectors, work.scheme.width, sampling.at_once)
+    # A validator advances many nonces together, of which a forward takes a few.
+    at_once = sampling.at_once if truth.validator is None else max(sampling.at_once, TOGETHER)
+    ours = Recomputation(truth.vectors, work.scheme.width, at_once)
     outcome = verify(claimed, sample, ours, judges, progress)
     measured = options.calibration
     return VerdictReport(
@@ -393,42 +396,21 @@ def exactly_judged(
     )
 
 
-class TimedBank:
-    """The bank ``of``; ``seconds`` were spent on the predictions of its suspects."""
-
-    def __init__(self, of: KernelBank) -> None:
-        self._of = of
-        self.names = of.names
-        self.kernels = of.kernels
-        self.seconds = 0.0
-
-    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
-        began = time.monotonic()
-        found = self._of.predictions(name, nonces)
-        self.seconds += time.monotonic() - began
-        return found
-
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        return self._of.own_errors(nonces)
-
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        return self._of.kernel_errors(kernel, nonces)
-
-
 def bench_verification(
     name: str,
-    bank: KernelBank,
-    verified: Callable[[KernelBank], Verification],
+    verified: Callable[[], Verification],
+    suspects_s: Callable[[], float],
     setup: Mapping[str, Any],
     where: Mapping[str, str | int],
 ) -> Report:
-    """Time one verification of an honest node of the model ``name`` by a ``bank`` that is loaded.
+    """Time one verification of an honest node of the model ``name`` by a validator that is loaded.
+
+    ``suspects_s`` are the seconds that it has spent in suspects' layers.
 
     Raises LabError if it does not end with the node cleared: then it took no time to clear.
     """
-    timed = TimedBank(bank)
     began = time.monotonic()
-    outcome = verified(timed)
+    outcome = verified()
     seconds = time.monotonic() - began
     if outcome.verdict is not SequentialResult.HONEST:
         raise LabError(
@@ -438,8 +420,6 @@ def bench_verification(
     figures = (
         Figure("seconds_to_honest", seconds, "from the first nonce to the verdict, model loaded"),
         Figure("nonces", float(outcome.nonces_used), "recomputed until then"),
-        Figure(
-            "share_of_suspects", timed.seconds / seconds, "of that time, for the direction test"
-        ),
+        Figure("share_of_suspects", suspects_s() / seconds, "of that time, for the direction test"),
     )
     return Report(f"verification, {name}", figures, setup, {}, where)

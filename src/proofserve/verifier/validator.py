@@ -1,9 +1,10 @@
 """A validator with the published checkpoint: true vectors, honest runs, and suspected weights."""
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.engine import ReferenceEngine, Run
 from proofserve.engines.reference.kernels import (
     PROFILES,
     KernelProfile,
@@ -20,17 +21,19 @@ from proofserve.engines.reference.kernels import (
     with_kernels,
 )
 from proofserve.engines.reference.network import DTYPES, Network, load
-from proofserve.engines.reference.routing import ExpertMemory
+from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import SUSPECTS, suspect
 from proofserve.lab.report import LabError
 from proofserve.protocol.codec import to_float16
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.calibration_file import KV_AUTO, KernelFacts
+from proofserve.verifier.direction import OWN, PUBLISHED, BankRun
 from proofserve.verifier.judges import Vectors
 
-# What a network computes for nonces; it may add other nonces that it computed with them.
-Compute = Callable[[Network, Sequence[int]], ProofBatch]
+# What networks compute for nonces, each run for its own; they may add other nonces that they
+# computed with them.
+Compute = Callable[[Sequence[Run]], Sequence[ProofBatch]]
 
 # In which the published vectors are computed, for every test and whatever the checkpoint has:
 # errors must not contain the validator's own rounding.
@@ -43,7 +46,7 @@ _FP8_SUSPECT: Final = "KV cache in fp8"
 
 def proofs_of(work: Workload, forward_batch: int) -> Compute:
     """Computes proofs for ``work``, ``forward_batch`` nonces in a forward."""
-    return lambda network, nonces: ReferenceEngine(network, forward_batch).compute(work, nonces)
+    return partial(ReferenceEngine(forward_batch).compute_all, work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,10 @@ class CheckpointValidator:
     """Vectors and errors of the published checkpoint and of suspects. Nothing is computed twice.
 
     The validator's own honest run is emulated, as transformers would round in the served dtype: so
-    it is the same on every processor, and quick on one without 16-bit instructions. One suspect's
-    matrices are in memory at a time, beside the published ones. ``forwards`` counts the nonces that
-    suspects computed. Raises CheckpointError if a checkpoint cannot be used; the methods raise
-    EngineFault.
+    it is the same on every processor, and quick on one without 16-bit instructions. Runs that are
+    expected advance together, layer by layer. ``forwards`` counts the nonces that suspects
+    computed, ``suspects_s`` the seconds that their layers took. Raises CheckpointError if a
+    checkpoint cannot be used; the methods raise EngineFault.
     """
 
     def __init__(self, setup: ValidatorSetup, compute: Compute) -> None:
@@ -76,6 +79,7 @@ class CheckpointValidator:
         allowed = {_FP8_SUSPECT} if setup.kv_dtype == KV_FP8 else set()
         self.names = (*(name for name in SUSPECTS if name not in allowed), *others)
         self.forwards = 0
+        self.suspects_s = 0.0
         self._setup = setup
         self._compute = compute
         self._others = others
@@ -86,12 +90,13 @@ class CheckpointValidator:
         if setup.kv_dtype == KV_FP8:
             self._kernels[fp8_kv_profile.name] = fp8_kv_profile
         self._experts = ExpertMemory(self.published)
-        self._known: dict[tuple[str, int], NDArray[np.float32]] = {}
+        self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
+        self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 
     def with_other(self, compute: Compute) -> Self:
         """A validator of other nonces, with the networks that this one has loaded."""
         made = copy.copy(self)
-        made._compute, made._known = compute, {}
+        made._compute, made._known, made._expected = compute, {}, defaultdict(set)
         made._experts = ExpertMemory(self.published)
         return made
 
@@ -127,45 +132,42 @@ class CheckpointValidator:
             ranks=profile.ranks,
         )
 
+    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
+        """Have the next computation include these runs of these nonces."""
+        for run, nonces in runs.items():
+            self._expected[run].update(nonces)
+
     def truth(self, nonces: Sequence[int]) -> Vectors:
         """The vectors of the published checkpoint in float32."""
-        with self._experts.recording():
-            return self._of("published", lambda: self.published, nonces)
+        return self._of(PUBLISHED, nonces)
 
     def own_errors(self, nonces: Sequence[int]) -> Vectors:
         """What rounding in the served dtype does, by the validator's own honest run."""
-        return self._errors("own", lambda: with_kernels(self.published, self._own), nonces)
+        return self._errors(OWN, nonces)
 
     def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        profile = self._kernels[kernel]
-        network = lambda: with_kernels(self.published, profile)  # noqa: E731
-        return self._errors(f"kernel {kernel}", network, nonces)
+        return self._errors(BankRun(kernels=kernel), nonces)
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         """What a suspect's weights change, with the experts that the published ones choose.
 
         Raises CheckpointError for a mixture whose experts cannot be held.
         """
+        made = self._of(BankRun(name), nonces)
         truth = self.truth(nonces)
-        self.forwards += sum((name, nonce) not in self._known for nonce in nonces)
-        # Another checkpoint is loaded anew for each call: keeping all would take their memory.
-        make = lambda: self.suspect(name)  # noqa: E731
-        made = self._of(name, make, nonces, self._experts.holding)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
 
     def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
         """The errors of a node that serves the suspect's weights, with our own rounding."""
-        return self._errors(f"{name}, served", lambda: self._serving(name), nonces)
+        return self._errors(replace(OWN, weights=name), nonces)
 
     def served_by(self, name: str, nonces: Sequence[int]) -> Vectors:
         """The vectors of such a node."""
-        return self._of(f"{name}, served", lambda: self._serving(name), nonces)
+        return self._of(replace(OWN, weights=name), nonces)
 
     def honest_vectors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
         """The vectors of an honest node with these kernels."""
-        profile = self._kernels[kernel]
-        network = lambda: with_kernels(self.published, profile)  # noqa: E731
-        return self._of(f"kernel {kernel}", network, nonces)
+        return self._of(BankRun(kernels=kernel), nonces)
 
     def suspect(self, name: str) -> Network:
         """The published network with a suspect's weights.
@@ -178,33 +180,54 @@ class CheckpointValidator:
         # The published checkpoint decides the inputs: its digest is part of every seed.
         return replace(other, facts=self.published.facts)
 
-    def _serving(self, name: str) -> Network:
-        return with_kernels(self.suspect(name), self._own)
+    def _network(self, run: BankRun) -> Network:
+        weights = self.published if run.weights is None else self.suspect(run.weights)
+        if run.kernels is None:
+            return weights
+        own = run.kernels == OWN.kernels
+        return with_kernels(weights, self._own if own else self._kernels[run.kernels])
 
-    def _errors(self, name: str, network: Callable[[], Network], nonces: Sequence[int]) -> Vectors:
+    def _choice(self, run: BankRun, network: Network) -> ChoiceOfExperts | None:
+        """A suspect without roundings is compared with the published weights, expert by expert."""
+        if run == PUBLISHED:
+            return self._experts.recording()
+        return self._experts.holding(network) if run.kernels is None else None
+
+    def _errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
         """Of a run, as a validator sees them: both vectors rounded as on the wire."""
-        truth = self.truth(nonces)
-        made = self._of(name, network, nonces)
+        made, truth = self._of(run, nonces), self.truth(nonces)
         return {n: _as_sent(made[n]) - _as_sent(truth[n]) for n in nonces}
 
-    def _of(
-        self,
-        name: str,
-        network: Callable[[], Network],
-        nonces: Sequence[int],
-        within: Callable[[Network], AbstractContextManager[object]] = nullcontext,
-    ) -> Vectors:
-        """The vectors by a network, computed ``within`` where they are not known yet."""
-        missing = [nonce for nonce in nonces if (name, nonce) not in self._known]
-        if missing:
-            made = network()
-            with within(made):
-                batch = self._compute(made, missing)
+    def _of(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        """The vectors of a run, computed with all that is expected if one is not known yet."""
+        if any((run, nonce) not in self._known for nonce in nonces):
+            self.expect({run: nonces})
+            self._compute_expected()
+        return {nonce: self._known[run, nonce] for nonce in nonces}
+
+    def _compute_expected(self) -> None:
+        expected, self._expected = self._expected, defaultdict(set)
+        # The published weights come first: others may hold the experts that they choose.
+        wanted = {PUBLISHED: set[int](), **expected}
+        wanted[PUBLISHED] = set[int]().union(*expected.values())
+        missing = {
+            run: [nonce for nonce in sorted(nonces) if (run, nonce) not in self._known]
+            for run, nonces in wanted.items()
+        }
+        missing = {run: nonces for run, nonces in missing.items() if nonces}
+        runs = []
+        for run, nonces in missing.items():
+            network = self._network(run)
+            runs.append(Run(network, nonces, self._choice(run, network)))
+            if run.weights is not None and run.kernels is None:
+                self.forwards += len(nonces)
+        for run, done, batch in zip(missing, runs, self._compute(runs), strict=True):
             if batch.failed:
-                raise EngineFault(f"{name}: the vector of nonce {batch.failed[0]} is not finite")
+                raise EngineFault(f"{run}: the vector of nonce {batch.failed[0]} is not finite")
+            if run.weights is not None:
+                self.suspects_s += done.seconds
             rows = zip(batch.nonces, batch.values, strict=True)
-            self._known |= {(name, nonce): vector for nonce, vector in rows}
-        return {nonce: self._known[name, nonce] for nonce in nonces}
+            self._known |= {(run, nonce): vector for nonce, vector in rows}
 
 
 def _own_profile(served: str | None, published: Network) -> KernelProfile:

@@ -108,7 +108,10 @@ def decide(
     size = min(FIRST_CHUNK, at_once)
     verdict, closest = SequentialResult.UNDECIDED, 0
     while len(judged) < len(sample):
-        errors = errors_of(sample[len(judged) : len(judged) + size])
+        group = sample[len(judged) : len(judged) + size]
+        for judge in judges:
+            judge.plan(group)
+        errors = errors_of(group)
         for judge in judges:
             judge.prepare(errors)
         for error in errors:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -51,19 +51,21 @@ _IN_EXPERTS: Final[Mapping[Point, Point]] = {
 
 
 @contextmanager
-def emulated(decoder: nn.Module, profile: KernelProfile | None) -> Iterator[None]:
-    """Forwards of ``decoder`` in this context round as ``profile`` says; None changes nothing.
+def emulated(part: nn.Module, profile: KernelProfile | None, *, is_layer: bool) -> Iterator[None]:
+    """Forwards of ``part`` in this context round as ``profile`` says; None changes nothing.
 
-    The hooks are on the modules: no other thread may use ``decoder`` meanwhile.
+    ``part`` is a layer, or a decoder of which only what is beside its layers is used. The hooks are
+    on the modules: no other thread may use ``part`` meanwhile.
     """
     if profile is None:
         yield
         return
-    kernels = _Kernels(Arithmetic(profile), decoder)
+    kernels = _Kernels(Arithmetic(profile), part)
     with ExitStack() as stack:
-        begin = decoder.register_forward_pre_hook(kernels.begin, with_kwargs=True)
-        stack.enter_context(begin)
-        for module, place in _places(decoder).items():
+        if not is_layer:
+            begin = part.register_forward_pre_hook(kernels.begin, with_kwargs=True)
+            stack.enter_context(begin)
+        for module, place in _places(part, is_layer).items():
             enter, leave = partial(kernels.enter, place), partial(kernels.leave, place)
             stack.enter_context(module.register_forward_pre_hook(enter))
             # First of all hooks: what a scheme does to a layer's output is no kernel's work.
@@ -72,14 +74,14 @@ def emulated(decoder: nn.Module, profile: KernelProfile | None) -> Iterator[None
         yield
 
 
-def _places(decoder: nn.Module) -> dict[nn.Module, _Place]:
+def _places(part: nn.Module, is_layer: bool) -> dict[nn.Module, _Place]:
     found: dict[nn.Module, _Place] = {}
-    for layer in cast("nn.ModuleList", decoder.layers):
-        found[layer] = _Place.LAYER
-        for part in layer.children():
-            attends = "Attention" in type(part).__name__
-            found[part] = _Place.ATTENTION if attends else _Place.MLP
-    for module in decoder.modules():
+    if is_layer:
+        found[part] = _Place.LAYER
+        for child in part.children():
+            attends = "Attention" in type(child).__name__
+            found[child] = _Place.ATTENTION if attends else _Place.MLP
+    for module in part.modules():
         for name, place in _CLASSES.items():
             if name in type(module).__name__:
                 found[module] = place
@@ -89,7 +91,7 @@ def _places(decoder: nn.Module) -> dict[nn.Module, _Place]:
 class _Kernels(TorchFunctionMode):
     """Sees every call of a torch function, and knows in which modules it happens."""
 
-    def __init__(self, arithmetic: Arithmetic, decoder: nn.Module) -> None:
+    def __init__(self, arithmetic: Arithmetic, part: nn.Module) -> None:
         super().__init__()
         self._does = arithmetic
         self._stack: list[_Place] = []
@@ -99,7 +101,7 @@ class _Kernels(TorchFunctionMode):
         # The last sigmoid of an activation, and the last weight that a router cast to float32.
         self._sigmoid: Tensor | None = None
         self._exact: Tensor | None = None
-        self._split_weights, self._split_shapes = _split_matrices(decoder)
+        self._split_weights, self._split_shapes = _split_matrices(part)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -285,10 +287,10 @@ _HANDLERS: Final[Mapping[_Place, Mapping[Any, Callable[..., Tensor]]]] = {
 }
 
 
-def _split_matrices(decoder: nn.Module) -> tuple[set[int], set[torch.Size]]:
+def _split_matrices(part: nn.Module) -> tuple[set[int], set[torch.Size]]:
     """The matrices that ranks split by inputs: ids of single ones, shapes [out, in] of experts'."""
     single, experts = set(), set()
-    for name, module in decoder.named_modules():
+    for name, module in part.named_modules():
         stacked = getattr(module, "down_proj", None)
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in _SPLIT_BY_RANKS:
             single.add(id(module.weight))

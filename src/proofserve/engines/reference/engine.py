@@ -1,18 +1,36 @@
-"""Proofs by a ``Network``, several nonces in a forward."""
+"""Proofs by networks, several nonces in a forward, and several networks side by side."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.forward import Forward, last_states
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.routing import seeded_experts
+from proofserve.engines.reference.routing import ChoiceOfExperts, seeded_experts
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
+
+
+@dataclass(slots=True)
+class Run:
+    """What one network computes. ``experts`` chooses those of a mixture, if the block does not.
+
+    ``seconds`` are those that its layers took.
+    """
+
+    network: Network
+    nonces: Sequence[int]
+    experts: ChoiceOfExperts | None = None
+    seconds: float = 0.0
 
 
 class ReferenceEngine:
@@ -21,41 +39,82 @@ class ReferenceEngine:
     How many they are may change the last bits of a vector, as another order of summation does.
     """
 
-    def __init__(self, network: Network, forward_batch: int) -> None:
-        self._network = network
+    def __init__(self, forward_batch: int) -> None:
         self._forward_batch = forward_batch
         # Only the last one is kept: in the distance protocol it has a matrix of 8192 rows.
         self._block: tuple[Scheme, Block, BlockScheme] | None = None
 
-    def compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
-        """The proofs of ``nonces``, any number of them; blocks until they are computed.
+    def compute(self, work: Workload, network: Network, nonces: Sequence[int]) -> ProofBatch:
+        """The proofs of ``nonces``, any number of them. Raises as ``compute_all``."""
+        (batch,) = self.compute_all(work, [Run(network, nonces)])
+        return batch
+
+    def compute_all(self, work: Workload, runs: Sequence[Run]) -> list[ProofBatch]:
+        """The proofs of each run, of networks with the same facts; blocks until all are computed.
 
         Raises:
-            EngineFault: a forward failed, or this model cannot do ``work``.
+            EngineFault: a forward failed, or a model cannot do ``work``.
         """
-        if work.seq_len > self._network.max_seq_len:
-            limit = self._network.max_seq_len
-            raise EngineFault(f"seq_len {work.seq_len} exceeds the model's {limit}")
+        for run in runs:
+            if work.seq_len > (limit := run.network.max_seq_len):
+                raise EngineFault(f"seq_len {work.seq_len} exceeds the model's {limit}")
         try:
-            rows = [self._forward(work, chunk) for chunk in chunks(nonces, self._forward_batch)]
+            rows = self._values(work, runs)
         except (RuntimeError, ValueError, CheckpointError) as error:
             raise EngineFault(f"the reference forward failed: {error}") from error
-        values = np.concatenate([*rows, np.empty((0, work.scheme.width), np.float32)])
-        finite = np.isfinite(values).all(axis=1)
-        kept = tuple(nonce for nonce, good in zip(nonces, finite, strict=True) if good)
-        failed = tuple(nonce for nonce, good in zip(nonces, finite, strict=True) if not good)
-        return ProofBatch(kept, values[finite], failed)
+        return [_checked(run.nonces, made) for run, made in zip(runs, rows, strict=True)]
 
-    def _forward(self, work: Workload, nonces: Sequence[int]) -> NDArray[np.float32]:
-        block = self._block_of(work)
-        with seeded_experts(self._network, block, work.seq_len):
-            values = self._network.values(block, work.public_key, tuple(nonces), work.seq_len)
-        rows: NDArray[np.float32] = values.cpu().numpy()
-        return rows
+    @torch.inference_mode()
+    def _values(self, work: Workload, runs: Sequence[Run]) -> list[NDArray[np.float32]]:
+        """Proof values float32 [nonces, width] of each run, bad rows as NaN."""
+        block = self._block_of(work, runs[0].network)
+        parts = [chunks(run.nonces, self._forward_batch) for run in runs]
+        inputs = self._inputs(block, work, runs)
+        transform = block.layer_transform if block.uses_layer_transforms else None
+        forwards = [
+            Forward(
+                run.network,
+                [torch.cat([inputs[nonce] for nonce in part]) for part in of_run],
+                transform,
+                seeded_experts(run.network, block, work.seq_len) or run.experts,
+            )
+            for run, of_run in zip(runs, parts, strict=True)
+        ]
+        found = last_states(forwards)
+        for run, forward in zip(runs, forwards, strict=True):
+            run.seconds = forward.seconds
+        finish = partial(_finished, block, work)
+        return [
+            np.concatenate([*map(finish, *pair), np.empty((0, work.scheme.width), np.float32)])
+            for pair in zip(parts, found, strict=True)
+        ]
 
-    def _block_of(self, work: Workload) -> BlockScheme:
+    def _inputs(self, block: BlockScheme, work: Workload, runs: Sequence[Run]) -> dict[int, Tensor]:
+        """What every network reads for a nonce, made once: one sequence, or those of both twins."""
+        every = tuple(dict.fromkeys(nonce for run in runs for nonce in run.nonces))
+        found: dict[int, Tensor] = {}
+        for part in chunks(every, self._forward_batch):
+            made = block.inputs(work.public_key, part, work.seq_len, runs[0].network.dtype)
+            found |= zip(part, made.split(work.scheme.sequences_per_nonce), strict=True)
+        return found
+
+    def _block_of(self, work: Workload, network: Network) -> BlockScheme:
         if self._block is None or self._block[:2] != (work.scheme, work.block):
-            network = self._network
             block = work.scheme.for_block(work.block, network.facts, network.device)
             self._block = work.scheme, work.block, block
         return self._block[2]
+
+
+def _finished(
+    block: BlockScheme, work: Workload, nonces: Sequence[int], states: Tensor
+) -> NDArray[np.float32]:
+    read = states if block.reads_every_position else states[:, -1]
+    made: NDArray[np.float32] = block.finish(work.public_key, nonces, read).cpu().numpy()
+    return made
+
+
+def _checked(nonces: Sequence[int], values: NDArray[np.float32]) -> ProofBatch:
+    finite = np.isfinite(values).all(axis=1)
+    kept = tuple(nonce for nonce, good in zip(nonces, finite, strict=True) if good)
+    failed = tuple(nonce for nonce, good in zip(nonces, finite, strict=True) if not good)
+    return ProofBatch(kept, values[finite], failed)

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.routers import Router, has_stacked_experts, routers_of
-from proofserve.engines.reference.routing import choosing
-from proofserve.engines.reference.variants import copied
+from proofserve.engines.reference.routers import Router, has_stacked_experts, routers_in, routers_of
 from proofserve.protocol.model import AllowedTokens
 
 # Sequences and their tokens by which experts are counted, and their seed.
@@ -19,24 +18,22 @@ _TOKENS: Final = 64
 _SEED: Final = 0
 
 
-def use_of_experts(network: Network) -> tuple[Tensor, ...]:
-    """How often each router chooses each of its experts: int64 [experts], in the routers' order.
+def use_of_experts(network: Network) -> dict[int, Tensor]:
+    """How often the router of a layer chooses each of its experts: int64 [experts] by layer.
 
     Counted on ordinary tokens drawn at random, as those of proofs are: a node that prunes what
     proofs use least shows least.
     """
-    routers = routers_of(network)
-    uses = tuple(torch.zeros(each.experts, dtype=torch.int64) for each in routers)
+    uses = {r.layer: torch.zeros(r.experts, dtype=torch.int64) for r in routers_of(network)}
 
-    def counted(router: int, ids: Tensor) -> Tensor:
-        uses[router].add_(torch.bincount(ids.flatten().cpu(), minlength=len(uses[router])))
+    def counted(router: Router, ids: Tensor) -> Tensor:
+        uses[router.layer].add_(torch.bincount(ids.flatten().cpu(), minlength=router.experts))
         return ids
 
     allowed = network.facts.tokens or AllowedTokens(((0, network.vocabulary),))
     places = np.random.default_rng(_SEED).integers(0, len(allowed), (_SEQUENCES, _TOKENS))
     tokens = torch.from_numpy(allowed.ids(places)).to(network.device)
-    with torch.inference_mode(), choosing(network, routers, lambda _read: counted):
-        network.states(input_ids=tokens)
+    states(network, tokens, lambda _read: counted)
     return uses
 
 
@@ -46,19 +43,27 @@ def without_experts(network: Network, share: float) -> Network:
     A router chooses among those that are left, by the model's own rule. Where the block chooses one
     that is gone, nothing is added in its place.
     """
-    twin = copied(network)
-    for router, uses in zip(routers_of(twin), use_of_experts(network), strict=True):
-        left = _most_used(uses.view(router.groups, -1), share).to(network.device)
-        router.module.register_forward_hook(partial(_among, router, left))
-        _empty(twin.layers[router.layer], left)
-    return twin
+    left = {
+        router.layer: _most_used(uses.view(router.groups, -1), share).to(network.device)
+        for router, uses in zip(routers_of(network), use_of_experts(network).values(), strict=True)
+    }
+
+    def changed(index: int, layer: nn.Module) -> nn.Module:
+        for router in routers_in(index, layer):
+            router.module.register_forward_hook(partial(_among, router, left[index]))
+            _empty(layer, left[index])
+        return layer
+
+    return network.changed(changed)
 
 
 def share_of_experts(network: Network) -> float:
     """The share of the layers' weights that experts have which only some tokens visit."""
-    stacks = filter(has_stacked_experts, network.layers.modules())
+    modules = [module for layer in network.shapes for module in layer.modules()]
+    stacks = filter(has_stacked_experts, modules)
     of_experts = sum(weight.numel() for each in stacks for weight in each.parameters(recurse=False))
-    return of_experts / sum(weight.numel() for weight in network.layers.parameters())
+    every = (weight for module in modules for weight in module.parameters(recurse=False))
+    return of_experts / sum(weight.numel() for weight in every)
 
 
 def _most_used(uses: Tensor, share: float) -> Tensor:

@@ -7,9 +7,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proofserve.engines.checkpoints import keep_digest, weights_digest
-from proofserve.engines.reference.rounding import Rounding
+from proofserve.engines.reference.rounding import Rounding, in_dtype
 from proofserve.engines.reference.suspects import rounding_of
-from proofserve.engines.reference.variants import in_dtype
 
 
 def write_rounded_copy(source: Path, target: Path, name: str) -> None:

@@ -25,6 +25,11 @@ _NF4 = torch.tensor(
 )
 
 
+def in_dtype(rounding: Rounding) -> Rounding:
+    """``rounding`` of values of any float dtype, in that dtype."""
+    return lambda values: rounding(values.float()).to(values.dtype)
+
+
 def in_groups(rounding: Rounding, size: int) -> Rounding:
     """``rounding`` of groups [n, size]; zeros fill up the last group of a row."""
 

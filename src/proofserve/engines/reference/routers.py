@@ -181,22 +181,27 @@ class Router:
 
 
 def routers_of(network: Network) -> tuple[Router, ...]:
-    """The routers in the order of the layers; none of a dense network.
+    """The published network's routers in the order of the layers, without weights.
 
-    Raises CheckpointError if a layer mixes experts by a router that is not in ``FAMILIES``.
+    None of a dense network. Raises CheckpointError as ``routers_in``.
     """
-    found: list[Router] = []
-    for index, layer in enumerate(network.layers):
-        known = [each for each in layer.modules() if type(each).__name__ in FAMILIES]
-        stacks = [path for path, each in layer.named_modules() if has_stacked_experts(each)]
-        if len(known) < len(stacks):
-            raise _unknown(_name_of_router(layer, stacks))
-        found += [Router(each, index, int(each.num_experts)) for each in known]  # type: ignore[arg-type]
-    # A network whose layers were all left out has no experts to choose.
-    weighs = next(network.layers.parameters(), None) is not None
-    if not found and weighs and _configured_experts(network) > 1:
-        raise _unknown(type(network.decoder).__name__)
-    return tuple(found)
+    layers = enumerate(network.shapes)
+    found = tuple(router for index, layer in layers for router in routers_in(index, layer))
+    if not found and _configured_experts(network) > 1:
+        raise _unknown(type(network.checkpoint.decoder).__name__)
+    return found
+
+
+def routers_in(index: int, layer: nn.Module) -> list[Router]:
+    """The routers of one layer.
+
+    Raises CheckpointError if it mixes experts by a router that is not in ``FAMILIES``.
+    """
+    known = [each for each in layer.modules() if type(each).__name__ in FAMILIES]
+    stacks = [path for path, each in layer.named_modules() if has_stacked_experts(each)]
+    if len(known) < len(stacks):
+        raise _unknown(_name_of_router(layer, stacks))
+    return [Router(each, index, int(each.num_experts)) for each in known]  # type: ignore[arg-type]
 
 
 def has_stacked_experts(module: nn.Module) -> bool:
@@ -208,8 +213,7 @@ def has_stacked_experts(module: nn.Module) -> bool:
 
 
 def _configured_experts(network: Network) -> int:
-    config = getattr(network.decoder, "config", None)
-    numbers = (getattr(config, field, None) for field in _NUMBERS_OF_EXPERTS)
+    numbers = (getattr(network.config, field, None) for field in _NUMBERS_OF_EXPERTS)
     # Some families list a number for each layer.
     return max((max(n) if isinstance(n, list) else n for n in numbers if n), default=0)
 

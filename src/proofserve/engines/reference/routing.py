@@ -9,6 +9,7 @@ the weights of the mix are the suspect's own scores at these ids, by the model's
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,91 +19,59 @@ from torch import Tensor, nn
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.routers import Router, routers_of
+from proofserve.engines.reference.routers import Router, routers_in, routers_of
 from proofserve.protocol.scheme import BlockScheme
 
-# Decides for one forward: the router's place in ``routers_of`` and the ids that it chose, int64
-# [n, positions, k], give the ids to use.
-Choice = Callable[[int, Tensor], Tensor]
+# Decides for one batch: a router and the ids that it chose, int64 [n, positions, k], give the ids
+# to use.
+Choice = Callable[[Router, Tensor], Tensor]
+# Makes it of what the network reads, embeddings [n, seq_len, hidden] or ids [n, seq_len].
+ChoiceOfExperts = Callable[[Tensor], Choice]
 
 
 @contextmanager
-def choosing(
-    network: Network, routers: tuple[Router, ...], begin: Callable[[Tensor], Choice]
-) -> Iterator[None]:
-    """While this is open, a ``Choice`` decides the experts of every forward of ``network``.
+def choosing(index: int, layer: nn.Module, choice: Choice | None, sequences: int) -> Iterator[None]:
+    """While this is open, ``choice`` decides the experts of one forward of a layer.
 
-    ``begin`` makes it of what the network reads, embeddings [n, seq_len, hidden] or ids
-    [n, seq_len]. A forward raises CheckpointError if a layer does not ask its router.
+    None leaves them to the routers. Raises CheckpointError for a router that is unknown, and if the
+    layer does not ask it.
     """
-    forward = _Forward(begin)
+    routers = routers_in(index, layer) if choice else []
+    asked: list[Router] = []
+
+    def chosen(router: Router, _module: nn.Module, _args: Any, output: tuple[Tensor, ...]) -> Any:
+        asked.append(router)
+        own = output[router.family.ids]
+        ids = choice(router, own.view(sequences, -1, own.shape[-1])) if choice else own
+        return router.with_ids(output, ids.view(own.shape))
+
     with ExitStack() as hooks:
-        hooks.enter_context(
-            network.decoder.register_forward_pre_hook(forward.begun, with_kwargs=True)
+        for each in routers:
+            hooks.enter_context(each.module.register_forward_hook(partial(chosen, each)))
+        yield
+    if asked != routers:
+        name = type(routers[0].module).__name__
+        raise CheckpointError(
+            f"experts cannot be chosen for this model: layers did not ask their {name};"
+            " a kernel chooses the experts itself"
         )
-        for index, router in enumerate(routers):
-            hook = forward.of_router(index, router)
-            hooks.enter_context(router.module.register_forward_hook(hook))
-        hooks.enter_context(network.decoder.register_forward_hook(forward.ended(routers)))
-        yield
 
 
-@contextmanager
-def seeded_experts(network: Network, block: BlockScheme, seq_len: int) -> Iterator[None]:
-    """While this is open, ``block`` chooses the experts of forwards of ``seq_len`` positions.
+def seeded_experts(network: Network, block: BlockScheme, seq_len: int) -> ChoiceOfExperts | None:
+    """The experts that ``block`` chooses in forwards of ``seq_len`` positions.
 
-    A forward of the first positions alone, by a node that leaves out the others, has theirs.
-    Does nothing for a scheme that leaves them to the routers, and of a dense network. Raises
-    CheckpointError for a router that is unknown, and a forward as in ``choosing``.
+    A forward of the first positions alone, by a node that leaves out the others, has theirs. None
+    for a scheme that leaves them to the routers, and for a dense network. Raises CheckpointError
+    for a router that is unknown.
     """
-    routers = routers_of(network) if block.chooses_experts else ()
-    if not routers:
-        yield
-        return
+    if not block.chooses_experts or not routers_of(network):
+        return None
 
-    def seeded(index: int, ids: Tensor) -> Tensor:
-        router = routers[index]
+    def seeded(router: Router, ids: Tensor) -> Tensor:
         chosen = block.experts(router.layer, router.choosing(ids.shape[-1]), seq_len)
         return chosen[: ids.shape[1]].to(ids.dtype).expand_as(ids).contiguous()
 
-    with choosing(network, routers, lambda _read: seeded):
-        yield
-
-
-class _Forward:
-    """The forward that runs: how many sequences it has, and which routers it has asked."""
-
-    def __init__(self, begin: Callable[[Tensor], Choice]) -> None:
-        self._begin = begin
-        self._asked: list[int] = []
-
-    def begun(self, _decoder: nn.Module, _args: Any, options: dict[str, Any]) -> None:
-        read = options.get("inputs_embeds")
-        read = options["input_ids"] if read is None else read
-        self._choice, self._sequences = self._begin(read), len(read)
-        self._asked = []
-
-    def of_router(self, index: int, router: Router) -> Callable[..., tuple[Tensor, ...]]:
-        place = router.family.ids
-
-        def chosen(_module: nn.Module, _args: Any, output: tuple[Tensor, ...]) -> Any:
-            self._asked.append(index)
-            own = output[place]
-            ids = self._choice(index, own.view(self._sequences, -1, own.shape[-1]))
-            return router.with_ids(output, ids.view(own.shape))
-
-        return chosen
-
-    def ended(self, routers: tuple[Router, ...]) -> Callable[..., None]:
-        def check(*_: Any) -> None:
-            if sorted(self._asked) != list(range(len(routers))):
-                name = type(routers[0].module).__name__
-                raise CheckpointError(
-                    f"experts cannot be chosen for this model: layers did not ask their {name};"
-                    " a kernel chooses the experts itself"
-                )
-
-        return check
+    return lambda _read: seeded
 
 
 class ExpertMemory:
@@ -115,7 +84,6 @@ class ExpertMemory:
 
     def __init__(self, published: Network) -> None:
         self._chosen: dict[tuple[bytes, int], NDArray[np.unsignedinteger[Any]]] = {}
-        self._published = published
         self._routers: tuple[Router, ...] = ()
         self._obstacle: CheckpointError | None = None
         try:
@@ -129,56 +97,49 @@ class ExpertMemory:
         """Whether the network is known to mix no experts."""
         return not self._routers and self._obstacle is None
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """While this is open, forwards of the published network are remembered."""
-        if not self._routers:
-            yield
-            return
-        with choosing(self._published, self._routers, self._record):
-            yield
+    def recording(self) -> ChoiceOfExperts | None:
+        """For forwards of the published network, whose experts stay and are remembered."""
+        return self._record if self._routers else None
 
-    @contextmanager
-    def holding(self, suspect: Network) -> Iterator[None]:
-        """While this is open, forwards of ``suspect`` use the experts of the published network.
+    def holding(self, suspect: Network) -> ChoiceOfExperts | None:
+        """For forwards of ``suspect``, which then use the experts of the published network.
 
-        ``suspect`` may share modules with it. Raises CheckpointError if a router is unknown, or if
-        the two have other layers or numbers of experts. A forward over a sequence that was not
-        recorded raises ValueError.
+        Raises CheckpointError if a router is unknown, or if the two have other layers or numbers of
+        experts. A forward over a sequence that was not recorded raises ValueError.
         """
         if self._obstacle:
             raise self._obstacle
         if not self._routers:
-            yield
-            return
+            return None
         routers = routers_of(suspect)
         if [each.place for each in routers] != [each.place for each in self._routers]:
             raise CheckpointError(
                 f"the direction test cannot hold experts: the suspect mixes {_layout(routers)},"
                 f" the published checkpoint {_layout(self._routers)}"
             )
-        with choosing(suspect, routers, self._held):
-            yield
+        return self._hold
 
     def _record(self, read: Tensor) -> Choice:
         rows = _digests(read)
 
-        def record(router: int, ids: Tensor) -> Tensor:
+        def record(router: Router, ids: Tensor) -> Tensor:
             small = np.uint8 if ids.max() < 256 else np.uint16
             for row, used in zip(rows, ids.cpu().numpy().astype(small), strict=True):
                 # A copy, or one sequence would keep those of its whole batch in memory.
-                self._chosen[row, router] = used.copy()
+                self._chosen[row, router.layer] = used.copy()
             return ids
 
         return record
 
-    def _held(self, read: Tensor) -> Choice:
+    def _hold(self, read: Tensor) -> Choice:
         rows = _digests(read)
-        if any((row, 0) not in self._chosen for row in rows):
-            raise ValueError("the published network has not read this sequence before")
 
-        def held(router: int, ids: Tensor) -> Tensor:
-            kept = np.stack([self._chosen[row, router] for row in rows])
+        def held(router: Router, ids: Tensor) -> Tensor:
+            try:
+                kept = np.stack([self._chosen[row, router.layer] for row in rows])
+            except KeyError:
+                message = "the published network has not read this sequence before"
+                raise ValueError(message) from None
             return torch.from_numpy(kept.astype(np.int64)).to(ids)
 
         return held

@@ -14,6 +14,7 @@ from proofserve.engines.reference.rounding import (
     fp8,
     fp8_unscaled,
     in_blocks,
+    in_dtype,
     in_groups,
     integers,
     mxfp4,
@@ -22,12 +23,7 @@ from proofserve.engines.reference.rounding import (
     of_whole_matrix,
     shifted_integers,
 )
-from proofserve.engines.reference.variants import (
-    in_dtype,
-    with_activations,
-    with_cache,
-    with_matrices,
-)
+from proofserve.engines.reference.variants import with_activations, with_cache, with_matrices
 
 # In the order in which a validator tries them: one of each family first.
 _WEIGHTS: Final[Mapping[str, Rounding]] = {

@@ -1,23 +1,22 @@
 """A network with a part left out or changed, as a cheating prover would do to save work.
 
-Each function returns a new ``Network`` and leaves the old one as it is. The two share the weights
-that do not change, so that a variant costs only the memory of what it changes.
+Each function returns a new ``Network`` and leaves the old one as it is. A change is made to a copy
+of each layer when a forward comes to it, so a variant costs the memory of one changed layer.
 """
 
-import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.rounding import Rounding, integers, redrawn
+from proofserve.engines.reference.rounding import Rounding, in_dtype, integers, redrawn
 
 _INT8: Final = "proofserve_int8"
 
@@ -27,12 +26,11 @@ def without_layers(network: Network, left_out: Collection[int]) -> Network:
 
     Without any layer only the final norm remains. Raises ValueError for an index of no layer.
     """
-    twin = copied(network)
     for index in left_out:
-        if not 0 <= index < len(twin.layers):
-            raise ValueError(f"there is no layer {index} among {len(twin.layers)}")
-        twin.layers[index] = _SkippedLayer()
-    return twin
+        if not 0 <= index < len(network.shapes):
+            raise ValueError(f"there is no layer {index} among {len(network.shapes)}")
+    kept = {*range(len(network.shapes))} - {*left_out}
+    return network.changed(lambda index, layer: layer if index in kept else _SkippedLayer())
 
 
 def last_tokens_only(network: Network, count: int) -> Network:
@@ -41,18 +39,18 @@ def last_tokens_only(network: Network, count: int) -> Network:
     The state of every other position is the final norm of its embedding. Raises ValueError for a
     ``count`` below 1.
     """
-    return _reading(network, count, slice(-count, None))
+    return replace(network, positions=slice(-_positive(count), None))
 
 
 def first_tokens_only(network: Network, count: int) -> Network:
     """As ``last_tokens_only`` with the first tokens, whose states do not depend on later ones."""
-    return _reading(network, count, slice(0, count))
+    return replace(network, positions=slice(0, _positive(count)))
 
 
-def _reading(network: Network, count: int, places: slice) -> Network:
+def _positive(count: int) -> int:
     if count < 1:
         raise ValueError(f"count: {count} is below 1")
-    return replace(network, decoder=_SomeTokens(network.decoder, places))
+    return count
 
 
 def with_matrices(
@@ -61,10 +59,16 @@ def with_matrices(
     """The network with every weight matrix of its ``layers`` replaced by ``change`` of it.
 
     ``change`` gets [..., out, in] (experts of a mixture come stacked) and gives the same shape;
-    norms and biases stay. ``layers`` are indices, None for all. A forward makes the matrices of a
-    layer when it reaches it, and drops them behind it: those of one layer are in memory at a time.
+    norms and biases stay. ``layers`` are indices, None for all.
     """
-    return _changing(network, lambda _: change, layers)
+
+    def changed(index: int, layer: nn.Module) -> nn.Module:
+        if layers is None or index in layers:
+            for module, name, weight in _matrices(layer):
+                _replace(module, name, change(weight))
+        return layer
+
+    return network.changed(changed)
 
 
 def with_random_matrices(
@@ -74,7 +78,14 @@ def with_random_matrices(
 
     Its numbers are the same in every forward.
     """
-    return _changing(network, lambda seed: change(torch.Generator().manual_seed(seed)), None)
+
+    def changed(index: int, layer: nn.Module) -> nn.Module:
+        for place, (module, name, weight) in enumerate(_matrices(layer)):
+            generator = torch.Generator().manual_seed((index << 32) + place)
+            _replace(module, name, change(generator)(weight))
+        return layer
+
+    return network.changed(changed)
 
 
 def with_redrawn_matrices(network: Network) -> Network:
@@ -89,16 +100,19 @@ def with_redrawn_matrices(network: Network) -> Network:
 
 def with_activations(network: Network, rounding: Rounding) -> Network:
     """The network whose layers round what goes into their matrices, token by token."""
-    twin = copied(network)
-    for module in twin.layers.modules():
-        if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(partial(_rounded_input, in_dtype(rounding)))
-    return twin
+
+    def changed(_index: int, layer: nn.Module) -> nn.Module:
+        for module in layer.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_pre_hook(partial(_rounded_input, in_dtype(rounding)))
+        return layer
+
+    return network.changed(changed)
 
 
 def with_cache(network: Network, rounding: Rounding) -> Network:
     """The network whose attention reads rounded keys and values, as from a smaller KV cache."""
-    return replace(network, decoder=_WithCache(network.decoder, in_dtype(rounding)))
+    return replace(network, cache=rounding)
 
 
 def with_int8_attention(network: Network) -> Network:
@@ -106,14 +120,14 @@ def with_int8_attention(network: Network) -> Network:
     # transformers finds an attention by its name, in a register of its own.
     AttentionInterface.register(_INT8, _int8_attention)
     AttentionMaskInterface.register(_INT8, sdpa_mask)
-    twin = copied(network)
-    cast("PreTrainedModel", twin.decoder).set_attn_implementation(_INT8)
-    return twin
 
+    def changed(_index: int, layer: nn.Module) -> nn.Module:
+        for module in layer.modules():
+            if (config := getattr(module, "config", None)) is not None:
+                config._attn_implementation = _INT8
+        return layer
 
-def in_dtype(rounding: Rounding) -> Callable[[Tensor], Tensor]:
-    """``rounding`` of values of any float dtype, in that dtype."""
-    return lambda values: rounding(values.float()).to(values.dtype)
+    return network.changed(changed)
 
 
 def pruned(values: Tensor) -> Tensor:
@@ -134,7 +148,7 @@ def of_rank(values: Tensor, share: float) -> Tensor:
 
 def share_of_rank(network: Network, share: float) -> float:
     """The multiplications of the layers' matrices, factored by ``of_rank``, over those of now."""
-    matrices = [w for w in network.layers.parameters() if w.ndim >= 2]
+    matrices = [weight for layer in network.shapes for *_, weight in _matrices(layer)]
     whole = sum(weight.numel() for weight in matrices)
     factored = 0
     for weight in matrices:
@@ -144,10 +158,17 @@ def share_of_rank(network: Network, share: float) -> float:
     return factored / whole
 
 
-def copied(network: Network) -> Network:
-    """The network with modules of its own, which share all weights."""
-    shared = {id(weight): weight for weight in network.decoder.parameters()}
-    return replace(network, decoder=copy.deepcopy(network.decoder, shared))
+def _matrices(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """The weights [..., out, in] of a layer, and where they are."""
+    for module in layer.modules():
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            if weight.ndim >= 2:
+                yield module, name, weight.detach()
+
+
+def _replace(module: nn.Module, name: str, made: Tensor) -> None:
+    weight = module.get_parameter(name)
+    setattr(module, name, nn.Parameter(made.to(weight.dtype), requires_grad=False))
 
 
 def _rounded_input(
@@ -164,108 +185,8 @@ def _int8_attention(
     return sdpa_attention_forward(module, *inputs, *args, **options)
 
 
-def _changing(
-    network: Network,
-    change_of: Callable[[int], Callable[[Tensor], Tensor]],
-    layers: Collection[int] | None,
-) -> Network:
-    """``change_of`` gets the place of a matrix, counted from 0 through all layers."""
-    twin, place = copied(network), 0
-    for index, layer in enumerate(twin.layers):
-        found = [
-            (module, name)
-            for module in layer.modules()
-            for name, weight in module.named_parameters(recurse=False)
-            if weight.ndim >= 2
-        ]
-        if layers is None or index in layers:
-            for module, name in found:
-                # One of its own, whose numbers can change while the published ones stay.
-                own = nn.Parameter(module.get_parameter(name).detach(), requires_grad=False)
-                setattr(module, name, own)
-            matrices = _ChangedMatrices(found, place, change_of)
-            layer.register_forward_pre_hook(matrices.make)
-            # In front: of two changes the later one is undone first.
-            layer.register_forward_hook(matrices.drop, prepend=True, always_call=True)
-        place += len(found)
-    return twin
-
-
-class _ChangedMatrices:
-    """The matrices of one layer, by module and name, while a forward is in it.
-
-    ``change_of`` gets a place in the whole network; the first matrix here is at ``place``.
-    """
-
-    def __init__(
-        self,
-        matrices: Sequence[tuple[nn.Module, str]],
-        place: int,
-        change_of: Callable[[int], Callable[[Tensor], Tensor]],
-    ) -> None:
-        self._matrices = matrices
-        self._place = place
-        self._change_of = change_of
-        self._before: list[tuple[nn.Parameter, Tensor]] = []
-
-    # Parameters cannot take tensors that were made in inference mode.
-    @torch.inference_mode(mode=False)
-    @torch.no_grad()
-    def make(self, *_: Any) -> None:
-        for place, (module, name) in enumerate(self._matrices, self._place):
-            weight = module.get_parameter(name)
-            self._before.append((weight, weight.data))
-            weight.data = self._change_of(place)(weight.data).to(weight.dtype)
-
-    def drop(self, *_: Any) -> None:
-        for weight, data in self._before:
-            weight.data = data
-        self._before = []
-
-
 class _SkippedLayer(nn.Module):
     """Returns its input. It replaces a layer, so that the other layers keep their indices."""
 
     def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:
         return hidden_states
-
-
-class _RoundedCache(DynamicCache):  # type: ignore[misc]
-    def __init__(self, rounded: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self._rounded = rounded
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> Any:
-        rounded = self._rounded
-        return super().update(rounded(key_states), rounded(value_states), *args, **options)
-
-
-class _WithCache(nn.Module):
-    def __init__(self, decoder: nn.Module, rounded: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self._decoder = decoder
-        self._rounded = rounded
-        self.layers = decoder.layers
-
-    def forward(self, **options: Any) -> Any:
-        cache = _RoundedCache(self._rounded)
-        return self._decoder(**{**options, "past_key_values": cache, "use_cache": True})
-
-
-class _SomeTokens(nn.Module):
-    def __init__(self, decoder: nn.Module, places: slice) -> None:
-        super().__init__()
-        self._decoder = decoder
-        self._places = places
-        self.layers = decoder.layers
-
-    def forward(self, use_cache: bool, **inputs: Tensor) -> Any:
-        decoder: Any = self._decoder
-        ((name, read),) = inputs.items()
-        positions = torch.arange(read.shape[1], device=read.device)[self._places]
-        options = {name: read[:, self._places], "position_ids": positions.expand(len(read), -1)}
-        output = decoder(**options, use_cache=use_cache)
-        states = decoder.norm(read if read.is_floating_point() else decoder.embed_tokens(read))
-        states[:, self._places] = output.last_hidden_state
-        output.last_hidden_state = states
-        return output

@@ -18,12 +18,18 @@ from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.kernels import own_profile, with_kernels
 from proofserve.engines.reference.network import DTYPES, Network, load
 from proofserve.engines.reference.pruning import share_of_experts, without_experts
-from proofserve.engines.reference.rounding import Rounding, in_groups, integers, rotated, stochastic
+from proofserve.engines.reference.rounding import (
+    Rounding,
+    in_dtype,
+    in_groups,
+    integers,
+    rotated,
+    stochastic,
+)
 from proofserve.engines.reference.routers import routers_of
 from proofserve.engines.reference.suspects import SUSPECTS, suspect, weight_bits
 from proofserve.engines.reference.variants import (
     first_tokens_only,
-    in_dtype,
     last_tokens_only,
     of_rank,
     pruned,
@@ -234,7 +240,7 @@ def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
     yield change(f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped))
     turned = rotated(in_groups(integers(8), 32), _ROTATION)
     yield change("int8 g32, rotated in private", price.bits(8), matrices(turned))
-    every_other = range(0, len(network.layers), 2)
+    every_other = range(0, len(network.shapes), 2)
     half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
     yield change("int8 per channel on half of the layers", price.bits(8) / 2, half)
     yield change("KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8)))
@@ -404,7 +410,7 @@ class CheckpointDeployment:
         ours, theirs = self._network, other
         for field, needed, has in (
             ("hidden_size", ours.facts.hidden_size, theirs.facts.hidden_size),
-            ("vocabulary", _vocabulary(ours), _vocabulary(theirs)),
+            ("vocabulary", ours.vocabulary, theirs.vocabulary),
         ):
             if has < needed or (field == "hidden_size" and has != needed):
                 raise CheckpointError(
@@ -415,31 +421,26 @@ class CheckpointDeployment:
     def _answers(
         self, network: Network, work: Workload | None = None, batch: int | None = None
     ) -> Recompute:
-        engine = ReferenceEngine(network, batch or self._setup.forward_batch)
+        engine = ReferenceEngine(batch or self._setup.forward_batch)
         work = work or self._work
 
         def answer(nonces: Sequence[int]) -> Vectors:
-            made = engine.compute(work, nonces)
+            made = engine.compute(work, network, nonces)
             return dict(zip(made.nonces, made.values, strict=True))
 
         return answer
 
 
-def _vocabulary(network: Network) -> int:
-    config: Any = network.decoder.config
-    return int(config.vocab_size)
-
-
 def shape_of(network: Network) -> ModelShape:
     """The dimensions of a decoder, from its configuration in transformers' names."""
-    config: Any = network.decoder.config
+    config = network.config
     heads = config.num_attention_heads
     # A token of a mixture uses a few experts. Some families give experts a width of their own.
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     used = getattr(config, "num_experts_per_tok", None) or 1
     return ModelShape(
         hidden=config.hidden_size,
-        layers=len(network.layers),
+        layers=len(network.shapes),
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
+from proofserve.engines.reference.engine import Run
 from proofserve.engines.reference.kernels import with_kernels
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.reading import logits_of, states_of
@@ -97,10 +98,13 @@ class AnswerForwards:
         self._blocks = blocks
         self._rows: dict[ReceiptScheme, Tensor] = {}
 
-    def __call__(self, network: Network, numbers: Sequence[int]) -> ProofBatch:
+    def __call__(self, runs: Sequence[Run]) -> list[ProofBatch]:
         """Raises EngineFault as ``states_of``."""
-        needed = self._blocks.answers_of(numbers)
-        found = {index: self._sketches(network, self._blocks.answers[index]) for index in needed}
+        return [self._of(run) for run in runs]
+
+    def _of(self, run: Run) -> ProofBatch:
+        needed = self._blocks.answers_of(run.nonces)
+        found = {index: self._sketches(run, self._blocks.answers[index]) for index in needed}
         computed = self._blocks.within(needed)
         vectors = self._blocks.vectors(found, computed)
         finite = np.isfinite(vectors).all(axis=1).reshape(-1)
@@ -109,11 +113,11 @@ class AnswerForwards:
         failed = tuple(number for number, is_finite in numbered if not is_finite)
         return ProofBatch(good, vectors[finite], failed)
 
-    def _sketches(self, network: Network, answer: Answer) -> NDArray[np.float32]:
-        scheme = answer.scheme
+    def _sketches(self, run: Run, answer: Answer) -> NDArray[np.float32]:
+        scheme, network = answer.scheme, run.network
         if scheme not in self._rows:
             self._rows[scheme] = scheme.rows(network.facts.hidden_size, network.device)
-        states = states_of(network, answer.prompt, answer.output)
+        states = states_of(network, answer.prompt, answer.output, run.experts)
         made: NDArray[np.float32] = sketches(states, self._rows[scheme]).cpu().numpy()
         return made
 

@@ -1,11 +1,9 @@
 """A checkpoint as a probe needs it: its tokenizer, its network, and those of suspects."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +13,7 @@ from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
 from proofserve.engines.reference.network import DTYPES, Network, load
 from proofserve.engines.reference.reading import logits_of, states_of
-from proofserve.engines.reference.routing import ExpertMemory
+from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import SUSPECTS, suspect
 from proofserve.rounds.errors import EngineFault
 from proofserve.verifier.probe.answers import PUBLISHED, SERVED, TokensRead
@@ -51,8 +49,7 @@ class CheckpointReader:
 
     @property
     def vocabulary(self) -> int:
-        head: Any = self._published.head
-        return int(head.weight.shape[0])
+        return int(self._published.checkpoint.head.weight.shape[0])
 
     def logits(
         self, name: str, conversations: Sequence[TokensRead]
@@ -63,19 +60,19 @@ class CheckpointReader:
         suspect does. Raises EngineFault if a forward fails or a logit is not finite.
         """
         network = self._network(name)
-        within: Callable[[], AbstractContextManager[object]] = nullcontext
+        experts: ChoiceOfExperts | None = None
         if name == PUBLISHED:
-            within = self._experts.recording
+            experts = self._experts.recording()
         elif name != SERVED:
-            within = partial(self._experts.holding, network)
-        return _read(name, network, conversations, within)
+            experts = self._experts.holding(network)
+        return _read(name, network, conversations, experts)
 
     def kernel_logits(
         self, kernel: str, conversations: Sequence[TokensRead]
     ) -> Iterator[NDArray[np.float32]]:
         """As ``logits``, by one of the honest ``kernels``."""
         network = with_kernels(self._published, PROFILES[kernel])
-        return _read(kernel, network, conversations, nullcontext)
+        return _read(kernel, network, conversations, None)
 
     def _network(self, name: str) -> Network:
         if name == PUBLISHED:
@@ -91,12 +88,10 @@ def _read(
     name: str,
     network: Network,
     conversations: Sequence[TokensRead],
-    within: Callable[[], AbstractContextManager[object]],
+    experts: ChoiceOfExperts | None,
 ) -> Iterator[NDArray[np.float32]]:
     for each in conversations:
-        # Not around the loop: who takes a result may let another network read before the next.
-        with within():
-            states = states_of(network, each.prompt_ids, each.output_ids)
+        states = states_of(network, each.prompt_ids, each.output_ids, experts)
         logits: NDArray[np.float32] = logits_of(network, states).cpu().numpy()
         if not np.isfinite(logits).all():
             raise EngineFault(f"{name}: the logits of an answer are not finite")

@@ -1,0 +1,274 @@
+"""A checkpoint on disk, whose layers are read one at a time.
+
+The modules are those of transformers, made without memory, and its own loader fills them: so names
+and layouts of files are converted as ever (read in transformers 5.19, ``core_model_loading``).
+"""
+
+import copy
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    rename_source_key,
+)
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging
+
+from proofserve.engines.reference.errors import CheckpointError
+
+# Layers that take less than this together, in bytes, stay in memory once they were read.
+KEPT: Final = 2**27
+INDEX: Final = "model.safetensors.index.json"
+# The parts of a checkpoint: a layer by its index, or one of these.
+_SHELL, _EMBEDDINGS, _HEAD, _UNUSED = "shell", "embeddings", "head", "unused"
+
+
+class LayeredCheckpoint:
+    """The modules of a checkpoint: a decoder without its layers, and each layer when it is needed.
+
+    ``shapes`` are the layers without weights. Raises CheckpointError if the folder holds no
+    decoder that transformers knows, or no complete set of files.
+    """
+
+    def __init__(self, path: Path, dtype: torch.dtype | None, device: torch.device) -> None:
+        self._path = path
+        self._device = device
+        with _named_errors(path):
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            self.config: Any = config.get_text_config()
+            self.declared_dtype: torch.dtype = self.config.dtype or torch.bfloat16
+            self.dtype = dtype or self.declared_dtype
+            with torch.device("meta"):
+                self._model: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
+            self._model.eval().requires_grad_(requires_grad=False)
+            self._files = _Files(path)
+        decoder = self._model.get_decoder()
+        if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
+            raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")
+        self.shapes: Sequence[nn.Module] = tuple(decoder.layers)
+        self._layers: nn.ModuleList = decoder.layers
+        self._mapping = get_model_conversion_mapping(self._model)
+        self._parts = self._tensors_by_part()
+        size = sum(weight.numel() * weight.itemsize for weight in decoder.layers.parameters())
+        self._keeps = size <= KEPT
+        self._read: dict[int, nn.Module] = {}
+
+    def layer(self, index: int) -> nn.Module:
+        """The layer with its weights; of a large checkpoint the last one is kept alone.
+
+        Raises CheckpointError if its weights are not there or of another shape.
+        """
+        if index not in self._read:
+            if not self._keeps:
+                self._read.clear()
+            self._read[index] = self._filled_layer(index)
+        return self._read[index]
+
+    @cached_property
+    def decoder(self) -> Any:
+        """The decoder, whose layers do nothing; embeddings are read as tokens ask for them."""
+        model = copy.deepcopy(self._model)
+        decoder = model.get_decoder()
+        decoder.layers = nn.ModuleList(StandIn(each) for each in self.shapes)
+        self._fill(model, self._parts[_SHELL])
+        self._finish(model, decoder)
+        if rows := self._parts[_EMBEDDINGS]:
+            _EmbeddingsOnDisk(self._files.mapped(rows[0]), self.dtype).serve(
+                decoder.get_input_embeddings()
+            )
+        return decoder
+
+    @cached_property
+    def head(self) -> Any:
+        """The module that turns last hidden states into logits, tied to embeddings or not."""
+        model = copy.deepcopy(self._model)
+        head = model.get_output_embeddings()
+        self._fill(model, self._parts[_HEAD])
+        if head.weight.is_meta:
+            # Where the file has no head, embeddings are.
+            tied = self._files.mapped(self._parts[_EMBEDDINGS][0])
+            head.weight = nn.Parameter(tied.to(self._device, self.dtype), requires_grad=False)
+        return head
+
+    def _filled_layer(self, index: int) -> nn.Module:
+        empty = self._layers[index]
+        self._layers[index] = copy.deepcopy(empty)
+        try:
+            self._fill(self._model, self._parts[index])
+            layer = self._layers[index]
+        finally:
+            self._layers[index] = empty
+        self._finish(self._model, layer)
+        if missing := [n for n, weight in layer.state_dict().items() if weight.is_meta]:
+            raise CheckpointError(f"{self._path}: layer {index} has no {', '.join(missing[:3])}")
+        return layer
+
+    def _fill(self, model: Any, names: Sequence[str]) -> None:
+        read = {name: self._files.read(name) for name in names}
+        settings = LoadStateDictConfig(
+            device_map={"": self._device},
+            dtype=self.dtype,
+            dtype_plan=model._get_dtype_plan(self.dtype),
+            weight_mapping=self._mapping,
+        )
+        with _named_errors(self._path), _no_progress_bar():
+            found, _ = convert_and_load_state_dict_in_model(model, read, settings)
+        if found.mismatched_keys:
+            name, stored, expected = next(iter(found.mismatched_keys))
+            raise CheckpointError(
+                f"{self._path}: {name} is {list(stored)}, the configuration says {list(expected)}"
+            )
+        if found.conversion_errors:
+            name, why = next(iter(found.conversion_errors.items()))
+            raise CheckpointError(f"{self._path}: {name} cannot be converted: {why}")
+
+    def _finish(self, model: Any, part: nn.Module) -> None:
+        """Compute what no file holds, such as the frequencies of rotary embeddings."""
+        for module in part.modules():
+            empty = {n: b for n, b in module.named_buffers(recurse=False) if b.is_meta}
+            for name, values in empty.items():
+                setattr(module, name, torch.empty_like(values, device=self._device))
+            if empty:
+                model._init_weights(module)
+
+    def _tensors_by_part(self) -> Mapping[str | int, list[str]]:
+        """The names in the files: of each layer, of the decoder beside them, of the head."""
+        names = {id(module): name for name, module in self._model.named_modules()}
+        decoder = self._model.get_decoder()
+        layers = f"{names[id(decoder.layers)]}."
+        embeddings = f"{names[id(decoder.get_input_embeddings())]}.weight"
+        head = f"{names[id(self._model.get_output_embeddings())]}."
+        around = f"{names[id(decoder)]}."
+        renamings = [each for each in self._mapping if isinstance(each, WeightRenaming)]
+        converters = [each for each in self._mapping if isinstance(each, WeightConverter)]
+        known = self._model.state_dict()
+        found: dict[str | int, list[str]] = defaultdict(list)
+        for stored in self._files.names:
+            name, _ = rename_source_key(
+                stored, renamings, converters, self._model.base_model_prefix, known
+            )
+            part: str | int = _UNUSED
+            if name.startswith(layers):
+                part = int(name.removeprefix(layers).partition(".")[0])
+            elif name == embeddings:
+                part = _EMBEDDINGS
+            elif name.startswith(head):
+                part = _HEAD
+            elif name.startswith(around):
+                part = _SHELL
+            found[part].append(stored)
+        return found
+
+
+class StandIn(nn.Module):
+    """Takes the place of a layer without weights, whose attributes it has.
+
+    It returns ``result`` if there is one, else its input, and keeps what it was called with.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._layer = (layer,)
+        self.result: Tensor | None = None
+        self.called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_layer"][0], name)
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        self.called = args, options
+        return args[0] if self.result is None else self.result
+
+
+class _EmbeddingsOnDisk:
+    """Gives an embedding the rows that a forward asks for, in the dtype of the forward."""
+
+    def __init__(self, stored: Tensor, dtype: torch.dtype) -> None:
+        self._stored = stored
+        self._dtype = dtype
+
+    def serve(self, embedding: Any) -> None:
+        embedding.register_forward_pre_hook(self._rows)
+
+    def _rows(self, embedding: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (ids,) = args
+        used, places = torch.unique(ids, return_inverse=True)
+        rows = self._stored[used.cpu()].to(ids.device, self._dtype)
+        embedding.weight = nn.Parameter(rows, requires_grad=False)
+        return (places,)
+
+
+class _Files:
+    """The tensors of a folder, by name. Raises CheckpointError for files that do not fit."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: dict[Path, Any] = {file: safe_open(file, "pt", backend="pread") for file in _files(path)}
+        self._places: dict[str, Path] = {}
+        for file, opened in self._opened.items():
+            for name in opened.keys():  # noqa: SIM118 - the object is no mapping
+                if name in self._places:
+                    others = f"{self._places[name].name} and {file.name}"
+                    raise CheckpointError(f"{path}: {others} both hold {name}")
+                self._places[name] = file
+        self.names = tuple(self._places)
+
+    def read(self, name: str) -> Tensor:
+        with _named_errors(self._path):
+            found: Tensor = self._opened[self._places[name]].get_tensor(name)
+        return found
+
+    def mapped(self, name: str) -> Tensor:
+        """The tensor, of which only what is touched comes into memory."""
+        with _named_errors(self._path):
+            opened: Any = safe_open(self._places[name], "pt")
+            found: Tensor = opened.get_tensor(name)
+        return found
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that the index names, or all of them. Raises CheckpointError if one is missing."""
+    files = sorted(path.glob("*.safetensors"))
+    if (index := path / INDEX).is_file():
+        named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        files = sorted(path / name for name in named)
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(f"{path}: {', '.join(missing)} of the index is missing")
+    if not files:
+        raise CheckpointError(f"{path} cannot be loaded: it has no safetensors files")
+    return files
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be loaded: {error}") from error
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,136 @@
+"""Forwards of several networks side by side, one layer after the other.
+
+What all of them read of a checkpoint is read once, and one layer is in memory at a time, with one
+changed copy of it.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from proofserve.engines.reference.emulation import emulated
+from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.rounding import Rounding, in_dtype
+from proofserve.engines.reference.routing import ChoiceOfExperts, choosing
+
+# Of a layer's index and what it gives [n, seq_len, hidden]: what the next one reads.
+LayerTransform = Callable[[int, Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class Forward:
+    """What a network reads, in batches: embeddings [n, seq_len, hidden] or token ids [n, seq_len].
+
+    ``experts`` chooses those of a mixture, None for its routers. ``seconds`` were spent in layers.
+    """
+
+    network: Network
+    batches: Sequence[Tensor]
+    transform: LayerTransform | None = None
+    experts: ChoiceOfExperts | None = None
+    seconds: float = 0.0
+
+
+@torch.inference_mode()
+def last_states(forwards: Sequence[Forward]) -> list[list[Tensor]]:
+    """The last hidden states [n, seq_len, hidden], after the final norm, of each batch of each.
+
+    The first forward is ahead of the others in each layer: they may use the experts that it chose.
+    Raises CheckpointError if a layer cannot be read, or does not ask its router for experts.
+    """
+    under_way = [[_Batch(each, read) for read in each.batches] for each in forwards]
+    for index in range(max((len(each.network.shapes) for each in forwards), default=0)):
+        for each, batches in zip(forwards, under_way, strict=True):
+            if index < len(each.network.shapes):
+                began = time.monotonic()
+                _through_layer(index, each, batches)
+                each.seconds += time.monotonic() - began
+    return [[batch.ended() for batch in batches] for batches in under_way]
+
+
+def states(network: Network, read: Tensor, experts: ChoiceOfExperts | None = None) -> Tensor:
+    """The last hidden states of one batch."""
+    ((found,),) = last_states([Forward(network, [read], experts=experts)])
+    return found
+
+
+def _through_layer(index: int, of: Forward, batches: Sequence["_Batch"]) -> None:
+    network = of.network
+    layer = network.checkpoint.layer(index)
+    if network.changes:
+        layer = _sharing_copy(layer)
+        for change in network.changes:
+            layer = change(index, layer)
+    with emulated(layer, network.kernels, is_layer=True):
+        for batch in batches:
+            with choosing(index, layer, batch.choice, len(batch.states)):
+                made = layer(batch.states, *batch.called[index][0], **batch.called[index][1])
+            batch.states = made if of.transform is None else of.transform(index, made)
+
+
+def _sharing_copy(layer: nn.Module) -> nn.Module:
+    """The layer with modules of its own, which share all weights."""
+    shared = {id(weight): weight for weight in layer.parameters()}
+    return copy.deepcopy(layer, shared)
+
+
+class _Batch:
+    """One batch on its way through the layers, and what the decoder hands to each of them."""
+
+    def __init__(self, of: Forward, read: Tensor) -> None:
+        self._network = network = of.network
+        self._read = read
+        self.choice = of.experts(read) if of.experts else None
+        self._name = "inputs_embeds" if read.is_floating_point() else "input_ids"
+        self._options: dict[str, Any] = {self._name: read, "use_cache": False}
+        if network.positions is not None:
+            places = torch.arange(read.shape[1], device=read.device)[network.positions]
+            self._options[self._name] = read[:, network.positions]
+            self._options["position_ids"] = places.expand(len(read), -1)
+        if network.cache is not None:
+            cache = _RoundedCache(network.cache)
+            self._options |= {"past_key_values": cache, "use_cache": True}
+        self._around(None)
+        called = [each.called for each in network.checkpoint.decoder.layers]
+        self.states: Tensor = called[0][0][0]
+        self.called = [(args[1:], options) for args, options in called]
+
+    def ended(self) -> Tensor:
+        states = self._around(self.states)
+        if self._network.positions is None:
+            return states
+        decoder = self._network.checkpoint.decoder
+        embedded = (
+            self._read if self._read.is_floating_point() else decoder.embed_tokens(self._read)
+        )
+        every: Tensor = decoder.norm(embedded)
+        every[:, self._network.positions] = states
+        return every
+
+    def _around(self, result: Tensor | None) -> Tensor:
+        """The decoder around its layers, which all give ``result``, or their input."""
+        decoder = self._network.checkpoint.decoder
+        for each in decoder.layers:
+            each.result = result
+        with emulated(decoder, self._network.kernels, is_layer=False):
+            made: Tensor = decoder(**self._options).last_hidden_state
+        for each in decoder.layers:
+            each.result = None
+        return made
+
+
+class _RoundedCache(DynamicCache):  # type: ignore[misc]
+    """Keeps nothing: a forward reads its own keys and values alone."""
+
+    def __init__(self, rounding: Rounding) -> None:
+        super().__init__()
+        self._rounded = in_dtype(rounding)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        return self._rounded(key_states), self._rounded(value_states)
