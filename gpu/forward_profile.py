@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gpu.report import write_record
 from proofserve.cli.model import checkpoint_named
+from proofserve.engines.reference.engine import Run, proof_values
 from proofserve.engines.reference.network import Network, load
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import BlockScheme
@@ -76,7 +77,7 @@ def _now(device: torch.device) -> float:
 def parts_of(network: Network, block: TimedBlock, batch: int, seq_len: int) -> dict[str, float]:
     """Seconds of inputs, model and finish of one forward of ``batch`` nonces."""
     began = _now(network.device)
-    network.values(block, KEY, tuple(range(batch)), seq_len)
+    proof_values(block, KEY, seq_len, [Run(network, range(batch))], batch)
     whole = _now(network.device) - began
     return {**block.seconds, "model": whole - sum(block.seconds.values())}
 
@@ -107,7 +108,7 @@ def kernels_of(
     on_gpu = network.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
     with profile(activities=activities) as seen:
-        network.values(block, KEY, tuple(range(batch)), seq_len)
+        proof_values(block, KEY, seq_len, [Run(network, range(batch))], batch)
         _now(network.device)
     events = list(seen.key_averages())
     time_us = "self_device_time_total" if on_gpu else "self_cpu_time_total"

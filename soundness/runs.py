@@ -3,7 +3,7 @@
 import ast
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.deployment import Price, changed_weights, shape_of
 from proofserve.verifier.calibration_file import KernelFacts
+from proofserve.verifier.direction import BankRun
 from proofserve.verifier.judges import Recompute, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from soundness.subjects import FOLDER, FORWARD_BATCH, Subject
@@ -70,6 +71,9 @@ class KeptRuns:
     def kernel_facts(self, kernel: str) -> KernelFacts:
         return self._validator.kernel_facts(kernel)
 
+    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
+        """Each run is computed, and kept, by itself."""
+
     def truth(self, nonces: Sequence[int]) -> Vectors:
         return self._kept("published", nonces, self._validator.truth)
 
@@ -98,7 +102,7 @@ class KeptRuns:
         network = cache(lambda: with_kernels(self._changed(name), profile))
 
         def compute(nonces: Sequence[int]) -> Vectors:
-            made = ReferenceEngine(network(), FORWARD_BATCH).compute(self.work, nonces)
+            made = ReferenceEngine(FORWARD_BATCH).compute(self.work, network(), nonces)
             return self.errors_of(dict(zip(made.nonces, made.values, strict=True)))
 
         return self._kept(f"cheat {name} by {kernel or 'own'}", nonces, compute)

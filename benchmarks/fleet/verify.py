@@ -136,8 +136,8 @@ async def workers_s(
 ) -> tuple[float, VerificationTask]:
     """Seconds in which real workers verify ``plan.verified`` jobs, and one of these as a task."""
     nonces = range(plan.nonces)
-    engine = ReferenceEngine(load(model, "bfloat16", "cpu"), _BATCH)
-    vectors = engine.compute(plan.work, nonces).values.astype("<f2")
+    network = load(model, "bfloat16", "cpu")
+    vectors = ReferenceEngine(_BATCH).compute(plan.work, network, nonces).values.astype("<f2")
     digest = weights_digest(model)
     async with await FleetStore.open(database) as store:
         found = MemberVectors(np.array(nonces), vectors)

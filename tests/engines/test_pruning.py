@@ -33,7 +33,7 @@ def network(request: pytest.FixtureRequest) -> Network:
 
 def vectors(network: Network, scheme: Scheme) -> Tensor:
     work = Workload(scheme, Block("0xabc", 7), "node-key", SEQ_LEN)
-    return torch.from_numpy(ReferenceEngine(network, 4).compute(work, range(4)).values)
+    return torch.from_numpy(ReferenceEngine(4).compute(work, network, range(4)).values)
 
 
 def chosen(network: Network) -> list[Tensor]:

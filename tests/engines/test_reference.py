@@ -67,7 +67,7 @@ def test_every_architecture_does_every_scheme(
 ) -> None:
     checkpoint = small_models.get(arch)
     some, others = (
-        ReferenceEngine(load(checkpoint, dtype, "cpu"), 4).compute(work(scheme), range(6))
+        ReferenceEngine(4).compute(work(scheme), load(checkpoint, dtype, "cpu"), range(6))
         for dtype in ("bfloat16", "float32")
     )
     assert some.values.shape == (6, scheme.width)

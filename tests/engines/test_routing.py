@@ -56,7 +56,7 @@ def states(network: Network, ids: Tensor) -> Tensor:
 
 
 def vectors(network: Network, nonces: range, batch: int = SEQUENCES) -> NDArray[np.float32]:
-    return ReferenceEngine(network, batch).compute(WORK, nonces).values
+    return ReferenceEngine(batch).compute(WORK, network, nonces).values
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def test_the_mix_is_weighed_by_the_rule_where_the_experts_are_foreign(router: st
 def test_the_block_chooses_the_experts_of_every_family(network: Network) -> None:
     work = replace(WORK, scheme=SketchScheme(seeded_experts=True))
     block = work.scheme.for_block(work.block, network.facts, network.device)
-    seeded = ReferenceEngine(network, 2).compute(work, range(2)).values
+    seeded = ReferenceEngine(2).compute(work, network, range(2)).values
     natural = ReferenceEngine(network, 2).compute(replace(work, scheme=SketchScheme()), [0, 1])
     with seeded_experts(network, block, SEQ_LEN), watched(network) as seen:
         network.values(block, work.public_key, (0, 1), SEQ_LEN)
@@ -162,7 +162,7 @@ def test_a_dense_network_has_nothing_to_choose() -> None:
     dense = network_of("qwen3", **{"head_dim": 16})
     schemes = (SketchScheme(seeded_experts=seeded) for seeded in (False, True))
     first, second = (
-        ReferenceEngine(dense, 2).compute(replace(WORK, scheme=each), [0, 5]) for each in schemes
+        ReferenceEngine(2).compute(replace(WORK, scheme=each), dense, [0, 5]) for each in schemes
     )
     assert np.array_equal(first.values, second.values)
 
@@ -180,7 +180,7 @@ def test_an_unknown_router_cannot_follow_the_block(qwen: Network) -> None:
     strange = with_unknown_router(qwen)
     work = replace(WORK, scheme=SketchScheme(seeded_experts=True))
     with pytest.raises(EngineFault, match=r"NewRouter weighs experts.*sketch-v2"):
-        ReferenceEngine(strange, 2).compute(work, [0])
+        ReferenceEngine(2).compute(work, strange, [0])
 
 
 def test_batches_and_order_do_not_matter(qwen: Network) -> None:
@@ -343,7 +343,7 @@ def test_honest_errors_point_along_predictions_only_with_free_experts() -> None:
     work = Workload(SketchScheme(k_dim=64), Block("0xabc", 100), "me", 64)
 
     def sketches(network: Network) -> NDArray[np.float32]:
-        return ReferenceEngine(network, 8).compute(work, range(48)).values
+        return ReferenceEngine(8).compute(work, network, range(48)).values
 
     memory = ExpertMemory(exact)
     with memory.recording():

@@ -40,7 +40,7 @@ def network(request: pytest.FixtureRequest, small_models: SmallModels) -> Networ
 
 def batch(network: Network, scheme: Scheme = PLAIN) -> ProofBatch:
     work = Workload(scheme, Block("0xabc", 7), "node-key", SEQ_LEN)
-    return ReferenceEngine(network, 4).compute(work, range(4))
+    return ReferenceEngine(4).compute(work, network, range(4))
 
 
 def vectors(network: Network) -> NDArray[np.float32]:

@@ -89,7 +89,7 @@ def replay_mixture(case: Case) -> None:
     block = block_of(case, shape.hidden_size, seeded_experts=True)
     scheme = SketchScheme(args["k_dim"], seeded_experts=True)
     work = Workload(scheme, block.block, args["public_key"], args["seq_len"])
-    made = ReferenceEngine(network_of(decoder, block), 1).compute(work, [args["nonce"]])
+    made = ReferenceEngine(1).compute(work, network_of(decoder, block), [args["nonce"]])
     assert_f16_close(to_float16(made.values[0]), np.array(case.expect["z"]).ravel())
 
 

@@ -16,4 +16,4 @@ def reference_vectors(
 ) -> NDArray[np.float32]:
     """Vectors float32 [len(nonces), width] of a checkpoint whose forward runs in ``dtype``."""
     network = load(model, str(dtype).removeprefix("torch."), "cpu")
-    return ReferenceEngine(network, forward_batch=8).compute(work, nonces).values
+    return ReferenceEngine(8).compute(work, network, nonces).values

@@ -219,10 +219,12 @@ class _Files:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._opened: dict[Path, Any] = {file: safe_open(file, "pt", backend="pread") for file in _files(path)}
+        self._opened: dict[Path, Any] = {
+            file: safe_open(file, "pt", backend="pread") for file in _files(path)
+        }
         self._places: dict[str, Path] = {}
-        for file, opened in self._opened.items():
-            for name in opened.keys():  # noqa: SIM118 - the object is no mapping
+        for file, of_file in self._opened.items():
+            for name in of_file.keys():  # noqa: SIM118 - the object is no mapping
                 if name in self._places:
                     others = f"{self._places[name].name} and {file.name}"
                     raise CheckpointError(f"{path}: {others} both hold {name}")

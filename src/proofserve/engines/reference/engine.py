@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -58,45 +57,15 @@ class ReferenceEngine:
         for run in runs:
             if work.seq_len > (limit := run.network.max_seq_len):
                 raise EngineFault(f"seq_len {work.seq_len} exceeds the model's {limit}")
+        some = [run for run in runs if run.nonces]
         try:
-            rows = self._values(work, runs)
+            block = self._block_of(work, runs[0].network)
+            made = proof_values(block, work.public_key, work.seq_len, some, self._forward_batch)
         except (RuntimeError, ValueError, CheckpointError) as error:
             raise EngineFault(f"the reference forward failed: {error}") from error
-        return [_checked(run.nonces, made) for run, made in zip(runs, rows, strict=True)]
-
-    @torch.inference_mode()
-    def _values(self, work: Workload, runs: Sequence[Run]) -> list[NDArray[np.float32]]:
-        """Proof values float32 [nonces, width] of each run, bad rows as NaN."""
-        block = self._block_of(work, runs[0].network)
-        parts = [chunks(run.nonces, self._forward_batch) for run in runs]
-        inputs = self._inputs(block, work, runs)
-        transform = block.layer_transform if block.uses_layer_transforms else None
-        forwards = [
-            Forward(
-                run.network,
-                [torch.cat([inputs[nonce] for nonce in part]) for part in of_run],
-                transform,
-                seeded_experts(run.network, block, work.seq_len) or run.experts,
-            )
-            for run, of_run in zip(runs, parts, strict=True)
-        ]
-        found = last_states(forwards)
-        for run, forward in zip(runs, forwards, strict=True):
-            run.seconds = forward.seconds
-        finish = partial(_finished, block, work)
-        return [
-            np.concatenate([*map(finish, *pair), np.empty((0, work.scheme.width), np.float32)])
-            for pair in zip(parts, found, strict=True)
-        ]
-
-    def _inputs(self, block: BlockScheme, work: Workload, runs: Sequence[Run]) -> dict[int, Tensor]:
-        """What every network reads for a nonce, made once: one sequence, or those of both twins."""
-        every = tuple(dict.fromkeys(nonce for run in runs for nonce in run.nonces))
-        found: dict[int, Tensor] = {}
-        for part in chunks(every, self._forward_batch):
-            made = block.inputs(work.public_key, part, work.seq_len, runs[0].network.dtype)
-            found |= zip(part, made.split(work.scheme.sequences_per_nonce), strict=True)
-        return found
+        rows = iter(made)
+        nothing = np.empty((0, work.scheme.width), np.float32)
+        return [_checked(run.nonces, next(rows) if run.nonces else nothing) for run in runs]
 
     def _block_of(self, work: Workload, network: Network) -> BlockScheme:
         if self._block is None or self._block[:2] != (work.scheme, work.block):
@@ -105,16 +74,51 @@ class ReferenceEngine:
         return self._block[2]
 
 
-def _finished(
-    block: BlockScheme, work: Workload, nonces: Sequence[int], states: Tensor
-) -> NDArray[np.float32]:
-    read = states if block.reads_every_position else states[:, -1]
-    made: NDArray[np.float32] = block.finish(work.public_key, nonces, read).cpu().numpy()
-    return made
+@torch.inference_mode()
+def proof_values(
+    block: BlockScheme, public_key: str, seq_len: int, runs: Sequence[Run], forward_batch: int
+) -> list[NDArray[np.float32]]:
+    """Proof values float32 [nonces, width] of each run, bad rows as NaN.
+
+    Raises as ``last_states``.
+    """
+    inputs = _inputs(block, public_key, seq_len, runs, forward_batch)
+    transform = block.layer_transform if block.uses_layer_transforms else None
+    parts = [chunks(run.nonces, forward_batch) for run in runs]
+    forwards = [
+        Forward(
+            run.network,
+            [torch.cat([inputs[nonce] for nonce in part]) for part in of_run],
+            transform,
+            seeded_experts(run.network, block, seq_len) or run.experts,
+        )
+        for run, of_run in zip(runs, parts, strict=True)
+    ]
+    found = []
+    for run, forward, of_run, states in zip(
+        runs, forwards, parts, last_states(forwards), strict=True
+    ):
+        run.seconds = forward.seconds
+        read = (each if block.reads_every_position else each[:, -1] for each in states)
+        rows = [block.finish(public_key, *pair).cpu() for pair in zip(of_run, read, strict=True)]
+        found.append(np.concatenate([each.numpy() for each in rows]))
+    return found
+
+
+def _inputs(
+    block: BlockScheme, public_key: str, seq_len: int, runs: Sequence[Run], forward_batch: int
+) -> dict[int, Tensor]:
+    """What every network reads for a nonce, made once: one sequence, or those of both twins."""
+    every = tuple(dict.fromkeys(nonce for run in runs for nonce in run.nonces))
+    found: dict[int, Tensor] = {}
+    for part in chunks(every, forward_batch):
+        made = block.inputs(public_key, part, seq_len, runs[0].network.dtype)
+        found |= zip(part, made.chunk(len(part)), strict=True)
+    return found
 
 
 def _checked(nonces: Sequence[int], values: NDArray[np.float32]) -> ProofBatch:
-    finite = np.isfinite(values).all(axis=1)
+    finite = np.asarray(np.isfinite(values).all(axis=1))
     kept = tuple(nonce for nonce, good in zip(nonces, finite, strict=True) if good)
     failed = tuple(nonce for nonce, good in zip(nonces, finite, strict=True) if not good)
     return ProofBatch(kept, values[finite], failed)

@@ -20,7 +20,7 @@ from proofserve.engines.reference.rounding import Rounding, in_dtype
 from proofserve.engines.reference.routing import ChoiceOfExperts, choosing
 
 # Of a layer's index and what it gives [n, seq_len, hidden]: what the next one reads.
-LayerTransform = Callable[[int, Tensor], Tensor]
+LayerTransform = Callable[[int, Any], Any]
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.evidence import RareEvidence
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
-from proofserve.verifier.direction import CalibratedYardstick, DirectionJudge
+from proofserve.verifier.direction import BankRun, CalibratedYardstick, DirectionJudge
 from proofserve.verifier.judges import (
     Chances,
     Judge,
@@ -77,6 +77,9 @@ class ProbeBlocks:
             del self._waiting[:SIZE]
         new = range(before, len(self._blocks))
         return [ClaimError(n, self._vector(n, lambda i: self._answers[i].errors)) for n in new]
+
+    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
+        """Answers are read one by one."""
 
     def own_errors(self, numbers: Sequence[int]) -> Vectors:
         """What our own honest run does to each block."""
