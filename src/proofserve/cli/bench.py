@@ -41,13 +41,7 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import calibrated, checkpoint_shape, read
 from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
-from proofserve.verifier.judging import (
-    JudgingOptions,
-    SampleOptions,
-    Truth,
-    bench_verification,
-    judged,
-)
+from proofserve.verifier.judging import JudgingOptions, SampleOptions, bench_verification, judged
 from proofserve.verifier.verification import Verification
 
 if TYPE_CHECKING:
@@ -176,8 +170,8 @@ def verify(
         validator = node.with_other(proofs_of(work, forward_batch))
 
         def verified() -> Verification:
-            truth = Truth(validator.truth, digest, validator, node.is_dense)
             sampling = SampleOptions(fresh_seed(), None, forward_batch)
+            truth = validator.as_truth()
             return judged(claimed, work, truth, options, sampling, session.line).outcome
 
         plan = {"model": found.name, "kernel": served, "scheme": scheme.name, "sample": nonces}

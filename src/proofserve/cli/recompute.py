@@ -156,8 +156,7 @@ def truths_of_checkpoint(
     loaded = CheckpointValidator(setup, proofs_of(work, forward_batch))
 
     def truth(about: Workload) -> Truth:
-        validator = loaded.with_other(proofs_of(about, forward_batch))
-        return Truth(validator.truth, validator.weights_digest, validator, validator.is_dense)
+        return loaded.with_other(proofs_of(about, forward_batch)).as_truth()
 
     return truth
 

@@ -55,8 +55,6 @@ COUNT, PAIRED, DIRECTION, TWINS = TESTS = ("count", "paired", "direction", "twin
 EXACT: Final = "exact"
 # They can convict, so they share alpha; twins only say that no calibrated kernel explains a node.
 CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
-# Nonces that a validator advances together at most: a suspect's weights are made once for them.
-TOGETHER: Final = 64
 # They need honest figures of the checkpoint.
 OF_A_CALIBRATION: Final = frozenset({PAIRED, TWINS})
 
@@ -214,13 +212,15 @@ class Truth:
     """The vectors that a validator compares with, and the digest of their weights if known.
 
     ``validator`` has other vectors of the checkpoint, None if a node recomputes. Of a model that
-    ``is_dense`` it is known that it mixes no experts.
+    ``is_dense`` it is known that it mixes no experts. At least ``at_once`` nonces are to be asked
+    for in one call: fewer take as long.
     """
 
     vectors: Recompute
     weights_digest: str | None
     validator: KernelBank | None = None
     is_dense: bool = False
+    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +350,7 @@ def judged(
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, sampling.seed, sampling.most)
     judges = judges_of(options, len(sample), truth.validator)
-    # A validator advances many nonces together, of which a forward takes a few.
-    at_once = sampling.at_once if truth.validator is None else max(sampling.at_once, TOGETHER)
+    at_once = max(sampling.at_once, truth.at_once)
     ours = Recomputation(truth.vectors, work.scheme.width, at_once)
     outcome = verify(claimed, sample, ours, judges, progress)
     measured = options.calibration

@@ -87,7 +87,7 @@ class CheckpointTruths:
         models, shape = [job.model or folder.name, folder.name], checkpoint_shape(folder)
         options.require(work, models, shape, known.weights_digest, known.is_dense)
         validator = known.with_other(proofs_of(work, self._checkpoints.forward_batch))
-        return Truth(validator.truth, validator.weights_digest, validator)
+        return validator.as_truth()
 
 
 def _no_work(*_: object) -> NoReturn:

@@ -30,6 +30,7 @@ from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.calibration_file import KV_AUTO, KernelFacts
 from proofserve.verifier.direction import OWN, PUBLISHED, BankRun
 from proofserve.verifier.judges import Vectors
+from proofserve.verifier.judging import Truth
 
 # What networks compute for nonces, each run for its own; they may add other nonces that they
 # computed with them.
@@ -41,6 +42,8 @@ EXACT: Final = "float32"
 # Keys and values in the dtype that is served, or in 8 bits.
 KV_FP8: Final = "fp8"
 KV_DTYPES: Final = (KV_AUTO, KV_FP8)
+# Of a checkpoint whose layers are read from disk again for each pass.
+NONCES_OF_A_PASS: Final = 32
 _FP8_SUSPECT: Final = "KV cache in fp8"
 
 
@@ -103,6 +106,12 @@ class CheckpointValidator:
     @property
     def weights_digest(self) -> str | None:
         return self.published.facts.weights_digest
+
+    def as_truth(self) -> Truth:
+        """What a verdict compares with."""
+        small = self.published.checkpoint.stays_in_memory
+        at_once = 1 if small else NONCES_OF_A_PASS
+        return Truth(self.truth, self.weights_digest, self, self.is_dense, at_once)
 
     @property
     def is_dense(self) -> bool:

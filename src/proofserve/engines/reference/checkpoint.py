@@ -39,7 +39,8 @@ _SHELL, _EMBEDDINGS, _HEAD, _UNUSED = "shell", "embeddings", "head", "unused"
 class LayeredCheckpoint:
     """The modules of a checkpoint: a decoder without its layers, and each layer when it is needed.
 
-    ``shapes`` are the layers without weights. Raises CheckpointError if the folder holds no
+    ``shapes`` are the layers without weights; those of a small one stay in memory once they were
+    read. Raises CheckpointError if the folder holds no
     decoder that transformers knows, or no complete set of files.
     """
 
@@ -63,7 +64,7 @@ class LayeredCheckpoint:
         self._mapping = get_model_conversion_mapping(self._model)
         self._parts = self._tensors_by_part()
         size = sum(weight.numel() * weight.itemsize for weight in decoder.layers.parameters())
-        self._keeps = size <= KEPT
+        self.stays_in_memory = size <= KEPT
         self._read: dict[int, nn.Module] = {}
 
     def layer(self, index: int) -> nn.Module:
@@ -72,7 +73,7 @@ class LayeredCheckpoint:
         Raises CheckpointError if its weights are not there or of another shape.
         """
         if index not in self._read:
-            if not self._keeps:
+            if not self.stays_in_memory:
                 self._read.clear()
             self._read[index] = self._filled_layer(index)
         return self._read[index]
