@@ -9,8 +9,8 @@ from matrix.columns import columns
 from matrix.installation import FOLDER, ROOT
 from matrix.page import REFERENCE, honest_noise, page, passed
 from matrix.results import ColumnResult
-from matrix.trial import MODEL, try_column
-from matrix.vectors import write_vectors
+from matrix.trial import try_column
+from matrix.vectors import SCHEMES, write_vectors
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.lab.host import machine
 
@@ -40,7 +40,7 @@ def run(
     found = {n: ColumnResult.read(f) for n in known if (f := results / f"{n}.json").is_file()}
     PAGE.write_text(page(list(known.values()), found, _machine()))
     typer.echo(f"wrote {PAGE.relative_to(ROOT)}")
-    reference = found[REFERENCE].measured if REFERENCE in found else None
+    reference = found.get(REFERENCE)
     wrong = [
         name
         for name in only or known
@@ -52,10 +52,13 @@ def run(
 
 
 @app.command()
-def vectors(file: Annotated[Path, typer.Argument(help="Where the vectors go, as JSON.")]) -> None:
+def vectors(
+    model: Annotated[str, typer.Argument(help=f"One of {', '.join(SCHEMES)}.")],
+    file: Annotated[Path, typer.Argument(help="Where the vectors go, as JSON.")],
+) -> None:
     """Prove fixed nonces on a server of this environment's vLLM; a step of each column."""
     with open_session() as session:
-        write_vectors(MODEL, file, session)
+        write_vectors(model, file, session)
 
 
 def _machine() -> str:

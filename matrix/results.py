@@ -38,13 +38,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ColumnResult:
-    """``skipped`` says why nothing ran. ``measured`` is None if the step ``vectors`` failed."""
+    """``skipped`` says why nothing ran. ``measured`` has the models whose vectors were proved."""
 
     minor: str
     runner: str
     skipped: str = ""
     steps: list[StepResult] = field(default_factory=list)
-    measured: Measured | None = None
+    measured: Mapping[str, Measured] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -61,10 +61,14 @@ class ColumnResult:
     def read(cls, file: Path) -> Self:
         body = json.loads(file.read_text())
         body["steps"] = [StepResult(**each) for each in body["steps"]]
-        body["measured"] = Measured(**body["measured"]) if body["measured"] else None
+        body["measured"] = {name: Measured(**each) for name, each in body["measured"].items()}
         return cls(**body)
 
 
-def own_vectors(file: Path) -> Measured | None:
-    """What ``matrix vectors`` wrote; None if it did not get as far."""
-    return Measured(**json.loads(file.read_text())) if file.is_file() else None
+def own_vectors(files: Mapping[str, Path]) -> dict[str, Measured]:
+    """What ``matrix vectors`` wrote, by model, of those where it got as far."""
+    return {
+        model: Measured(**json.loads(file.read_text()))
+        for model, file in files.items()
+        if file.is_file()
+    }

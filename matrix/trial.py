@@ -10,6 +10,7 @@ from pathlib import Path
 from matrix.columns import Column
 from matrix.installation import ROOT, InstallationFailed
 from matrix.results import ColumnResult, StepResult, own_vectors
+from matrix.vectors import SCHEMES
 
 # A step that hangs ends after this, seconds.
 STEP_S = 1800.0
@@ -29,7 +30,8 @@ class Step:
     arguments: tuple[str, ...]
 
 
-def steps(vectors: Path) -> list[Step]:
+def steps(vectors: Mapping[str, Path]) -> list[Step]:
+    """``vectors``: by model, the file of what its step proves."""
     checks = [
         Step(name, ("-m", "proofserve", "check", name, "--models", MODEL))
         for name in ("smoke", "e2e", "coexist")
@@ -38,7 +40,10 @@ def steps(vectors: Path) -> list[Step]:
         Step("contract", (*PYTEST, "tests/contract")),
         *checks,
         Step("chat first", (*PYTEST, *CHAT_FIRST)),
-        Step("vectors", ("-m", "matrix", "vectors", str(vectors))),
+        *(
+            Step(f"vectors of {model}", ("-m", "matrix", "vectors", model, str(file)))
+            for model, file in vectors.items()
+        ),
     ]
 
 
@@ -55,15 +60,16 @@ def try_column(column: Column, logs: Path, tell: Callable[[str], None]) -> Colum
         tell(f"{column.name}: not installed: {error}")
         failed = StepResult("installation", False, time.monotonic() - began, str(error))
         return ColumnResult(column.minor, column.runner, steps=[failed])
-    file = logs / f"{column.name}.vectors.json"
-    file.unlink(missing_ok=True)
+    files = {model: logs / f"{column.name}.{model}.json" for model in SCHEMES}
+    for file in files.values():
+        file.unlink(missing_ok=True)
     found = []
-    for step in steps(file):
+    for step in steps(files):
         tell(f"{column.name}: {step.name} ...")
         found.append(_run(step, env, logs / f"{column.name}.{step.name.replace(' ', '-')}.log"))
         verdict = "passed" if found[-1].passed else "FAILED"
         tell(f"{column.name}: {step.name} {verdict}, {found[-1].seconds:.0f} s")
-    return ColumnResult(column.minor, column.runner, steps=found, measured=own_vectors(file))
+    return ColumnResult(column.minor, column.runner, steps=found, measured=own_vectors(files))
 
 
 def _run(step: Step, env: Mapping[str, str], log: Path) -> StepResult:

@@ -1,5 +1,6 @@
 """The matrix of vLLM versions: its columns, its steps, its page. No version is started here."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from matrix.columns import Column
 from matrix.page import REFERENCE, STEPS, honest_noise, page, passed
 from matrix.results import ColumnResult, Measured, StepResult
 from matrix.trial import Step, try_column
+from matrix.vectors import SCHEMES
 from proofserve.engines.vetting.versions import VETTED
 from proofserve.protocol.codec import encode
 
@@ -23,7 +25,9 @@ def measured(shift: float = 0.0) -> Measured:
 def result(passed: bool = True, shift: float = 0.0, name: str = REFERENCE) -> ColumnResult:
     minor, runner = name.split("-")
     steps = [StepResult(each, passed, 10.0, "") for each in STEPS]
-    return ColumnResult(minor, runner, steps=steps, measured=measured(shift))
+    return ColumnResult(
+        minor, runner, steps=steps, measured=dict.fromkeys(SCHEMES, measured(shift))
+    )
 
 
 def test_every_row_of_the_table_has_its_columns() -> None:
@@ -66,7 +70,7 @@ def test_no_step_stops_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ("first", False, "ZeroDivisionError: division by zero"),
         ("second", True, "7"),
     ]
-    assert found.measured is None
+    assert found.measured == {}
     assert "0.32-V1: first FAILED" in "\n".join(told)
     assert (tmp_path / "0.32-V1.second.log").read_text() == "7\n"
 
@@ -99,14 +103,16 @@ def test_results_are_read_as_written(tmp_path: Path) -> None:
 
 
 def test_a_column_passes_by_its_steps_and_its_distance() -> None:
-    limit, reference = honest_noise(), measured()
-    assert passed(result(), reference, limit)
-    assert passed(result(shift=limit / 2), reference, limit)
-    assert not passed(result(shift=limit * 2), reference, limit)
-    assert not passed(result(passed=False), reference, limit)
-    assert not passed(result(), None, limit)
-    assert not passed(ColumnResult("0.33", "V1", steps=result().steps), reference, limit)
-    assert not passed(ColumnResult("0.33", "V2", skipped="why"), reference, limit)
+    limits, reference = honest_noise(), result()
+    assert passed(result(), reference, limits)
+    assert passed(result(shift=min(limits.values()) / 2), reference, limits)
+    for model, limit in limits.items():
+        far = dict(reference.measured) | {model: measured(limit * 2)}
+        assert not passed(replace(reference, measured=far), reference, limits)
+    assert not passed(result(passed=False), reference, limits)
+    assert not passed(result(), None, limits)
+    assert not passed(ColumnResult("0.33", "V1", steps=result().steps), reference, limits)
+    assert not passed(ColumnResult("0.33", "V2", skipped="why"), reference, limits)
 
 
 def test_the_page() -> None:
@@ -130,5 +136,5 @@ def test_the_page() -> None:
     assert "| 0.33 | V2 | skipped |" in text
     assert "0.33-V2: skipped, not yet." in text
     assert text.count("**yes**") == 1
-    assert text.count("1.0000 | 50 | 123") == 1
+    assert text.count("1.0000 | 1.0000 | 50 | 123") == 1
     assert "2 cores" in text
