@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from proofserve.engines.reference.engine import ReferenceEngine, Run
+from proofserve.engines.reference.forward import Passed
 from proofserve.engines.reference.kernels import (
     PROFILES,
     KernelProfile,
@@ -47,9 +48,14 @@ NONCES_OF_A_PASS: Final = 32
 _FP8_SUSPECT: Final = "KV cache in fp8"
 
 
-def proofs_of(work: Workload, forward_batch: int) -> Compute:
-    """Computes proofs for ``work``, ``forward_batch`` nonces in a forward."""
-    return partial(ReferenceEngine(forward_batch).compute_all, work)
+def proofs_of(
+    work: Workload, forward_batch: int, passed: Passed = lambda _index, _of: None
+) -> Compute:
+    """Computes proofs for ``work``, ``forward_batch`` nonces in a forward.
+
+    ``passed`` hears of each layer, counted from 1, and how many there are.
+    """
+    return partial(ReferenceEngine(forward_batch, passed).compute_all, work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.engines.reference.forward import Forward, last_states
+from proofserve.engines.reference.forward import Forward, Passed, last_states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import ChoiceOfExperts, seeded_experts
 from proofserve.protocol.identity import Block
@@ -36,10 +36,12 @@ class ReferenceEngine:
     """Recomputes proofs, up to ``forward_batch`` nonces in a forward.
 
     How many they are may change the last bits of a vector, as another order of summation does.
+    ``passed`` is as in ``last_states``.
     """
 
-    def __init__(self, forward_batch: int) -> None:
+    def __init__(self, forward_batch: int, passed: Passed = lambda _index, _of: None) -> None:
         self._forward_batch = forward_batch
+        self._passed = passed
         # Only the last one is kept: in the distance protocol it has a matrix of 8192 rows.
         self._block: tuple[Scheme, Block, BlockScheme] | None = None
 
@@ -60,7 +62,9 @@ class ReferenceEngine:
         some = [run for run in runs if run.nonces]
         try:
             block = self._block_of(work, runs[0].network)
-            made = proof_values(block, work.public_key, work.seq_len, some, self._forward_batch)
+            made = proof_values(
+                block, work.public_key, work.seq_len, some, self._forward_batch, self._passed
+            )
         except (RuntimeError, ValueError, CheckpointError) as error:
             raise EngineFault(f"the reference forward failed: {error}") from error
         rows = iter(made)
@@ -76,11 +80,16 @@ class ReferenceEngine:
 
 @torch.inference_mode()
 def proof_values(
-    block: BlockScheme, public_key: str, seq_len: int, runs: Sequence[Run], forward_batch: int
+    block: BlockScheme,
+    public_key: str,
+    seq_len: int,
+    runs: Sequence[Run],
+    forward_batch: int,
+    passed: Passed = lambda _index, _of: None,
 ) -> list[NDArray[np.float32]]:
     """Proof values float32 [nonces, width] of each run, bad rows as NaN.
 
-    Raises as ``last_states``.
+    ``passed`` is as in ``last_states``. Raises as ``last_states``.
     """
     inputs = _inputs(block, public_key, seq_len, runs, forward_batch)
     transform = block.layer_transform if block.uses_layer_transforms else None
@@ -96,7 +105,7 @@ def proof_values(
     ]
     found = []
     for run, forward, of_run, states in zip(
-        runs, forwards, parts, last_states(forwards), strict=True
+        runs, forwards, parts, last_states(forwards, passed), strict=True
     ):
         run.seconds = forward.seconds
         read = (each if block.reads_every_position else each[:, -1] for each in states)

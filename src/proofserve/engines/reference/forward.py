@@ -5,8 +5,9 @@ changed copy of it.
 """
 
 import copy
+import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from proofserve.engines.reference.routing import ChoiceOfExperts, choosing
 
 # Of a layer's index and what it gives [n, seq_len, hidden]: what the next one reads.
 LayerTransform = Callable[[int, Any], Any]
+# Hears of a layer, counted from 1, and how many there are.
+Passed = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
@@ -38,20 +41,26 @@ class Forward:
 
 
 @torch.inference_mode()
-def last_states(forwards: Sequence[Forward]) -> list[list[Tensor]]:
+def last_states(
+    forwards: Sequence[Forward], passed: Passed = lambda _index, _of: None
+) -> Iterator[Iterator[Tensor]]:
     """The last hidden states [n, seq_len, hidden], after the final norm, of each batch of each.
 
     The first forward is ahead of the others in each layer: they may use the experts that it chose.
-    Raises CheckpointError if a layer cannot be read, or does not ask its router for experts.
+    ``passed`` hears of each layer that all have passed, and how many there are. What was given may
+    be dropped before the next is taken. Raises CheckpointError if a layer cannot be read, or does
+    not ask its router for experts.
     """
     under_way = [[_Batch(each, read) for read in each.batches] for each in forwards]
-    for index in range(max((len(each.network.shapes) for each in forwards), default=0)):
+    layers = max((len(each.network.shapes) for each in forwards), default=0)
+    for index in range(layers):
         for each, batches in zip(forwards, under_way, strict=True):
             if index < len(each.network.shapes):
                 began = time.monotonic()
                 _through_layer(index, each, batches)
                 each.seconds += time.monotonic() - began
-    return [[batch.ended() for batch in batches] for batches in under_way]
+        passed(index + 1, layers)
+    return (map(_Batch.ended, batches) for batches in under_way)
 
 
 def states(network: Network, read: Tensor, experts: ChoiceOfExperts | None = None) -> Tensor:
@@ -71,7 +80,19 @@ def _through_layer(index: int, of: Forward, batches: Sequence["_Batch"]) -> None
         for batch in batches:
             with choosing(index, layer, batch.choice, len(batch.states)):
                 made = layer(batch.states, *batch.called[index][0], **batch.called[index][1])
-            batch.states = made if of.transform is None else of.transform(index, made)
+            # In place: states that come and go between others' would scatter the free memory.
+            batch.states.copy_(made if of.transform is None else of.transform(index, made))
+    if not network.checkpoint.stays_in_memory:
+        _give_back_memory()
+
+
+def _give_back_memory() -> None:
+    """Give the pages of freed tensors back to the system, which glibc keeps for later ones.
+
+    Other C libraries have no such call; there the process stays larger than what it uses.
+    """
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _sharing_copy(layer: nn.Module) -> nn.Module:
@@ -98,11 +119,13 @@ class _Batch:
             self._options |= {"past_key_values": cache, "use_cache": True}
         self._around(None)
         called = [each.called for each in network.checkpoint.decoder.layers]
-        self.states: Tensor = called[0][0][0]
+        self.states: Tensor = called[0][0][0].clone()
         self.called = [(args[1:], options) for args, options in called]
 
+    @torch.inference_mode()
     def ended(self) -> Tensor:
         states = self._around(self.states)
+        del self.states
         if self._network.positions is None:
             return states
         decoder = self._network.checkpoint.decoder
