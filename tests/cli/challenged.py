@@ -13,12 +13,12 @@ import torch
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.kernels import own_profile, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from support.committed import FakeNode, fake_node
 from support.four_bits import engine_of
+from support.reference import Prover
 
 NAME = "tiny"
 OPERATOR, VALIDATOR = "operators-key", "validators-key"
@@ -31,7 +31,7 @@ class ModelEngine(FakeEngine):
     def __init__(self, model: Path) -> None:
         published = load(model, "float32", "cpu")
         super().__init__(EngineInfo((NAME,), published.facts, 512, {"vllm": "none"}))
-        self.honest = ReferenceEngine(with_kernels(published, own_profile(torch.bfloat16)), 8)
+        self.honest = Prover(with_kernels(published, own_profile(torch.bfloat16)))
         self.four_bits = engine_of(model, "bfloat16", four_bits=True)
         self.serves = self.honest
 

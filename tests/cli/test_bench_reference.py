@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.engines.reference.network import Network
+from proofserve.engines.reference import engine
+from proofserve.engines.reference.forward import Forward
 from support.four_bits import one_thread
 
 FEW = ("--seq-len", "8", "--seconds", "0.1", "--dtype", "float32")
@@ -35,14 +37,14 @@ def test_figures_of_a_real_engine(tiny: Path, tmp_path: Path) -> None:
 def test_a_batch_too_large_for_the_memory_is_skipped(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Network.values
+    real = engine.last_states
 
-    def values(self: Network, *args: object) -> torch.Tensor:
-        if len(args[2]) > 2:  # type: ignore[arg-type]
+    def last_states(forwards: Sequence[Forward]) -> list[list[torch.Tensor]]:
+        if max(len(batch) for each in forwards for batch in each.batches) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(self, *args)  # type: ignore[arg-type]
+        return real(forwards)
 
-    monkeypatch.setattr(Network, "values", values)
+    monkeypatch.setattr(engine, "last_states", last_states)
     file = tmp_path / "figures.json"
     result = run(tiny, *FEW, "--batch", "2", "--batch", "4", "--json", file)
     assert result.exit_code == 0, result.output

@@ -10,7 +10,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from proofserve.engines.receipts import client
-from support.adapters import merge, write_adapter
+from support.adapters import merged, write_adapter
 from support.engines import EmbeddedEngine, workload
 from support.receipts import Checker, ask, collected, leave_after, prompt
 
@@ -85,7 +85,7 @@ def test_an_adapter_is_named_its_answers_are_its_own_and_proofs_are_without_it(
     tiny: Path, tmp_path: Path, cpu_environment: pytest.MonkeyPatch
 ) -> None:
     base, adapted = Checker(tiny), Checker(tiny)
-    merge(adapted.network, write_adapter(tmp_path / "adapter", base.network))
+    adapted.network = merged(base.network, write_adapter(tmp_path / "adapter", base.network))
     lora = LoRARequest("french", 1, str(tmp_path / "adapter"))
     # Two places, because vLLM 0.32 on a CPU applies the last one to requests without an adapter.
     engine = EmbeddedEngine(tiny, enable_lora=True, max_lora_rank=8, max_loras=2)

@@ -3,7 +3,6 @@
 import base64
 import json
 import math
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proofserve.cli.model import SmallModel, checkpoint
+from proofserve.engines.reference import forward
 from proofserve.engines.reference.arithmetic import Arithmetic
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.kernels import (
@@ -30,10 +30,11 @@ from proofserve.engines.reference.reading import states_of
 from proofserve.engines.reference.suspects import suspect
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
-from proofserve.protocol.scheme import ModelFacts, Scheme
+from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.records import Workload
 from support.families import FAMILIES, model_of
+from support.written import network_from
 
 Vectors = NDArray[np.float32]
 
@@ -47,23 +48,19 @@ IDS = torch.arange(2, 98).view(2, 48)
 
 
 def network_of(family: str) -> Network:
-    model = model_of(family, torch.float32)
-    head = model.get_output_embeddings()
-    facts = ModelFacts(model.config.hidden_size)
-    return Network(
-        decoder=model.get_decoder(),
-        head=head,
-        facts=facts,
-        max_seq_len=512,
-        dtype=torch.float32,
-        declared_dtype=torch.float32,
-        device=IDS.device,
-    )
+    return network_from(model_of(family, torch.float32).save_pretrained)
 
 
-@torch.inference_mode()
-def states(network: Network, profile: KernelProfile | None = None) -> Tensor:
-    return with_kernels(network, profile).states(input_ids=IDS)
+def states(network: Network, profile: KernelProfile | None = None, read: Tensor = IDS) -> Tensor:
+    return forward.states(with_kernels(network, profile), read)
+
+
+def hooks(network: Network) -> int:
+    """How many are on the modules that forwards share."""
+    checkpoint = network.checkpoint
+    parts = [checkpoint.decoder, *(checkpoint.layer(i) for i in range(len(network.shapes)))]
+    modules = [module for part in parts for module in part.modules()]
+    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)
 
 
 # -- every family ----------------------------------------------------------------------------------
@@ -73,6 +70,7 @@ def states(network: Network, profile: KernelProfile | None = None) -> Tensor:
 def test_every_profile_is_one_of_its_own_and_leaves_nothing_behind(family: str) -> None:
     network = network_of(family)
     exact = states(network)
+    before = hooks(network)
     found = {name: states(network, profile) for name, profile in PROFILES.items()}
     found |= {fp8_kv_profile.name: states(network, fp8_kv_profile), "exact": exact}
     same = [(a, b) for a, b in combinations(found, 2) if torch.equal(found[a], found[b])]
@@ -80,7 +78,7 @@ def test_every_profile_is_one_of_its_own_and_leaves_nothing_behind(family: str) 
     for name, each in found.items():
         assert float((each - exact).norm() / exact.norm()) < 0.1, name
     assert torch.equal(states(network), exact)
-    assert all(not module._forward_hooks for module in network.decoder.modules())
+    assert hooks(network) == before
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,21 +95,31 @@ def test_our_own_profile_rounds_as_torch_does(family: str) -> None:
     assert float(torch.cosine_similarity(own, wanted, dim=0)) > 0.4
 
 
+def refused(_index: int, _states: Tensor) -> Tensor:
+    raise ValueError("no layer")
+
+
 def test_a_profile_that_fails_in_a_forward_leaves_nothing_behind() -> None:
     network = network_of("llama")
-    with pytest.raises(ValueError, match="specify exactly one"):
-        with_kernels(network, PROFILES["norms"]).states()
-    assert all(not module._forward_hooks for module in network.decoder.modules())
+    exact, before = states(network), hooks(network)
+    for read in (torch.zeros(1, 4, 63), torch.tensor([[10**6]])):
+        with pytest.raises((RuntimeError, IndexError)):
+            states(network, PROFILES["norms"], read)
+    with pytest.raises(ValueError, match="no layer"):
+        rounded = with_kernels(network, PROFILES["norms"])
+        forward.last_states([forward.Forward(rounded, [IDS], refused)])
+    assert hooks(network) == before
+    assert torch.equal(states(network), exact)
 
 
-def test_kernels_are_emulated_in_float32_with_the_same_weights() -> None:
+def test_kernels_are_emulated_in_float32_with_the_same_weights(tiny: Path) -> None:
     network = network_of("llama")
     other = with_kernels(network, PROFILES["TF32"])
-    assert other.decoder is network.decoder
+    assert other.checkpoint is network.checkpoint
     assert with_kernels(other, None) == network
     assert own_profile(torch.float32) is None
     with pytest.raises(ValueError, match=r"in float32, not in torch\.bfloat16"):
-        with_kernels(replace(network, dtype=torch.bfloat16), PROFILES["TF32"])
+        with_kernels(load(tiny, "bfloat16", "cpu"), PROFILES["TF32"])
 
 
 def test_a_chat_is_read_by_the_emulated_kernels() -> None:
@@ -125,10 +133,7 @@ def test_drawn_embeddings_arrive_in_the_served_format() -> None:
     network = network_of("qwen3")
     drawn = torch.randn(1, 8, 64, generator=torch.Generator().manual_seed(0))
     profile = PROFILES["norms"]
-    found = [
-        with_kernels(network, profile).states(inputs_embeds=each)
-        for each in (drawn, drawn.to(torch.bfloat16).float())
-    ]
+    found = [states(network, profile, each) for each in (drawn, drawn.to(torch.bfloat16).float())]
     assert torch.equal(*found)
 
 
@@ -182,7 +187,7 @@ class Trained:
         self.own = self.errors(own_profile(torch.bfloat16))
 
     def of(self, network: Network) -> Vectors:
-        return ReferenceEngine(network, 8).compute(self._work, range(NONCES)).values
+        return ReferenceEngine(8).compute(self._work, network, range(NONCES)).values
 
     def errors(self, profile: KernelProfile | None) -> Vectors:
         return self.of(with_kernels(self.network, profile)) - self.exact

@@ -1,9 +1,11 @@
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from proofserve.engines.reference.engine import ReferenceEngine
@@ -17,10 +19,12 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
 from support.models import SmallModels
 
+Vectors = NDArray[np.float32]
+
 PLAIN = ArtifactScheme()
 
 
-def work(scheme: Scheme = PLAIN, seq_len: int = 32) -> Workload:
+def work_of(scheme: Scheme = PLAIN, seq_len: int = 32) -> Workload:
     return Workload(scheme, Block("0xabc", 7), "node-key", seq_len)
 
 
@@ -29,13 +33,12 @@ def network(small_models: SmallModels) -> Network:
     return load(small_models.get("qwen3"), None, "cpu")
 
 
-@pytest.fixture
-def engine(network: Network) -> ReferenceEngine:
-    return ReferenceEngine(network, forward_batch=4)
+def values(network: Network, nonces: Sequence[int], work: Workload | None = None) -> Vectors:
+    return ReferenceEngine(4).compute(work or work_of(), network, nonces).values
 
 
 @torch.inference_mode()
-def test_it_is_the_last_hidden_state_of_the_checkpoint(tiny: Path, engine: ReferenceEngine) -> None:
+def test_it_is_the_last_hidden_state_of_the_checkpoint(tiny: Path, network: Network) -> None:
     whole = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).eval()
     block = PLAIN.for_block(
         Block("0xabc", 7), ModelFacts(whole.config.hidden_size), torch.device("cpu")
@@ -43,13 +46,13 @@ def test_it_is_the_last_hidden_state_of_the_checkpoint(tiny: Path, engine: Refer
     inputs = block.inputs("node-key", range(4), 32, torch.bfloat16)
     states = whole(inputs_embeds=inputs, output_hidden_states=True, use_cache=False).hidden_states
     expected = block.finish("node-key", range(4), states[-1][:, -1]).numpy()
-    assert np.array_equal(engine.compute(work(), range(4)).values, expected)
+    assert np.array_equal(values(network, range(4)), expected)
 
 
-def test_a_vector_does_not_depend_on_its_mates(engine: ReferenceEngine) -> None:
-    alone = [engine.compute(work(), [nonce]).values[0] for nonce in (5, 3, 900)]
-    together = engine.compute(work(), [7, 900, 1, 5, 2, 3])
-    assert np.array_equal(together.values[[3, 5, 1]], np.array(alone))
+def test_a_vector_does_not_depend_on_its_mates(network: Network) -> None:
+    alone = [values(network, [nonce])[0] for nonce in (5, 3, 900)]
+    together = values(network, [7, 900, 1, 5, 2, 3])
+    assert np.array_equal(together[[3, 5, 1]], np.array(alone))
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama", "gemma3"])
@@ -67,7 +70,7 @@ def test_every_architecture_does_every_scheme(
 ) -> None:
     checkpoint = small_models.get(arch)
     some, others = (
-        ReferenceEngine(4).compute(work(scheme), load(checkpoint, dtype, "cpu"), range(6))
+        ReferenceEngine(4).compute(work_of(scheme), load(checkpoint, dtype, "cpu"), range(6))
         for dtype in ("bfloat16", "float32")
     )
     assert some.values.shape == (6, scheme.width)
@@ -75,29 +78,29 @@ def test_every_architecture_does_every_scheme(
     assert 0 < np.linalg.norm(some.values - others.values, axis=1).max() < 0.2
 
 
-def test_layer_transforms_leave_nothing_behind(engine: ReferenceEngine) -> None:
-    before = engine.compute(work(), range(4)).values
-    reflected = engine.compute(work(ArtifactScheme(layer_reflections=True)), range(4)).values
+def test_layer_transforms_leave_nothing_behind(network: Network) -> None:
+    before = values(network, range(4))
+    reflected = values(network, range(4), work_of(ArtifactScheme(layer_reflections=True)))
     assert np.linalg.norm(reflected - before, axis=1).min() > 0.1
-    assert np.array_equal(engine.compute(work(), range(4)).values, before)
+    assert np.array_equal(values(network, range(4)), before)
 
 
 def test_a_row_that_is_not_finite_is_named(small_models: SmallModels) -> None:
-    broken = ReferenceEngine(load(small_models.broken(), None, "cpu"), 4)
-    batch = broken.compute(work(), range(3))
+    broken = load(small_models.broken(), None, "cpu")
+    batch = ReferenceEngine(4).compute(work_of(), broken, range(3))
     assert (batch.nonces, batch.failed) == ((), (0, 1, 2))
     assert batch.values.shape == (0, 12)
 
 
-def test_nothing_asked_is_nothing_computed(engine: ReferenceEngine) -> None:
-    assert engine.compute(work(), []).values.shape == (0, 12)
+def test_nothing_asked_is_nothing_computed(network: Network) -> None:
+    assert values(network, []).shape == (0, 12)
 
 
-def test_what_the_model_cannot_do_is_a_fault(engine: ReferenceEngine) -> None:
+def test_what_the_model_cannot_do_is_a_fault(network: Network) -> None:
     with pytest.raises(EngineFault, match="seq_len 1000000 exceeds"):
-        engine.compute(work(seq_len=10**6), [0])
+        values(network, [0], work_of(seq_len=10**6))
     with pytest.raises(EngineFault, match="k_dim"):
-        engine.compute(work(ArtifactScheme(k_dim=100_000)), [0])
+        values(network, [0], work_of(ArtifactScheme(k_dim=100_000)))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,6 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         load(tmp_path, None, "cpu")
 
 
-def test_vectors_have_length_one(engine: ReferenceEngine) -> None:
-    lengths = np.linalg.norm(engine.compute(work(), range(8)).values, axis=1)
+def test_vectors_have_length_one(network: Network) -> None:
+    lengths = np.linalg.norm(values(network, range(8)), axis=1)
     assert all(math.isclose(length, 1.0, abs_tol=1e-5) for length in lengths)

@@ -1,13 +1,18 @@
 """Replays of our own schemes' files, which ``tests.golden.make`` writes."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3Model, Qwen3MoeConfig, Qwen3MoeModel
+from safetensors.numpy import save_file
+from transformers import Qwen3Config, Qwen3MoeConfig
 
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.network import load
 from proofserve.protocol import commitments
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.identity import Block
@@ -48,22 +53,7 @@ def replay_sketch(case: Case) -> None:
 
 
 def replay_forward(case: Case) -> None:
-    shape = qwen3.Shape()
-    config = Qwen3Config(
-        **vars(shape), rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta}
-    )
-    decoder = Qwen3Model(config).to(torch.float32).eval()
-    weights = {
-        name.removeprefix("model."): torch.from_numpy(values)
-        for name, values in qwen3.weights_of(shape).items()
-    }
-    decoder.load_state_dict(weights)
-    block = block_of(case, shape.hidden_size)
-    args = case.args
-    z = network_of(decoder, block).values(
-        block, args["public_key"], (args["nonce"],), args["seq_len"]
-    )[0]
-    assert_f16_close(to_float16(z.cpu().numpy()), np.array(case.expect["z"]).ravel())
+    replay_network(case, Qwen3Config, qwen3.Shape())
 
 
 def replay_experts(case: Case) -> None:
@@ -78,50 +68,27 @@ def replay_experts(case: Case) -> None:
 
 
 def replay_mixture(case: Case) -> None:
-    """By the engine, which lets the block choose; weights as transformers stacks them."""
-    shape = qwen3.MixtureShape()
-    config = Qwen3MoeConfig(
+    """The block chooses the experts, whose weights are stored one by one."""
+    replay_network(case, Qwen3MoeConfig, qwen3.MixtureShape(), seeded_experts=True)
+
+
+def replay_network(
+    case: Case, made_by: Callable[..., Any], shape: qwen3.Shape, seeded_experts: bool = False
+) -> None:
+    """By the engine, of a checkpoint on disk."""
+    args = case.args
+    block = block_of(case, shape.hidden_size, seeded_experts)
+    config = made_by(
         **vars(shape), rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta}
     )
-    decoder = Qwen3MoeModel(config).to(torch.float32).eval()
-    decoder.load_state_dict(stacked(qwen3.weights_of(shape), shape.num_experts))
-    args = case.args
-    block = block_of(case, shape.hidden_size, seeded_experts=True)
-    scheme = SketchScheme(args["k_dim"], seeded_experts=True)
-    work = Workload(scheme, block.block, args["public_key"], args["seq_len"])
-    made = ReferenceEngine(1).compute(work, network_of(decoder, block), [args["nonce"]])
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        save_file(qwen3.weights_of(shape), Path(folder) / "model.safetensors", {"format": "pt"})
+        network = replace(load(Path(folder), "float32", str(DEVICE)), facts=block.model)
+        scheme = SketchScheme(args["k_dim"], seeded_experts)
+        work = Workload(scheme, block.block, args["public_key"], args["seq_len"])
+        made = ReferenceEngine(1).compute(work, network, [args["nonce"]])
     assert_f16_close(to_float16(made.values[0]), np.array(case.expect["z"]).ravel())
-
-
-def stacked(weights: qwen3.Weights, experts: int) -> dict[str, torch.Tensor]:
-    """The weights of a mixture under the names of transformers' modules."""
-    found = {}
-    for name, values in weights.items():
-        if ".experts." not in name:
-            found[name.removeprefix("model.")] = torch.from_numpy(values)
-    for layer in sorted({name.split(".")[2] for name in weights if ".experts." in name}):
-        at = f"model.layers.{layer}.mlp.experts"
-
-        def every(kind: str, at: str = at) -> list[torch.Tensor]:
-            return [torch.from_numpy(weights[f"{at}.{e}.{kind}.weight"]) for e in range(experts)]
-
-        gates = zip(every("gate_proj"), every("up_proj"), strict=True)
-        to = at.removeprefix("model.")
-        found[f"{to}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in gates])
-        found[f"{to}.down_proj"] = torch.stack(every("down_proj"))
-    return found
-
-
-def network_of(decoder: torch.nn.Module, block: SketchBlock) -> Network:
-    return Network(
-        decoder=decoder.to(DEVICE),
-        head=torch.nn.Identity(),
-        facts=block.model,
-        max_seq_len=1024,
-        dtype=torch.float32,
-        declared_dtype=torch.float32,
-        device=DEVICE,
-    )
 
 
 def replay_commitments(case: Case) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from proofserve.engines.reference.network import Network
 
@@ -17,8 +18,8 @@ def write_adapter(folder: Path, network: Network) -> Pairs:
     drawn = torch.Generator().manual_seed(0)
     pairs: Pairs = []
     tensors = {}
-    for index, layer in enumerate(network.layers):
-        out, into = layer.self_attn.o_proj.weight.shape
+    for index, layer in enumerate(network.shapes):
+        out, into = layer.get_parameter("self_attn.o_proj.weight").shape
         a = torch.randn(RANK, into, generator=drawn) / into**0.5
         b = torch.randn(out, RANK, generator=drawn) * 0.3
         name = f"base_model.model.model.layers.{index}.self_attn.o_proj"
@@ -34,7 +35,12 @@ def write_adapter(folder: Path, network: Network) -> Pairs:
     return pairs
 
 
-@torch.inference_mode()
-def merge(network: Network, pairs: Pairs) -> None:
-    for layer, (a, b) in zip(network.layers, pairs, strict=True):
-        layer.self_attn.o_proj.weight += b @ a
+def merged(network: Network, pairs: Pairs) -> Network:
+    def changed(index: int, layer: nn.Module) -> nn.Module:
+        a, b = pairs[index]
+        projection = layer.get_submodule("self_attn.o_proj")
+        weight = projection.get_parameter("weight")
+        projection.weight = nn.Parameter(weight + b @ a, requires_grad=False)
+        return layer
+
+    return network.changed(changed)

@@ -17,6 +17,7 @@ from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from proofserve.verifier.chat.conversation import Conversation, conversation
 from proofserve.verifier.chat.validator import CheckpointTokenizer
 from proofserve.wire.receipts import signed_receipt_body
+from support.decoders import decoder_of
 
 KEY = SigningKey.new()
 CREATED_MS = 1_700_000_000_000
@@ -103,12 +104,13 @@ def _decoded(
     The tokens are ``given``, or drawn.
     """
     draw = torch.Generator().manual_seed(seed)
+    decoder = decoder_of(network)
     cache, read = DynamicCache(), torch.tensor([prompt])
     output: list[int] = []
     states = []
     for place in range(tokens):
-        with emulated(network.decoder, network.kernels):
-            made = network.decoder(input_ids=read, past_key_values=cache, use_cache=True)
+        with emulated(decoder, network.kernels, is_layer=False):
+            made = decoder(input_ids=read, past_key_values=cache, use_cache=True)
         state = made.last_hidden_state[:, -1]
         states.append(state[0].float())
         token = given[place] if given else _drawn(logits_of(network, state)[0], temperature, draw)

@@ -5,20 +5,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.network import load
+from proofserve.engines.reference.rounding import in_dtype
+from proofserve.engines.reference.variants import with_matrices
+from support.reference import Prover
 
 LEVELS = 7
 
 
-def engine_of(model: Path, dtype: str, four_bits: bool = False) -> ReferenceEngine:
-    """The reference engine of a checkpoint, or of what 4 bits leave of it."""
+def engine_of(model: Path, dtype: str, four_bits: bool = False) -> Prover:
+    """The reference engine with a checkpoint, or with what 4 bits leave of it."""
     network = load(model, dtype, "cpu")
-    if four_bits:
-        _round(network)
-    return ReferenceEngine(network, forward_batch=8)
+    return Prover(with_matrices(network, in_dtype(_rounded)) if four_bits else network)
 
 
 @contextmanager
@@ -32,13 +32,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@torch.inference_mode()
-def _round(network: Network) -> None:
-    """Every Linear weight to the nearest of 15 levels, symmetric, scaled per output channel."""
-    for module in network.decoder.modules():
-        if isinstance(module, nn.Linear):
-            weight = module.weight.float()
-            scale = weight.abs().amax(dim=1, keepdim=True) / LEVELS
-            levels = (weight / scale).round()
-            assert levels.unique().numel() <= 2 * LEVELS + 1
-            module.weight.copy_(levels * scale)
+def _rounded(weight: Tensor) -> Tensor:
+    """To the nearest of 15 levels, symmetric, scaled per output channel."""
+    scale = weight.abs().amax(dim=-1, keepdim=True) / LEVELS
+    levels = (weight / scale).round()
+    assert levels.unique().numel() <= 2 * LEVELS + 1
+    return levels * scale

@@ -1,15 +1,17 @@
 """Smallest mixtures of experts, one for each family of routers that the reference engine knows."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from proofserve.engines.reference.network import Network
 from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
+from support.written import network_from
 
 EXPERTS: Final = 8
 CHOSEN: Final = 2
@@ -92,19 +94,17 @@ def mixture(router: str, dtype: torch.dtype = torch.float32, **fields: Any) -> N
 
 
 def network_of(name: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Network:
+    model = seeded_model(name, **fields)
+    network = network_from(model.save_pretrained, str(dtype).removeprefix("torch."))
+    hidden, tokens = network.config.hidden_size, AllowedTokens(((3, network.vocabulary),))
+    return replace(network, facts=ModelFacts(hidden, "00" * 32, tokens))
+
+
+def seeded_model(name: str, **fields: Any) -> PreTrainedModel:
     config = AutoConfig.for_model(name, **{**_COMMON, **fields})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     seeded(model)
-    config = config.get_text_config()
-    return Network(
-        decoder=model.get_decoder().to(dtype),
-        head=model.get_output_embeddings().to(dtype),
-        facts=ModelFacts(config.hidden_size, "00" * 32, AllowedTokens(((3, config.vocab_size),))),
-        max_seq_len=config.max_position_embeddings,
-        dtype=dtype,
-        declared_dtype=dtype,
-        device=torch.device("cpu"),
-    )
+    return model
 
 
 @torch.no_grad()

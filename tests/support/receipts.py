@@ -13,6 +13,7 @@ from vllm.lora.request import LoRARequest
 
 from proofserve.engines.receipts.client import VllmAnswers
 from proofserve.engines.reference.network import load
+from proofserve.engines.reference.reading import states_of
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from support.engines import EmbeddedEngine
@@ -28,14 +29,11 @@ class Checker:
     def distances(self, answer: FinishedAnswer) -> NDArray[np.float32]:
         """How far each token's sketch is from the recomputed one, relative to its length."""
         assert answer.sketches is not None
-        ids = torch.tensor([answer.prompt_ids + answer.output_ids])
-        states = self.network.decoder(input_ids=ids, use_cache=False).last_hidden_state[0]
         digest = self.network.facts.weights_digest
         assert digest is not None
         scheme = ReceiptScheme(answer.sketch_key, digest, answer.k_dim)
-        first = len(answer.prompt_ids) - 1
-        chose = states[first : first + len(answer.output_ids)]
-        rows = scheme.rows(states.shape[1], torch.device("cpu"))
+        chose = states_of(self.network, answer.prompt_ids, answer.output_ids)
+        rows = scheme.rows(chose.shape[1], torch.device("cpu"))
         expected = sketches(chose, rows).numpy()
         ours = np.frombuffer(answer.sketches, "<f2").astype(np.float32).reshape(expected.shape)
         made: NDArray[np.float32] = np.linalg.norm(ours - expected, axis=1)

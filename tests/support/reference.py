@@ -1,5 +1,6 @@
 """The same vectors without vLLM, by the reference engine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,19 @@ import torch
 from numpy.typing import NDArray
 
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.network import load
-from proofserve.rounds.records import Workload
+from proofserve.engines.reference.network import Network, load
+from proofserve.rounds.records import ProofBatch, Workload
+
+
+class Prover:
+    """Proves with one network."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._engine = ReferenceEngine(8)
+
+    def compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
+        return self._engine.compute(work, self._network, nonces)
 
 
 def reference_vectors(
@@ -16,4 +28,4 @@ def reference_vectors(
 ) -> NDArray[np.float32]:
     """Vectors float32 [len(nonces), width] of a checkpoint whose forward runs in ``dtype``."""
     network = load(model, str(dtype).removeprefix("torch."), "cpu")
-    return ReferenceEngine(8).compute(work, network, nonces).values
+    return Prover(network).compute(work, nonces).values

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, DynamicCache
 
 from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.reading import logits_of
+from support.decoders import decoder_of
 
 OWN_FIELDS = {"return_token_ids", "return_tokens_as_token_ids", "top_k", "min_p"}
 NAME = "stub"
@@ -28,6 +30,7 @@ class Writer:
     def __init__(self, model: Path, change: Callable[[Network], Network] = lambda of: of) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self._network = change(load(model, "bfloat16", "cpu"))
+        self._decoder = decoder_of(self._network)
         self._known: dict[Any, tuple[list[int], NDArray[np.float32]]] = {}
         self._lock = threading.Lock()
 
@@ -48,10 +51,10 @@ class Writer:
         draw = torch.Generator().manual_seed(hash(tuple(prompt)) % 2**31)
         cache, read, ids, rows = DynamicCache(), prompt, [], []
         while len(ids) < tokens:
-            out = self._network.decoder(
+            out = self._decoder(
                 input_ids=torch.tensor([read]), past_key_values=cache, use_cache=True
             )
-            logits = self._network.head(out.last_hidden_state[0, -1]).float()
+            logits = logits_of(self._network, out.last_hidden_state[0, -1])
             logs = torch.log_softmax(logits, -1)
             best = logs.argmax() if greedy else torch.multinomial(logs.exp(), 1, generator=draw)[0]
             read = [int(best)]

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.models.architectures import architecture, shape
 from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.rounds.records import Workload
@@ -64,12 +66,10 @@ def test_the_shape_is_the_checkpoints(deployment: CheckpointDeployment, setup: A
     assert not deployment.mixes_experts
 
 
-def test_a_mixture_is_counted_by_the_experts_a_token_visits(tiny: Path) -> None:
+def test_a_mixture_is_counted_by_the_experts_a_token_visits() -> None:
     def shape(config: object) -> ModelShape:
-        decoder = nn.Module()
-        decoder.config = config
-        decoder.layers = nn.ModuleList([nn.Identity()] * 3)
-        return shape_of(replace(load(tiny, None, "cpu"), decoder=decoder))
+        checkpoint = SimpleNamespace(config=config, shapes=[nn.Identity()] * 3)
+        return shape_of(Network(checkpoint, ModelFacts(64), torch.device("cpu")))  # type: ignore[arg-type]
 
     small = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
     mixtral = MixtralConfig(**small, num_experts_per_tok=2, num_key_value_heads=2)
@@ -268,8 +268,10 @@ def test_the_weights_drawn_are_the_same_each_time(deployment: CheckpointDeployme
 
 def test_the_flat_model_is_what_it_says(small_models: SmallModels) -> None:
     network: Network = load(small_models.flat(), None, "cpu")
-    assert len(network.layers) == 4
-    for name, weight in network.decoder.named_parameters():
+    assert len(network.shapes) == 4
+    checkpoint = network.checkpoint
+    parts = [*map(checkpoint.layer, range(4)), checkpoint.decoder.norm, checkpoint.head]
+    for name, weight in (named for part in parts for named in part.named_parameters()):
         if weight.ndim == 2:
             assert abs(float(weight.detach().float().std()) - 0.02) < 0.002, name
         else:

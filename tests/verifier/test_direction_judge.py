@@ -8,6 +8,8 @@ import pytest
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.direction import (
+    OWN,
+    BankRun,
     CalibratedYardstick,
     DirectionJudge,
     EmulatedYardstick,
@@ -31,6 +33,7 @@ def judged(
     judge = DirectionJudge(bank, yardstick, CHANCES)
     for nonce in range(200):
         made = claims(bank.errors(node, [nonce], seed, served))
+        judge.plan([nonce])
         judge.prepare(made)
         judge.add(made[0])
         if judge.opinion(0).result in {SequentialResult.FRAUD, SequentialResult.HONEST}:
@@ -107,6 +110,7 @@ def test_a_nonce_costs_four_forwards_however_many_suspects_there_are(guilty: str
             lean = 0.8 * bank.direction(guilty, each) if guilty else 0.0
             error = lean + 0.6 * noise / np.linalg.norm(noise)
             errors.append(ClaimError(each, error.astype(np.float32)))
+        judge.plan([error.nonce for error in errors])
         judge.prepare(errors)
         for error in errors:
             judge.add(error)
@@ -123,8 +127,48 @@ def test_a_claim_without_a_vector_is_left_to_the_other_tests() -> None:
     judge = DirectionJudge(bank, calibrated(bank), CHANCES)
     bank.asked.clear()
     broken = ClaimError(4, None, Mismatch(4, Reason.MISSING))
+    judge.plan([4])
     judge.prepare([broken])
     judge.add(broken)
     assert judge.opinion(0).nonces == 0
     assert judge.opinion(0).result is SequentialResult.UNDECIDED
+    assert not bank.asked
+
+
+@pytest.mark.parametrize("with_calibration", [True, False], ids=["calibrated", "uncalibrated"])
+def test_what_is_asked_of_a_bank_was_announced_before_the_errors_were_known(
+    with_calibration: bool,
+) -> None:
+    bank = ToyBank(KERNELS, MANY)
+    yardstick = calibrated(bank) if with_calibration else EmulatedYardstick(bank)
+    judge = DirectionJudge(bank, yardstick, CHANCES)
+    for first in (0, 4):
+        nonces = range(first, first + 4)
+        bank.asked.clear()
+        bank.expected.clear()
+        judge.plan(nonces)
+        announced = {run: them for each in bank.expected for run, them in each.items()}
+        assert not bank.asked
+        errors = claims(bank.errors(Kernel(), nonces, seed=300))
+        judge.prepare(errors)
+        for error in errors:
+            judge.add(error)
+        suspects = [(run.weights, n) for run, them in announced.items() if run.weights for n in them]
+        assert sorted(bank.asked) == sorted(suspects)
+        assert all(run.kernels is None for run in announced if run.weights)
+        kernels = {run: tuple(them) for run, them in announced.items() if not run.weights}
+        others = () if with_calibration else KERNELS
+        runs = (OWN, *(BankRun(kernels=name) for name in others))
+        assert kernels == dict.fromkeys(runs, tuple(nonces))
+
+
+def test_once_all_suspects_are_ruled_out_nothing_more_is_asked_of_a_bank() -> None:
+    bank = ToyBank(KERNELS)
+    judge, _ = judged(bank, calibrated(bank), Kernel())
+    assert judge.opinion(0).result is SequentialResult.HONEST
+    bank.asked.clear()
+    bank.expected.clear()
+    judge.plan([900])
+    judge.prepare(claims(bank.errors(Kernel(), [900], seed=300)))
+    assert not bank.expected
     assert not bank.asked

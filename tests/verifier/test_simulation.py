@@ -56,8 +56,9 @@ def verified(errors: Sequence[ClaimError], calibrated: bool) -> Verification:
     if not calibrated:
         judges = [DirectionJudge(BANK, EmulatedYardstick(BANK), CHANCES)]
     # A nonce that is drawn again has the same error.
-    places = range(len(errors))
-    return decide(places, lambda chunk: [errors[at] for at in chunk], 8, judges, NoProgress())
+    of = {error.nonce: error for error in errors}
+    nonces = [error.nonce for error in errors]
+    return decide(nonces, lambda chunk: [of[nonce] for nonce in chunk], 8, judges, NoProgress())
 
 
 def ended_as(ended: Endings, run: int) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.twins import alikeness
+from proofserve.verifier.direction import BankRun
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
 
@@ -36,11 +37,15 @@ class ToyBank:
     def __init__(self, kernels: Mapping[str, Kernel], names: Sequence[str] = NAMES) -> None:
         self.names = names
         self.asked: list[tuple[str, int]] = []
+        self.expected: list[Mapping[BankRun, Sequence[int]]] = []
         self._kernels = kernels
 
     @property
     def kernels(self) -> Sequence[str]:
         return tuple(self._kernels)
+
+    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
+        self.expected.append({run: tuple(nonces) for run, nonces in runs.items()})
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         self.asked += [(name, nonce) for nonce in nonces]

@@ -14,13 +14,13 @@ from fleet.sql.support import a_job
 from fleet.verification.support import RULE
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
-from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import VerdictOutcome, VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.verifier.member_jobs import CheckpointTruths, SampleChecker, WorkerCheckpoints
+from support.reference import Prover
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ class TinyEngine(FakeEngine):
     def __init__(self, model: Path) -> None:
         network = load(model, "bfloat16", "cpu")
         super().__init__(replace(TOY_ENGINE_INFO, facts=network.facts))
-        self._reference = ReferenceEngine(network, forward_batch=8)
+        self._reference = Prover(network)
 
     async def answer(
         self, work: Workload, nonces: Sequence[int], core: int = 0

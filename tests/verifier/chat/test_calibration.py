@@ -18,6 +18,7 @@ from proofserve.verifier.chat.calibration import (
     chat_calibration,
     greedy_limit,
 )
+from proofserve.verifier.direction import BankRun
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.noise import checked
 
@@ -59,6 +60,9 @@ class MadeUpValidator:
     kernels: Sequence[str] = tuple(KERNELS)
     weights_digest: str | None = "ab" * 32
     served_dtype: str = "bfloat16"
+
+    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
+        """It has no forwards to save."""
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
         return self._vectors(nonces, {})

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from proofserve.engines.reference.engine import Run
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.protocol.verdict.leaning import cosine
@@ -50,7 +51,7 @@ def test_suspects_are_computed_with_the_experts_of_the_published_weights(
         own = validator.own_errors(numbers)
         held = validator.predictions(SUSPECT, numbers)
         truth = validator.truth(numbers)
-        routed = AnswerForwards(blocks)(validator.suspect(SUSPECT), numbers)
+        (routed,) = AnswerForwards(blocks)([Run(validator.suspect(SUSPECT), numbers)])
         served = validator.served_errors(SUSPECT, numbers)
     natural = dict(zip(routed.nonces, routed.values, strict=True))
     natural = {number: natural[number] - truth[number] for number in numbers}
