@@ -11,8 +11,7 @@ from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.pruning import share_of_experts, use_of_experts, without_experts
-from proofserve.engines.reference.routers import FAMILIES, has_stacked_experts, routers_of
-from proofserve.engines.reference.variants import copied
+from proofserve.engines.reference.routers import FAMILIES, has_stacked_experts, routers_in, routers_of
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
@@ -43,17 +42,19 @@ def chosen(network: Network) -> list[Tensor]:
     def see(module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
         seen.append(output[FAMILIES[type(module).__name__].ids].unique())
 
-    hooks = [each.module.register_forward_hook(see) for each in routers_of(network)]
-    vectors(network, NATURAL)
-    for hook in hooks:
-        hook.remove()
+    def watched(index: int, layer: nn.Module) -> nn.Module:
+        for each in routers_in(index, layer):
+            each.module.register_forward_hook(see)
+        return layer
+
+    vectors(network.changed(watched), NATURAL)
     return seen
 
 
 def least_used(network: Network, count: int) -> list[set[int]]:
     """Of each router, equally many of each of its groups."""
     found = []
-    for router, uses in zip(routers_of(network), use_of_experts(network), strict=True):
+    for router, uses in zip(routers_of(network), use_of_experts(network).values(), strict=True):
         size = EXPERTS // router.groups
         order = [sorted(range(g, g + size), key=uses.tolist().__getitem__) for g in _firsts(size)]
         found.append({e for each in order for e in each[: count // router.groups]})
@@ -82,13 +83,17 @@ def test_a_router_chooses_none_of_the_experts_that_it_used_least(network: Networ
 
 @pytest.mark.parametrize("scheme", [NATURAL, SEEDED], ids=["natural", "seeded"])
 def test_what_a_removed_expert_was_does_not_matter(network: Network, scheme: Scheme) -> None:
-    other = copied(network)
-    for router, gone in zip(routers_of(other), least_used(network, 4), strict=True):
-        for module in filter(has_stacked_experts, other.layers[router.layer].modules()):
+    gone = least_used(network, 4)
+
+    def changed(index: int, layer: nn.Module) -> nn.Module:
+        for module in filter(has_stacked_experts, layer.modules()):
             for name, stacked in module.named_parameters(recurse=False):
                 foreign = stacked.detach().clone()
-                foreign[sorted(gone)] += 1.0
-                setattr(module, name, nn.Parameter(foreign))
+                foreign[sorted(gone[index])] += 1.0
+                setattr(module, name, nn.Parameter(foreign, requires_grad=False))
+        return layer
+
+    other = network.changed(changed)
     assert not torch.allclose(vectors(other, scheme), vectors(network, scheme), atol=0.01)
     ours, theirs = (_without(each, network) for each in (network, other))
     made = vectors(ours, scheme)
@@ -97,7 +102,7 @@ def test_what_a_removed_expert_was_does_not_matter(network: Network, scheme: Sch
 
 
 def _without(network: Network, counted: Network) -> Network:
-    """Half of the experts pruned, by their use in ``counted``: the two networks share routers."""
+    """Half of the experts pruned, by their use in ``counted``."""
     with pytest.MonkeyPatch.context() as patch:
         uses = use_of_experts(counted)
         patch.setattr("proofserve.engines.reference.pruning.use_of_experts", lambda _: uses)
@@ -112,16 +117,20 @@ def test_a_block_that_asks_for_a_removed_expert_shows_it_in_every_nonce(network:
 def test_experts_are_counted_on_ordinary_tokens() -> None:
     network = mixture("Qwen3MoeTopKRouter")
     uses = use_of_experts(network)
-    assert [int(each.sum()) for each in uses] == [16 * 64 * CHOSEN] * 2
-    assert all(torch.equal(a, b) for a, b in zip(uses, use_of_experts(network), strict=True))
+    assert [int(each.sum()) for each in uses.values()] == [16 * 64 * CHOSEN] * 2
+    assert all(torch.equal(of, uses[layer]) for layer, of in use_of_experts(network).items())
     # A checkpoint without a tokenizer has no ordinary tokens: then all are.
     without = replace(network, facts=replace(network.facts, tokens=None))
-    assert [int(each.sum()) for each in use_of_experts(without)] == [16 * 64 * CHOSEN] * 2
+    assert [int(each.sum()) for each in use_of_experts(without).values()] == [16 * 64 * CHOSEN] * 2
 
 
 def test_the_share_of_experts_counts_what_all_tokens_visit_too() -> None:
     network = mixture("Qwen2MoeTopKRouter")
-    counted = {name: weight.numel() for name, weight in network.layers.named_parameters()}
+    counted = {
+        f"layers.{index}.{name}": weight.numel()
+        for index, layer in enumerate(network.shapes)
+        for name, weight in layer.named_parameters()
+    }
     of_experts = sum(n for name, n in counted.items() if "mlp.experts." in name)
     assert share_of_experts(network) == of_experts / sum(counted.values())
     assert 0.3 < share_of_experts(network) < 0.9

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from functools import partial
+from weakref import ReferenceType, ref
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.forward import Forward, last_states, states
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.variants import (
     first_tokens_only,
@@ -63,7 +64,7 @@ def test_a_skipped_layer_is_missed_and_only_in_the_variant(network: Network) -> 
 def test_without_any_layer_the_norm_remains(network: Network) -> None:
     block = PLAIN.for_block(Block("0xabc", 7), network.facts, network.device)
     inputs = block.inputs("node-key", range(4), SEQ_LEN, network.dtype)
-    norm = network.decoder.norm
+    norm = network.checkpoint.decoder.norm
     assert isinstance(norm, nn.Module)
     expected = block.finish("node-key", range(4), norm(inputs)[:, -1])
     assert np.array_equal(vectors(without_layers(network, range(6))), expected.numpy())
@@ -89,22 +90,17 @@ def test_the_first_tokens_of_all_are_all(network: Network) -> None:
         first_tokens_only(network, 0)
 
 
-@torch.inference_mode()
 def test_states_of_tokens_that_are_read_are_right_and_others_are_their_embeddings(
     network: Network,
 ) -> None:
     ids = torch.arange(10, 10 + SEQ_LEN).expand(2, -1)
-    every = network.decoder(input_ids=ids, use_cache=False).last_hidden_state
-    first = first_tokens_only(network, 8).decoder(input_ids=ids, use_cache=False)
-    norm, embed = network.decoder.norm, network.decoder.embed_tokens
-    assert isinstance(norm, nn.Module)
-    assert isinstance(embed, nn.Module)
+    every, first = states(network, ids), states(first_tokens_only(network, 8), ids)
+    decoder = network.checkpoint.decoder
     # Later tokens do not change the states of earlier ones, but the kernel's rounding.
-    assert torch.allclose(first.last_hidden_state[:, :8], every[:, :8], atol=0.1, rtol=0.05)
-    assert torch.equal(first.last_hidden_state[:, 8:], norm(embed(ids))[:, 8:])
+    assert torch.allclose(first[:, :8], every[:, :8], atol=0.1, rtol=0.05)
+    assert torch.equal(first[:, 8:], decoder.norm(decoder.embed_tokens(ids))[:, 8:])
 
 
-@torch.inference_mode()
 def test_attention_in_8_bits_is_still_causal(network: Network) -> None:
     before, rounded = vectors(network), with_int8_attention(network)
     assert 0 < apart(network, rounded) < 0.2
@@ -112,7 +108,7 @@ def test_attention_in_8_bits_is_still_causal(network: Network) -> None:
     ids = torch.arange(10, 10 + SEQ_LEN).expand(2, -1)
     later = ids.clone()
     later[:, 8:] += 100
-    one, other = (rounded.decoder(input_ids=each).last_hidden_state[:, :8] for each in (ids, later))
+    one, other = (states(rounded, each)[:, :8] for each in (ids, later))
     assert torch.allclose(one, other, atol=0.1, rtol=0.05)
 
 
@@ -120,25 +116,19 @@ def weights_in_use(network: Network) -> dict[str, tuple[Tensor, int]]:
     """The weights of every layer while a forward is in it, each with its address."""
     seen: dict[str, tuple[Tensor, int]] = {}
 
-    def see(layer: nn.Module, _args: object, _output: object, at: str) -> None:
+    def see(index: int, layer: nn.Module) -> nn.Module:
         for name, weight in layer.named_parameters():
-            seen[f"{at}.{name}"] = weight.data.clone(), weight.data_ptr()
+            seen[f"layers.{index}.{name}"] = weight.data.clone(), weight.data_ptr()
+        return layer
 
-    hooks = [
-        # In front of what undoes a change.
-        layer.register_forward_hook(partial(see, at=f"layers.{index}"), prepend=True)
-        for index, layer in enumerate(network.layers)
-    ]
-    vectors(network)
-    for hook in hooks:
-        hook.remove()
+    vectors(network.changed(see))
     return seen
 
 
 def test_changes_can_be_of_some_layers(network: Network) -> None:
     variant = with_matrices(network, lambda w: w / 2, layers=[1, 3])
     before, after = weights_in_use(network), weights_in_use(variant)
-    for index in range(len(network.layers)):
+    for index in range(len(network.shapes)):
         name = f"layers.{index}.self_attn.q_proj.weight"
         (one, _), (other, _) = before[name], after[name]
         assert torch.equal(other, one / 2 if index in {1, 3} else one)
@@ -153,7 +143,7 @@ def test_a_change_of_a_change_is_undone(network: Network) -> None:
 
 
 def test_a_forward_that_fails_leaves_the_published_weights(network: Network) -> None:
-    before, calls = vectors(network), []
+    before, stored, calls = vectors(network), weights_in_use(network), []
 
     def fail_at_first(weight: Tensor) -> Tensor:
         calls.append(weight)
@@ -165,9 +155,9 @@ def test_a_forward_that_fails_leaves_the_published_weights(network: Network) -> 
     with pytest.raises(EngineFault, match="no change of this matrix"):
         vectors(variant)
     assert np.array_equal(vectors(network), before)
-    stored = dict(network.layers.named_parameters())
-    for name, weight in variant.layers.named_parameters():
-        assert weight.data_ptr() == stored[name].data_ptr(), name
+    for name, (weight, address) in weights_in_use(network).items():
+        assert torch.equal(weight, stored[name][0]), name
+        assert address == stored[name][1], name
 
 
 def test_random_weights_are_the_same_in_every_forward_and_differ_by_matrix() -> None:
@@ -191,7 +181,7 @@ def test_a_matrix_of_lower_rank_is_the_nearest(network: Network) -> None:
     sizes = torch.linalg.svdvals(values)
     assert torch.linalg.norm(values - half) == pytest.approx(float(sizes[12:].norm()), rel=1e-4)
     assert share_of_rank(network, 0.25) < share_of_rank(network, 0.5) <= 1.0
-    matrices = [w for w in network.layers.parameters() if w.ndim == 2]
+    matrices = [w for each in network.shapes for w in each.parameters() if w.ndim == 2]
     # Two factors of a quarter of the smaller side.
     cost = sum(min(w.shape) // 4 * sum(w.shape) for w in matrices)
     assert share_of_rank(network, 0.25) == cost / sum(w.numel() for w in matrices)
@@ -215,27 +205,25 @@ def test_matrices_change_and_norms_do_not(network: Network) -> None:
         # What stays is not stored twice.
         assert halves != (after[name][1] == address), name
     # Four projections of attention and three of the MLP.
-    assert changed == 7 * len(network.layers)
+    assert changed == 7 * len(network.shapes)
     assert apart(network, variant) > 0.05
 
 
-def test_the_matrices_of_one_layer_are_changed_at_a_time(network: Network) -> None:
-    variant = with_matrices(network, lambda weight: weight / 2)
-    stored = {weight.data_ptr() for weight in network.layers.parameters()}
-    changed: list[list[int]] = []
+def test_one_changed_layer_is_in_memory_at_a_time(network: Network) -> None:
+    made: list[ReferenceType[nn.Module]] = []
+    before: list[int] = []
 
-    def count(*_: object) -> None:
-        own = ([w.data_ptr() not in stored for w in each.parameters()] for each in variant.layers)
-        changed.append([sum(each) for each in own])
+    def count(_index: int, layer: nn.Module) -> nn.Module:
+        before.append(sum(each() is not None for each in made))
+        made.append(ref(layer))
+        return layer
 
-    for layer in variant.layers:
-        layer.register_forward_hook(count, prepend=True)
-    vectors(variant)
-    layers = len(network.layers)
-    assert changed == [
-        [7 if here == other else 0 for other in range(layers)] for here in range(layers)
-    ]
-    assert {weight.data_ptr() for weight in variant.layers.parameters()} == stored
+    ids = torch.arange(10, 10 + SEQ_LEN).expand(2, -1)
+    variants = [with_matrices(network, lambda weight: weight / 2).changed(count) for _ in range(2)]
+    last_states([Forward(each, [ids, ids]) for each in (network, *variants)])
+    # Each variant has a copy of each layer, and none is there when the next one is made.
+    assert before == [0] * 2 * len(network.shapes)
+    assert all(each() is None for each in made)
 
 
 def test_matrices_that_stay_give_the_same_vectors(network: Network) -> None:
@@ -244,16 +232,18 @@ def test_matrices_that_stay_give_the_same_vectors(network: Network) -> None:
 
 def spoils_unread(network: Network, modules: Callable[[nn.Module], list[nn.Module]]) -> Network:
     """A network whose last layer computes only NaN at the positions that are never read."""
-    twin = without_layers(network, [])
-
     def spoil(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         spoiled = output.clone()
         spoiled[:, :-1] = float("nan")
         return spoiled
 
-    for module in modules(twin.layers[-1]):
-        module.register_forward_hook(spoil)
-    return twin
+    def changed(index: int, layer: nn.Module) -> nn.Module:
+        if index == len(network.shapes) - 1:
+            for module in modules(layer):
+                module.register_forward_hook(spoil)
+        return layer
+
+    return network.changed(changed)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ of each layer when a forward comes to it, so a variant costs the memory of one c
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -79,9 +80,13 @@ def with_random_matrices(
     Its numbers are the same in every forward.
     """
 
+    counts = (sum(1 for _ in _matrices(layer)) for layer in network.shapes)
+    firsts = [0, *accumulate(counts)]
+
     def changed(index: int, layer: nn.Module) -> nn.Module:
-        for place, (module, name, weight) in enumerate(_matrices(layer)):
-            generator = torch.Generator().manual_seed((index << 32) + place)
+        # A seed is its place among all matrices: of one above 2^32 torch reads the low bits alone.
+        for place, (module, name, weight) in enumerate(_matrices(layer), firsts[index]):
+            generator = torch.Generator().manual_seed(place)
             _replace(module, name, change(generator)(weight))
         return layer
 
