@@ -62,7 +62,9 @@ class LayeredCheckpoint:
         self.shapes: Sequence[nn.Module] = tuple(decoder.layers)
         self._layers: nn.ModuleList = decoder.layers
         self._mapping = get_model_conversion_mapping(self._model)
-        self._parts = self._tensors_by_part()
+        names = {id(module): name for name, module in self._model.named_modules()}
+        self._head = f"{names[id(self._model.get_output_embeddings())]}."
+        self._parts = self._tensors_by_part(names)
         size = sum(weight.numel() * weight.itemsize for weight in decoder.layers.parameters())
         self.stays_in_memory = size <= KEPT
         self._read: dict[int, nn.Module] = {}
@@ -85,11 +87,10 @@ class LayeredCheckpoint:
         decoder = model.get_decoder()
         decoder.layers = nn.ModuleList(StandIn(each) for each in self.shapes)
         self._fill(model, self._parts[_SHELL])
+        embeddings = decoder.get_input_embeddings()
+        self._require("the decoder", decoder, besides=embeddings)
         self._finish(model, decoder)
-        if rows := self._parts[_EMBEDDINGS]:
-            _EmbeddingsOnDisk(self._files.mapped(rows[0]), self.dtype).serve(
-                decoder.get_input_embeddings()
-            )
+        _EmbeddingsOnDisk(self._embeddings(), self.dtype).serve(embeddings)
         return decoder
 
     @cached_property
@@ -98,11 +99,16 @@ class LayeredCheckpoint:
         model = copy.deepcopy(self._model)
         head = model.get_output_embeddings()
         self._fill(model, self._parts[_HEAD])
-        if head.weight.is_meta:
-            # Where the file has no head, embeddings are.
-            tied = self._files.mapped(self._parts[_EMBEDDINGS][0])
-            head.weight = nn.Parameter(tied.to(self._device, self.dtype), requires_grad=False)
+        if head.weight.is_meta and f"{self._head}weight" in self._model.all_tied_weights_keys:
+            tied = self._embeddings().to(self._device, self.dtype)
+            head.weight = nn.Parameter(tied, requires_grad=False)
+        self._require("the head", head)
         return head
+
+    def _embeddings(self) -> Tensor:
+        if not (stored := self._parts[_EMBEDDINGS]):
+            raise CheckpointError(f"{self._path} has no embeddings of tokens")
+        return self._files.mapped(stored[0])
 
     def _filled_layer(self, index: int) -> nn.Module:
         empty = self._layers[index]
@@ -112,10 +118,16 @@ class LayeredCheckpoint:
             layer = self._layers[index]
         finally:
             self._layers[index] = empty
+        self._require(f"layer {index}", layer)
         self._finish(self._model, layer)
-        if missing := [n for n, weight in layer.state_dict().items() if weight.is_meta]:
-            raise CheckpointError(f"{self._path}: layer {index} has no {', '.join(missing[:3])}")
         return layer
+
+    def _require(self, name: str, part: nn.Module, besides: nn.Module | None = None) -> None:
+        """Raise CheckpointError unless all that a file holds of ``part`` was read."""
+        others = {id(weight) for weight in besides.parameters()} if besides else set()
+        held = part.state_dict(keep_vars=True).items()
+        if missing := [n for n, values in held if values.is_meta and id(values) not in others]:
+            raise CheckpointError(f"{self._path}: {name} has no {', '.join(missing[:3])}")
 
     def _fill(self, model: Any, names: Sequence[str]) -> None:
         read = {name: self._files.read(name) for name in names}
@@ -145,13 +157,14 @@ class LayeredCheckpoint:
             if empty:
                 model._init_weights(module)
 
-    def _tensors_by_part(self) -> Mapping[str | int, list[str]]:
-        """The names in the files: of each layer, of the decoder beside them, of the head."""
-        names = {id(module): name for name, module in self._model.named_modules()}
+    def _tensors_by_part(self, names: Mapping[int, str]) -> Mapping[str | int, list[str]]:
+        """The names in the files: of each layer, of the decoder beside them, of the head.
+
+        ``names`` are those of modules, by their ids.
+        """
         decoder = self._model.get_decoder()
         layers = f"{names[id(decoder.layers)]}."
         embeddings = f"{names[id(decoder.get_input_embeddings())]}.weight"
-        head = f"{names[id(self._model.get_output_embeddings())]}."
         around = f"{names[id(decoder)]}."
         renamings = [each for each in self._mapping if isinstance(each, WeightRenaming)]
         converters = [each for each in self._mapping if isinstance(each, WeightConverter)]
@@ -166,7 +179,7 @@ class LayeredCheckpoint:
                 part = int(name.removeprefix(layers).partition(".")[0])
             elif name == embeddings:
                 part = _EMBEDDINGS
-            elif name.startswith(head):
+            elif name.startswith(self._head):
                 part = _HEAD
             elif name.startswith(around):
                 part = _SHELL
@@ -220,9 +233,10 @@ class _Files:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._opened: dict[Path, Any] = {
-            file: safe_open(file, "pt", backend="pread") for file in _files(path)
-        }
+        self._opened: dict[Path, Any] = {}
+        for file in _files(path):
+            with _named_errors(file):
+                self._opened[file] = safe_open(file, "pt", backend="pread")
         self._places: dict[str, Path] = {}
         for file, of_file in self._opened.items():
             for name in of_file.keys():  # noqa: SIM118 - the object is no mapping
