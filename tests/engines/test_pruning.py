@@ -11,7 +11,12 @@ from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.pruning import share_of_experts, use_of_experts, without_experts
-from proofserve.engines.reference.routers import FAMILIES, has_stacked_experts, routers_in, routers_of
+from proofserve.engines.reference.routers import (
+    FAMILIES,
+    has_stacked_experts,
+    routers_in,
+    routers_of,
+)
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme

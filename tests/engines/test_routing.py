@@ -70,7 +70,7 @@ class Routed:
 
 
 def watched(network: Network, seen: list[Routed]) -> Network:
-    """``network``, of which ``seen`` gets what each router gives, after others chose its experts."""
+    """``network``; ``seen`` gets what each router gives, after others chose its experts."""
 
     def see(module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
         family = FAMILIES[type(module).__name__]
@@ -381,9 +381,7 @@ def test_honest_errors_point_along_predictions_only_with_free_experts() -> None:
     exact, honest = (mixture(QWEN, each, **shape) for each in (torch.float32, torch.bfloat16))
     work = Workload(SketchScheme(k_dim=64), Block("0xabc", 100), "me", 64)
 
-    def sketches(
-        network: Network, experts: ChoiceOfExperts | None = None
-    ) -> NDArray[np.float32]:
+    def sketches(network: Network, experts: ChoiceOfExperts | None = None) -> NDArray[np.float32]:
         return vectors(network, range(48), experts, work, 8)
 
     memory = ExpertMemory(exact)

@@ -232,6 +232,7 @@ def test_matrices_that_stay_give_the_same_vectors(network: Network) -> None:
 
 def spoils_unread(network: Network, modules: Callable[[nn.Module], list[nn.Module]]) -> Network:
     """A network whose last layer computes only NaN at the positions that are never read."""
+
     def spoil(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         spoiled = output.clone()
         spoiled[:, :-1] = float("nan")

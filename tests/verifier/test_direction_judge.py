@@ -153,10 +153,11 @@ def test_what_is_asked_of_a_bank_was_announced_before_the_errors_were_known(
         judge.prepare(errors)
         for error in errors:
             judge.add(error)
-        suspects = [(run.weights, n) for run, them in announced.items() if run.weights for n in them]
-        assert sorted(bank.asked) == sorted(suspects)
-        assert all(run.kernels is None for run in announced if run.weights)
-        kernels = {run: tuple(them) for run, them in announced.items() if not run.weights}
+        suspects = {run: them for run, them in announced.items() if run.weights}
+        asked = [(run.weights, nonce) for run, them in suspects.items() for nonce in them]
+        assert sorted(bank.asked) == sorted(asked)
+        assert all(run.kernels is None for run in suspects)
+        kernels = {run: tuple(announced[run]) for run in announced.keys() - suspects.keys()}
         others = () if with_calibration else KERNELS
         runs = (OWN, *(BankRun(kernels=name) for name in others))
         assert kernels == dict.fromkeys(runs, tuple(nonces))
