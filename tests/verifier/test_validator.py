@@ -1,0 +1,116 @@
+"""What a validator computes, and how often: nothing twice, and together what is expected."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proofserve.engines.reference.engine import Run
+from proofserve.engines.reference.network import Network
+from proofserve.lab.report import LabError
+from proofserve.protocol.identity import Block
+from proofserve.protocol.sketch import SketchScheme
+from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.records import ProofBatch, Workload
+from proofserve.verifier.direction import OWN, PUBLISHED, BankRun
+from proofserve.verifier.judges import Vectors
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from support.models import SmallModels
+
+WORK = Workload(SketchScheme(k_dim=16), Block("0xabc", 7), "node-key", 16)
+SUSPECT, OTHER, KERNELS = "int8 g32", "int4 g128", "TF32"
+
+
+class CountedProofs:
+    """Computes as a validator does; ``calls`` has the nonces of each run of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[tuple[int, ...]]] = []
+        self.networks: list[list[Network]] = []
+        self._compute = proofs_of(WORK, 4)
+
+    def __call__(self, runs: Sequence[Run]) -> Sequence[ProofBatch]:
+        self.calls.append([tuple(run.nonces) for run in runs])
+        self.networks.append([run.network for run in runs])
+        return self._compute(runs)
+
+
+@pytest.fixture(scope="module")
+def loaded(small_models: SmallModels) -> CheckpointValidator:
+    return CheckpointValidator(ValidatorSetup(small_models.mixture()), proofs_of(WORK, 4))
+
+
+@pytest.fixture
+def proofs() -> CountedProofs:
+    return CountedProofs()
+
+
+@pytest.fixture
+def validator(loaded: CheckpointValidator, proofs: CountedProofs) -> CheckpointValidator:
+    return loaded.with_other(proofs)
+
+
+def same(some: Vectors, others: Vectors) -> bool:
+    return some.keys() == others.keys() and all(np.array_equal(some[n], others[n]) for n in some)
+
+
+def test_what_is_expected_is_computed_in_one_call_and_nothing_twice(
+    validator: CheckpointValidator, proofs: CountedProofs
+) -> None:
+    kernels = BankRun(kernels=KERNELS)
+    validator.expect({OWN: range(4), kernels: range(4)})
+    validator.expect({BankRun(SUSPECT): [0, 2], BankRun(OTHER): [1]})
+    assert proofs.calls == []
+    validator.truth(range(4))
+    # The published weights come first, for all nonces: others hold the experts that they choose.
+    assert proofs.calls[0][0] == (0, 1, 2, 3)
+    assert Counter(proofs.calls[0]) == {(0, 1, 2, 3): 3, (0, 2): 1, (1,): 1}
+    assert proofs.networks[0][0] is validator.published
+    validator.own_errors(range(4))
+    validator.kernel_errors(KERNELS, range(4))
+    validator.predictions(SUSPECT, [0, 2])
+    validator.predictions(OTHER, [1])
+    assert len(proofs.calls) == 1
+    validator.predictions(OTHER, [1, 2, 7])
+    # Of the published network the new nonce alone, of the suspect what is missing.
+    assert proofs.calls[1:] == [[(7,), (2, 7)]]
+
+
+def test_together_or_one_by_one_the_vectors_are_the_same(loaded: CheckpointValidator) -> None:
+    """In forwards of the same nonces; others may round otherwise."""
+    alone, together = (loaded.with_other(proofs_of(WORK, 4)) for _ in range(2))
+    runs = (PUBLISHED, OWN, BankRun(kernels=KERNELS), BankRun(SUSPECT), replace(OWN, weights=OTHER))
+    together.expect(dict.fromkeys(runs, range(6)))
+    for one in (together, alone):
+        one.truth(range(6))
+    assert same(together.truth(range(6)), alone.truth(range(6)))
+    assert same(together.own_errors(range(6)), alone.own_errors(range(6)))
+    assert same(together.kernel_errors(KERNELS, range(6)), alone.kernel_errors(KERNELS, range(6)))
+    assert same(together.predictions(SUSPECT, range(6)), alone.predictions(SUSPECT, range(6)))
+    assert same(together.served_errors(OTHER, range(6)), alone.served_errors(OTHER, range(6)))
+
+
+def test_nonces_and_seconds_of_suspects_are_counted(validator: CheckpointValidator) -> None:
+    before, spent = validator.forwards, validator.suspects_s
+    validator.own_errors(range(3))
+    assert (validator.forwards, validator.suspects_s) == (before, spent)
+    validator.predictions(SUSPECT, range(3))
+    assert validator.forwards == before + 3
+    assert validator.suspects_s > spent
+
+
+def test_a_vector_that_is_not_finite_names_its_run(small_models: SmallModels) -> None:
+    setup = ValidatorSetup(small_models.broken())
+    with pytest.raises(EngineFault, match="published: the vector of nonce 5 is not finite"):
+        CheckpointValidator(setup, proofs_of(WORK, 4)).truth([5, 6])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int3"])
+def test_a_dtype_in_which_no_server_rounds_is_refused(
+    small_models: SmallModels, dtype: str
+) -> None:
+    setup = ValidatorSetup(small_models.mixture(), served_dtype=dtype)
+    with pytest.raises(LabError, match=f"{dtype}.*; give bfloat16 or float16"):
+        CheckpointValidator(setup, proofs_of(WORK, 4))
