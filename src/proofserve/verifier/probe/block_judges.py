@@ -186,6 +186,7 @@ class BlockJudges:
             # One by one: the suspects of a block are chosen by what the blocks before it showed.
             for error in self._waiting:
                 for judge in self.judges:
+                    judge.plan([error.nonce])
                     judge.prepare([error])
                     judge.add(error)
             self._waiting.clear()
