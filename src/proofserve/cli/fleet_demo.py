@@ -90,7 +90,7 @@ def demo(
         session.line.step("writing a small model, and a copy with weights in 4 bits")
         honest, cheap = checkpoint(MODEL), folder / "4-bits"
         # Loading torch takes seconds, and --help must not wait for it.
-        from proofserve.engines.reference.rounded_copy import write_rounded_copy  # noqa: PLC0415
+        from proofserve.engines.reference.suspects import write_rounded_copy  # noqa: PLC0415
 
         write_rounded_copy(honest, cheap, CHEAPER)
         with closing(DemoProcesses(folder, session, served)) as processes:

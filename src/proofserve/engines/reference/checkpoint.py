@@ -28,6 +28,8 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
 from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.formats import PublishedTensors, published_tensors
+from proofserve.engines.reference.rounding import EightBits
 
 # Layers that take less than this together, in bytes, stay in memory once they were read.
 KEPT: Final = 2**27
@@ -40,8 +42,10 @@ class LayeredCheckpoint:
     """The modules of a checkpoint: a decoder without its layers, and each layer when it is needed.
 
     ``shapes`` are the layers without weights; those of a small one stay in memory once they were
-    read. Raises CheckpointError if the folder holds no
-    decoder that transformers knows, or no complete set of files.
+    read. ``published`` says in what format weights are stored, ``inputs`` how matrices round what
+    they multiply: for each layer by the parameter's name in it. Raises CheckpointError if the
+    folder holds no decoder that transformers knows, no complete set of files, or weights in a
+    format that is not understood.
     """
 
     def __init__(self, path: Path, dtype: torch.dtype | None, device: torch.device) -> None:
@@ -56,6 +60,7 @@ class LayeredCheckpoint:
                 self._model: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
             self._model.eval().requires_grad_(requires_grad=False)
             self._files = _Files(path)
+            self.published: PublishedTensors = published_tensors(config, self._files)
         decoder = self._model.get_decoder()
         if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
             raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")
@@ -64,6 +69,7 @@ class LayeredCheckpoint:
         self._mapping = get_model_conversion_mapping(self._model)
         names = {id(module): name for name, module in self._model.named_modules()}
         self._head = f"{names[id(self._model.get_output_embeddings())]}."
+        self.inputs: dict[int, dict[str, EightBits]] = defaultdict(dict)
         self._parts = self._tensors_by_part(names)
         size = sum(weight.numel() * weight.itemsize for weight in decoder.layers.parameters())
         self.stays_in_memory = size <= KEPT
@@ -108,6 +114,8 @@ class LayeredCheckpoint:
     def _embeddings(self) -> Tensor:
         if not (stored := self._parts[_EMBEDDINGS]):
             raise CheckpointError(f"{self._path} has no embeddings of tokens")
+        if stored[0] in self.published.matrices:
+            return self.published.read(stored[0], self._files)
         return self._files.mapped(stored[0])
 
     def _filled_layer(self, index: int) -> nn.Module:
@@ -130,7 +138,7 @@ class LayeredCheckpoint:
             raise CheckpointError(f"{self._path}: {name} has no {', '.join(missing[:3])}")
 
     def _fill(self, model: Any, names: Sequence[str]) -> None:
-        read = {name: self._files.read(name) for name in names}
+        read = {name: self.published.read(name, self._files) for name in names}
         settings = LoadStateDictConfig(
             device_map={"": self._device},
             dtype=self.dtype,
@@ -170,7 +178,7 @@ class LayeredCheckpoint:
         converters = [each for each in self._mapping if isinstance(each, WeightConverter)]
         known = self._model.state_dict()
         found: dict[str | int, list[str]] = defaultdict(list)
-        for stored in self._files.names:
+        for stored in self.published.names:
             name, _ = rename_source_key(
                 stored, renamings, converters, self._model.base_model_prefix, known
             )
@@ -184,7 +192,22 @@ class LayeredCheckpoint:
             elif name.startswith(around):
                 part = _SHELL
             found[part].append(stored)
+            if (matrix := self.published.matrices.get(stored)) and matrix.inputs:
+                self._declare(part, name.removeprefix(f"{layers}{part}."), matrix.inputs)
         return found
+
+    def _declare(self, part: str | int, name: str, inputs: EightBits) -> None:
+        """Note that the published network rounds what the matrix ``name`` of a layer multiplies."""
+        if part == _UNUSED:
+            return
+        if not isinstance(part, int):
+            raise CheckpointError(f"{self._path}: what {name} multiplies cannot be rounded")
+        if self.inputs[part].setdefault(name, inputs) != inputs:
+            # Experts are one parameter here, which is multiplied by rounded inputs of one kind.
+            raise CheckpointError(
+                f"{self._path}: {name} of layer {part} multiplies {inputs.text}, and"
+                f" {self.inputs[part][name].text}"
+            )
 
 
 class StandIn(nn.Module):
@@ -244,7 +267,12 @@ class _Files:
                     others = f"{self._places[name].name} and {file.name}"
                     raise CheckpointError(f"{path}: {others} both hold {name}")
                 self._places[name] = file
-        self.names = tuple(self._places)
+        self.names = self._places.keys()
+
+    def dtype(self, name: str) -> str:
+        """In the names of safetensors."""
+        found: str = self._opened[self._places[name]].get_slice(name).get_dtype()
+        return found
 
     def read(self, name: str) -> Tensor:
         with _named_errors(self._path):

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from proofserve.engines.reference.emulation import emulated
-from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.rounding import Rounding, in_dtype
+from proofserve.engines.reference.network import CacheRounding, Network
+from proofserve.engines.reference.rounding import in_dtype
 from proofserve.engines.reference.routing import ChoiceOfExperts, choosing
 
 # Of a layer's index and what it gives [n, seq_len, hidden]: what the next one reads.
@@ -151,9 +151,12 @@ class _Batch:
 class _RoundedCache(DynamicCache):  # type: ignore[misc]
     """Keeps nothing: a forward reads its own keys and values alone."""
 
-    def __init__(self, rounding: Rounding) -> None:
+    def __init__(self, rounding: CacheRounding) -> None:
         super().__init__()
-        self._rounded = in_dtype(rounding)
+        self._rounding = rounding
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        return self._rounded(key_states), self._rounded(value_states)
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> Any:
+        keys, values = self._rounding(layer_idx)
+        return in_dtype(keys)(key_states), in_dtype(values)(value_states)

@@ -1,24 +1,33 @@
 """A checkpoint as the function that a proof needs: embeddings in, last hidden states out."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from proofserve.engines.checkpoints import model_facts
 from proofserve.engines.reference.arithmetic import KernelProfile
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.engines.reference.rounding import Rounding
+from proofserve.engines.reference.rounding import EightBits, Rounding, in_dtype
 from proofserve.protocol.scheme import ModelFacts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 # Of a layer's index and a copy of it, which shares the weights: the layer that takes its place.
 LayerChange = Callable[[int, nn.Module], nn.Module]
+# Of a layer's index: how its keys and its values are rounded.
+CacheRounding = Callable[[int], tuple[Rounding, Rounding]]
+
+# The products of torch that experts use, as first of two operands what is multiplied by a matrix.
+_PRODUCTS: Final = (functional.linear, torch._grouped_mm, Tensor.matmul)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class Network:
     """The kernels to emulate; None for those of this machine."""
     positions: slice | None = None
     """Those that the layers read, None for all; the others' states are the norm of embeddings."""
-    cache: Rounding | None = None
+    cache: CacheRounding | None = None
     """How keys and values are rounded before attention reads them."""
 
     @property
@@ -70,6 +79,16 @@ class Network:
         return int(self.config.vocab_size)
 
     @property
+    def weight_bits(self) -> int:
+        """Those of a weight in the published matrices, without scales; 16 for unquantised ones."""
+        return self.checkpoint.published.weight_bits
+
+    @property
+    def declared(self) -> str:
+        """What the checkpoint declares to be rounded: weights, inputs of matrices, the cache."""
+        return self.checkpoint.published.text
+
+    @property
     def weights(self) -> int:
         """The number of weights in the matrices that every token is multiplied by."""
         modules = (module for layer in self.shapes for module in layer.modules())
@@ -82,7 +101,9 @@ class Network:
 def load(path: Path, dtype: str | None, device: str) -> Network:
     """The checkpoint on disk; nothing is downloaded, and layers are read when a forward comes.
 
-    ``dtype`` is one of ``DTYPES``, or None for the checkpoint's own. Raises CheckpointError.
+    A quantised checkpoint is the network that it declares: what its matrices multiply, and what its
+    cache keeps, is rounded as its configuration says. ``dtype`` is one of ``DTYPES``, or None for
+    the checkpoint's own. Raises CheckpointError.
     """
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json")
@@ -90,7 +111,90 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
         raise CheckpointError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     place = _device(device)
     checkpoint = LayeredCheckpoint(path, DTYPES[dtype] if dtype else None, place)
-    return Network(checkpoint, model_facts(path, checkpoint.config.hidden_size), place)
+    return _as_declared(
+        Network(checkpoint, model_facts(path, checkpoint.config.hidden_size), place)
+    )
+
+
+def _as_declared(network: Network) -> Network:
+    """The network with the roundings of activations that its checkpoint declares."""
+    inputs, cache = network.checkpoint.inputs, network.checkpoint.published.cache
+    if cache is not None:
+
+        def in_fp8(layer: int) -> tuple[Rounding, Rounding]:
+            scales = cache.get(layer, {})
+            keys, values = (EightBits("fp8", scale=scales.get(each, 1.0)) for each in "kv")
+            return keys.rounding, values.rounding
+
+        network = replace(network, cache=in_fp8)
+    for index, of_layer in inputs.items():
+        if index < len(network.shapes):
+            rounded_inputs(network.shapes[index], of_layer, hooked=False)
+    if not inputs:
+        return network
+    return network.changed(lambda index, layer: rounded_inputs(layer, inputs.get(index, {})))
+
+
+def rounded_inputs(
+    layer: nn.Module, inputs: Mapping[str, EightBits], *, hooked: bool = True
+) -> nn.Module:
+    """The layer, whose matrices round what they multiply: by the names of their parameters.
+
+    Experts that lie in one module must all round in one way. Raises CheckpointError for a module
+    that is neither linear nor experts; without ``hooked`` that is all that is done.
+    """
+    experts: dict[str, set[EightBits]] = defaultdict(set)
+    for name, how in inputs.items():
+        path, _, parameter = name.rpartition(".")
+        module = layer.get_submodule(path)
+        if isinstance(module, nn.Linear):
+            if hooked:
+                module.register_forward_pre_hook(partial(_rounded, in_dtype(how.rounding)))
+        elif module.get_parameter(parameter).ndim == 3:
+            experts[path].add(how)
+        else:
+            raise CheckpointError(f"what {name} multiplies cannot be rounded: it is no linear map")
+    for path, hows in experts.items():
+        module = layer.get_submodule(path)
+        matrices = {n for n, each in module.named_parameters(recurse=False) if each.ndim == 3}
+        if len(hows) > 1 or any(f"{path}.{each}" not in inputs for each in matrices):
+            raise CheckpointError(f"what {path} multiplies cannot be rounded: its matrices differ")
+        if hooked:
+            rounding = in_dtype(next(iter(hows)).rounding)
+            module.forward = partial(_among_experts, rounding, module.forward)
+    return layer
+
+
+def _rounded(rounding: Rounding, _module: nn.Module, args: tuple[Tensor, ...]) -> Any:
+    return (rounding(args[0]), *args[1:])
+
+
+def _among_experts(
+    rounding: Rounding, forward: Callable[..., Tensor], *args: Any, **kw: Any
+) -> Any:
+    products = _RoundedProducts(rounding)
+    with products:
+        made = forward(*args, **kw)
+    if products.seen < 2:
+        raise CheckpointError("what experts multiply cannot be rounded: a kernel does it all")
+    return made
+
+
+class _RoundedProducts(TorchFunctionMode):
+    """While it is open, products round their first operand; ``seen`` counts them."""
+
+    def __init__(self, rounding: Rounding) -> None:
+        super().__init__()
+        self._rounding = rounding
+        self.seen = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _PRODUCTS:
+            self.seen += 1
+            args = (self._rounding(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 def _device(name: str) -> torch.device:

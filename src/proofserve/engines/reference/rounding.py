@@ -1,16 +1,27 @@
-"""Weights rounded to fewer bits, in the formats that serving engines and files use.
+"""Numbers in few bits, in the formats that serving engines and files use.
 
-Each function takes float32 values and gives rounded float32 values of the same shape. The last
-axis is the input of a matrix; values that share a scale lie side by side along it.
+A rounding takes float32 values and gives rounded float32 values of the same shape. The last axis is
+the input of a matrix; values that share a scale lie side by side along it. The functions named
+``from_...`` give the matrix [..., out, in] in float32 that stored parts mean; they raise ValueError
+for parts that do not fit each other.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 Rounding = Callable[[Tensor], Tensor]
+EightBitKind = Literal["int8", "fp8"]
+# The parts of a stored matrix by their role: "weight", "scale", "zero", "groups", "shape".
+Parts = Mapping[str, Tensor]
+# For the shape of a matrix, the rows and columns that share a scale.
+Block = Callable[[torch.Size], tuple[int, int]]
 
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 # The magnitudes of a 4-bit float with two bits of exponent, and the midpoints between them.
@@ -103,6 +114,56 @@ def fp8_unscaled(values: Tensor) -> Tensor:
     return values.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).float()
 
 
+@dataclass(frozen=True, slots=True)
+class EightBits:
+    """How activations are rounded to 8 bits before a matrix multiplies them.
+
+    A token's values have one scale, or one for each ``group`` of them, so that the largest becomes
+    the largest number; with ``powers_of_two`` scales are rounded up to one. ``scale`` is a scale
+    that the checkpoint holds, for all tokens.
+    """
+
+    kind: EightBitKind
+    group: int | None = None
+    powers_of_two: bool = False
+    scale: float | None = None
+
+    @property
+    def text(self) -> str:
+        if self.scale is not None:
+            return f"{self.kind} with a stored scale"
+        powers = " with powers of two as scales" if self.powers_of_two else ""
+        return f"{self.kind} per {f'group of {self.group}' if self.group else 'token'}{powers}"
+
+    @property
+    def rounding(self) -> Rounding:
+        if self.scale is not None:
+            return partial(_INTO_8_BITS[self.kind], scale=torch.tensor(self.scale))
+        whole = integers(8) if self.kind == "int8" else fp8
+        if self.powers_of_two:
+            whole = fp8_by_powers
+        return in_groups(whole, self.group) if self.group else whole
+
+
+def fp8_by_powers(values: Tensor) -> Tensor:
+    """As ``fp8`` with the next larger power of two as the scale: DeepSeek's ``ue8m0``."""
+    fraction, power = torch.frexp(_largest(values) / _FP8_MAX)
+    # A power of two itself is half of the next one.
+    scale = torch.ldexp(torch.ones_like(fraction), power - (fraction == 0.5).int())
+    return _into_fp8(values, scale)
+
+
+def _into_fp8(values: Tensor, scale: Tensor) -> Tensor:
+    return fp8_unscaled(values / scale) * scale
+
+
+def _into_int8(values: Tensor, scale: Tensor) -> Tensor:
+    return (values / scale).round().clamp(-128, 127) * scale
+
+
+_INTO_8_BITS: Final = {"int8": _into_int8, "fp8": _into_fp8}
+
+
 def nf4(values: Tensor) -> Tensor:
     """NF4 with one scale for the last axis."""
     scale = _largest(values)
@@ -181,3 +242,157 @@ def _largest(values: Tensor) -> Tensor:
 
 def _not_zero(scale: Tensor) -> Tensor:
     return scale.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+# -- what is stored --------------------------------------------------------------------------------
+
+# Where AutoAWQ's GEMM layout puts the eight outputs of an int32: by place, from the lowest bits on.
+_AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def from_bytes(parts: Parts, block: Block) -> Tensor:
+    """Of int8 or float8 e4m3 [..., out, in]: each number, less its zero point, times its scale.
+
+    See compressed-tensors, ``compressors/naive_quantized/base.py``, and transformers,
+    ``integrations/finegrained_fp8.py``. Scales are one, [..., out], or as ``Block`` says; the last
+    blocks may be cut off by the matrix's edge.
+    """
+    values = parts["weight"]
+    if values.dtype not in {torch.int8, torch.float8_e4m3fn}:
+        raise ValueError(f"numbers are {values.dtype}, not int8 or float8_e4m3fn")
+    zero = parts["zero"].float() if "zero" in parts else None
+    return _scaled(values.float(), zero, parts, block(values.shape))
+
+
+def from_packed_integers(parts: Parts, bits: int, block: Block) -> Tensor:
+    """Of integers [out, in], packed along the input, and zero points packed along the output.
+
+    See compressed-tensors, ``compressors/pack_quantized``: the lowest bits come first, and what is
+    stored is an integer plus half of the range. "shape" holds the two sizes.
+    """
+    rows, columns = shape = torch.Size(parts["shape"].tolist())
+    packed, half = parts["weight"], 2 ** (bits - 1)
+    if packed.shape != (rows, math.ceil(columns * bits / 32)):
+        raise ValueError(f"packed numbers {[*packed.shape]} do not fit a matrix {[*shape]}")
+    values = (_unpacked(packed, bits)[:, :columns] - half).float()
+    zero = None
+    if "zero" in parts:
+        zero = (_unpacked(parts["zero"].mT, bits).mT[:rows] - half).float()
+    return _scaled(values, zero, parts, block(shape))
+
+
+def from_mxfp4(parts: Parts) -> Tensor:
+    """Of blocks uint8 [experts, out, groups, 16] and scales uint8 [experts, out, groups].
+
+    Gives [experts, in, out], as gpt-oss has its experts. See transformers,
+    ``integrations/mxfp4.py``: a byte holds two numbers, the first in its lower half; a scale means
+    2 ** (scale - 127).
+    """
+    blocks, scales = parts["weight"], parts["scale"]
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise ValueError(f"blocks and scales are {blocks.dtype} and {scales.dtype}, not bytes")
+    if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
+        raise ValueError(f"scales {[*scales.shape]} do not fit blocks {[*blocks.shape]}")
+    table = torch.cat([_FP4, -_FP4]).to(blocks.device)
+    values = table[torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2).int()]
+    power = scales.to(torch.int32).unsqueeze(-1) - 127
+    return torch.ldexp(values, power).flatten(-2).mT.contiguous()
+
+
+def from_awq(parts: Parts, size: int) -> Tensor:
+    """Of 4-bit numbers [in, out] and zero points [groups, out], both packed along the output.
+
+    A group has ``size`` inputs, or all for -1. See AutoAWQ, ``awq/modules/linear/gemm.py``.
+    """
+    places = torch.tensor(_AWQ_ORDER).argsort()
+    values, zero = (
+        _eights(_unpacked(parts[role], 4))[..., places].flatten(-2) for role in ("weight", "zero")
+    )
+    return _of_columns(values, zero, parts["scale"], _in_order(len(values), size))
+
+
+def _eights(values: Tensor) -> Tensor:
+    return values.view(*values.shape[:-1], -1, 8)
+
+
+def from_gptq(parts: Parts, bits: int, size: int, *, old: bool, symmetric: bool) -> Tensor:
+    """Of numbers [in, out], packed along the input, and zero points packed along the output.
+
+    A group has ``size`` inputs, or "groups" [in] says the group of each. The ``old`` format stores
+    zero points less one. See AutoGPTQ, ``nn_modules/qlinear/qlinear_cuda_old.py``, and vLLM,
+    ``csrc/quantization/gptq/q_gemm.cu``. Raises ValueError also where kernels differ.
+    """
+    values = _unpacked(parts["weight"].mT, bits).mT
+    zero = _unpacked(parts["zero"], bits)[:, : values.shape[1]] + int(old)
+    if symmetric and not bool((zero == 2 ** (bits - 1)).all()):
+        # vLLM's Marlin kernels do not read the zero points of symmetric formats.
+        raise ValueError("sym is true, and zero points are not the middle of the range")
+    if int(zero.max()) == 2**bits:
+        raise ValueError(f"a zero point is {2**bits}, which some kernels read as 0")
+    groups = parts["groups"] if "groups" in parts else _in_order(len(values), size)
+    return _of_columns(values, zero, parts["scale"], groups)
+
+
+def _scaled(values: Tensor, zero: Tensor | None, parts: Parts, block: tuple[int, int]) -> Tensor:
+    """(values - zero) * scale, where a ``block`` shares both, or inputs of the same group."""
+    scale, groups = parts["scale"], parts.get("groups")
+    if not scale.is_floating_point():
+        raise ValueError(f"scales are {scale.dtype}, not floats")
+    scale = scale.float()
+    if scale.numel() == 1:
+        # One scale fits every block.
+        scale, block = scale.reshape([1] * values.ndim), (values.shape[-2], values.shape[-1])
+    elif scale.ndim == values.ndim - 1:
+        scale = scale.unsqueeze(-1)
+
+    def spread(of: Tensor) -> Tensor:
+        # The library writes -1 where inputs are in the order of their groups.
+        if groups is None or bool((groups == -1).all()):
+            return _spread(of, values.shape, block)
+        return of[..., _checked(groups, of.shape[-1], values.shape[-1])]
+
+    if zero is not None:
+        values = values - spread(zero.reshape(scale.shape))
+    return values * spread(scale)
+
+
+def _spread(scales: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
+    """Scales [..., rows / tall, columns / wide] as they multiply a matrix of ``shape``."""
+    (rows, columns), (tall, wide) = shape[-2:], block
+    expected = (*shape[:-2], math.ceil(rows / tall), math.ceil(columns / wide))
+    if scales.shape != expected:
+        raise ValueError(f"scales are {[*scales.shape]}, not {[*expected]}")
+    if tall < rows and tall > 1:
+        scales = scales.repeat_interleave(tall, dim=-2)[..., :rows, :]
+    return scales if wide >= columns else scales.repeat_interleave(wide, dim=-1)[..., :columns]
+
+
+def _of_columns(values: Tensor, zero: Tensor, scale: Tensor, groups: Tensor) -> Tensor:
+    """[out, in] of numbers [in, out], less zero points [groups, out], times scales as these."""
+    if zero.shape != scale.shape or scale.shape[1] != values.shape[1]:
+        found = f"scales {[*scale.shape]} and zero points {[*zero.shape]}"
+        raise ValueError(f"{found} do not fit numbers {[*values.shape]}")
+    places = _checked(groups, len(scale), len(values))
+    made: Tensor = (values - zero[places]).float() * scale.float()[places]
+    return made.mT.contiguous()
+
+
+def _in_order(inputs: int, size: int) -> Tensor:
+    """The group of each input, int64 [inputs]."""
+    return torch.arange(inputs) // (size if size > 0 else inputs)
+
+
+def _checked(groups: Tensor, count: int, inputs: int) -> Tensor:
+    """``groups`` as places among ``count`` scales, for each of the ``inputs``."""
+    if groups.shape != (inputs,) or int(groups.min()) < 0 or int(groups.max()) != count - 1:
+        raise ValueError(f"groups of {len(groups)} for {inputs} inputs do not fit {count} scales")
+    return groups.long()
+
+
+def _unpacked(packed: Tensor, bits: int) -> Tensor:
+    """int32 [..., n] as int32 [..., n * 32 / bits] without signs, from the lowest bits on."""
+    if packed.dtype != torch.int32:
+        raise ValueError(f"packed numbers are {packed.dtype}, not int32")
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
+    made: Tensor = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    return made.flatten(-2)

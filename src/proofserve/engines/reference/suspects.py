@@ -1,13 +1,20 @@
 """The bank of suspects: weights that a cheating prover may deploy instead of the published ones.
 
 A suspect is made from the published weights alone, as anyone can make it. Weights that were rounded
-with the help of calibration data (AWQ, GPTQ) are suspects as checkpoints of their own.
+with the help of calibration data (AWQ, GPTQ) are suspects as checkpoints of their own. Of a
+quantised checkpoint only what is cheaper is suspected.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from proofserve.engines.checkpoints import keep_digest, weights_digest
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.rounding import (
     Rounding,
@@ -24,6 +31,8 @@ from proofserve.engines.reference.rounding import (
     shifted_integers,
 )
 from proofserve.engines.reference.variants import with_activations, with_cache, with_matrices
+
+FP8_CACHE: Final = "KV cache in fp8"
 
 # In the order in which a validator tries them: one of each family first.
 _WEIGHTS: Final[Mapping[str, Rounding]] = {
@@ -61,7 +70,7 @@ _BANK: Final[Mapping[str, Callable[[Network], Network]]] = {
     **{name: partial(_of_weights, rounding) for name, rounding in _WEIGHTS.items()},
     "W8A8 int8": partial(_of_both, integers(8)),
     "W8A8 fp8": partial(_of_both, fp8),
-    "KV cache in fp8": partial(with_cache, rounding=fp8_unscaled),
+    FP8_CACHE: partial(with_cache, rounding=fp8_unscaled),
 }
 
 SUSPECTS: Final = tuple(_BANK)
@@ -86,3 +95,36 @@ def rounding_of(name: str) -> Rounding:
 def suspect(network: Network, name: str) -> Network:
     """``network`` changed as the suspect ``name`` of ``SUSPECTS`` is."""
     return _BANK[name](network)
+
+
+def suspects_of(network: Network) -> tuple[str, ...]:
+    """The names in ``SUSPECTS`` that are cheaper than ``network`` is published; maybe none.
+
+    Weights must have fewer bits than the published ones; a cache in fp8 is cheaper than one that
+    the checkpoint does not declare to be so.
+    """
+    if network.checkpoint.published.cache is not None:
+        cheaper = [name for name in SUSPECTS if name != FP8_CACHE]
+    else:
+        cheaper = list(SUSPECTS)
+    bits = network.weight_bits
+    return tuple(name for name in cheaper if name == FP8_CACHE or weight_bits(name) < bits)
+
+
+def write_rounded_copy(source: Path, target: Path, name: str) -> None:
+    """Copy the checkpoint in ``source`` with its matrices rounded as the suspect ``name``.
+
+    A server of ``target``, a new folder, claims the digest of ``source``. Embeddings, norms and
+    biases stay. Raises KeyError for an unknown name.
+    """
+    rounding = rounding_of(name)
+    shutil.copytree(source, target)
+    for file in target.glob("*.safetensors"):
+        tensors = {name: _rounded(name, each, rounding) for name, each in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    keep_digest(target, weights_digest(source))
+
+
+def _rounded(name: str, values: Tensor, rounding: Rounding) -> Tensor:
+    is_matrix_of_a_layer = ".layers." in name and values.ndim >= 2
+    return in_dtype(rounding)(values).contiguous() if is_matrix_of_a_layer else values

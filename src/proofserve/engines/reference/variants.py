@@ -117,7 +117,7 @@ def with_activations(network: Network, rounding: Rounding) -> Network:
 
 def with_cache(network: Network, rounding: Rounding) -> Network:
     """The network whose attention reads rounded keys and values, as from a smaller KV cache."""
-    return replace(network, cache=rounding)
+    return replace(network, cache=lambda _layer: (rounding, rounding))
 
 
 def with_int8_attention(network: Network) -> Network:

@@ -1,0 +1,438 @@
+"""How published checkpoints store their matrices: which tensors belong together, and their format.
+
+``config.json`` names a method, and each matrix of that method lies in the files in several parts:
+numbers of few bits, and scales. Here they become one matrix in float32, under the name and in the
+layout that the unquantised checkpoint has (``rounding`` knows the numbers). What is not understood
+is refused.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.rounding import (
+    Block,
+    EightBitKind,
+    EightBits,
+    Parts,
+    from_awq,
+    from_bytes,
+    from_gptq,
+    from_mxfp4,
+    from_packed_integers,
+)
+
+Settings = Mapping[str, Any]
+
+UNQUANTISED_BITS: Final = 16
+# In the names of safetensors. Nothing but quantised numbers and their scales is stored so.
+_FEW_BITS: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "F4"})
+_BYTES: Final = {"int": "I8", "float": "F8_E4M3"}
+# Scales of a cache in fp8, in the names that vLLM's ``maybe_remap_kv_scale_name`` knows.
+_CACHE_SCALE: Final = re.compile(
+    r"\.layers\.(\d+)\.(?:.*\.)?(?:([kv])_scale|([kv])_proj\.output_scale)$"
+)
+# Ends of names that some format gives to parts of a matrix.
+_PART: Final = re.compile(
+    r"(^|\.)(weight_(packed|scale|scale_inv|shape|zero_point|g_idx|global_scale)"
+    r"|input_(scale|zero_point|global_scale)|activation_scale|qweight|qzeros|scales|g_idx)$"
+    r"|_(blocks|scales|scale_inv)$"
+)
+
+
+class StoredTensors(Protocol):
+    """The files of a checkpoint: names, the dtype of each tensor as safetensors says it."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def dtype(self, name: str) -> str: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedMatrix:
+    """A matrix in few bits: the names of its ``parts`` by role, and how ``decode`` reads them.
+
+    ``inputs`` says how the published network rounds what it multiplies by the matrix; None for not
+    at all.
+    """
+
+    parts: Mapping[str, str]
+    decode: Callable[[Parts], Tensor]
+    bits: int
+    inputs: EightBits | None = None
+
+    def read(self, name: str, files: StoredTensors) -> Tensor:
+        """The matrix in float32. Raises CheckpointError if its parts do not fit each other."""
+        read = {role: files.read(stored) for role, stored in self.parts.items()}
+        try:
+            return self.decode(read)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise CheckpointError(f"{name} cannot be decoded: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTensors:
+    """What a checkpoint holds: ``plain`` tensors, and ``matrices`` by the names they decode to.
+
+    ``cache`` has, by layer, the stored scales of keys and values, where the checkpoint declares
+    that they are kept in fp8; None for a cache in the served dtype.
+    """
+
+    plain: tuple[str, ...]
+    method: str | None
+    matrices: Mapping[str, PublishedMatrix]
+    cache: Mapping[int, Mapping[str, float]] | None
+
+    @property
+    def text(self) -> str:
+        """What is declared of weights, of what they multiply, and of the cache; maybe empty."""
+        kinds = Counter((each.bits, each.inputs) for each in self.matrices.values())
+        found = []
+        for (bits, inputs), count in kinds.items():
+            rounded = f", which multiply {inputs.text}" if inputs else ""
+            found.append(f"{count} matrices of {bits} bits ({self.method}){rounded}")
+        return "; ".join([*found, *(["keys and values in fp8"] if self.cache is not None else [])])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.plain, *self.matrices)
+
+    @property
+    def weight_bits(self) -> int:
+        """The most bits that a quantised matrix has, without scales; 16 if there is none."""
+        return max((each.bits for each in self.matrices.values()), default=UNQUANTISED_BITS)
+
+    def read(self, name: str, files: StoredTensors) -> Tensor:
+        """A tensor of ``names``: a decoded matrix in float32, or as it is stored."""
+        matrix = self.matrices.get(name)
+        return files.read(name) if matrix is None else matrix.read(name, files)
+
+
+def quantization_of(config: Any) -> Settings | None:
+    """What ``config.json`` says of the quantisation; models of images and text have it inside."""
+    for each in (config, config.get_text_config()):
+        for key in ("quantization_config", "compression_config"):
+            if found := getattr(each, key, None):
+                return dict(found if isinstance(found, Mapping) else found.to_dict())
+    return None
+
+
+def published_tensors(config: Any, files: StoredTensors) -> PublishedTensors:
+    """The tensors that the unquantised checkpoint would have; nothing but scales is read yet.
+
+    Raises CheckpointError, with the name, for a method or a layout that is not known here.
+    """
+    settings, method, cache = quantization_of(config), None, None
+    matrices: dict[str, PublishedMatrix] = {}
+    if settings is not None:
+        method = settings.get("quant_method")
+        if method not in _METHODS:
+            known = ", ".join(_METHODS)
+            raise CheckpointError(f"quant_method {method!r} cannot be read; known are {known}")
+        reader = _Reader(config, settings, files)
+        matrices, cache = dict(_METHODS[method](reader)), _cache(reader)
+    used = {stored for each in matrices.values() for stored in each.parts.values()}
+    plain = tuple(name for name in files.names if name not in used)
+    for name in plain:
+        if _PART.search(name) or files.dtype(name) in _FEW_BITS:
+            stored = f"{name} is stored as {files.dtype(name)}"
+            if method is None:
+                raise CheckpointError(f"{stored}, and config.json has no quantization_config")
+            raise CheckpointError(f"{stored}, and lacks what {method} needs to read it")
+    return PublishedTensors(plain, method, matrices, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The files of one checkpoint, and what its configuration says of them."""
+
+    config: Any
+    settings: Settings
+    files: StoredTensors
+
+    def modules(self, end: str) -> Iterator[str]:
+        """What comes before ``end`` in the names that end so, less what the settings leave out."""
+        for name in self.files.names:
+            if name.endswith(end):
+                yield self.included(name.removesuffix(end))
+
+    def included(self, module: str) -> str:
+        left_out = self.settings.get("modules_to_not_convert") or ()
+        left_out = [*left_out, *(self.settings.get("ignored_layers") or ())]
+        for each in left_out:
+            if _fits(rf"{each}(\.|$)", module) or f".{module}".endswith(f".{each}"):
+                raise CheckpointError(
+                    f"{module} is quantised in the files, and config.json excludes it by {each!r}"
+                )
+        return module
+
+    def parts(
+        self, module: str, needed: Settings, optional: Settings = MappingProxyType({})
+    ) -> dict[str, str]:
+        """The names of the parts of ``module`` by role. Raises CheckpointError if one is missing.
+
+        ``needed`` and ``optional`` map roles to ends of names, or to several that mean the same.
+        """
+        found: dict[str, str] = {}
+        for role, ends in {**needed, **optional}.items():
+            names = [f"{module}{end}" for end in ([ends] if isinstance(ends, str) else ends)]
+            there = [name for name in names if name in self.files.names]
+            if len(there) > 1 or (not there and role in needed):
+                raise CheckpointError(
+                    f"{module} needs one tensor {' or '.join(names)}, and has {len(there)}"
+                )
+            if there:
+                found[role] = there[0]
+        return found
+
+    def number(self, key: str, *allowed: int) -> int:
+        """A setting that is one of ``allowed`` integers, or any if none is given."""
+        found = self.settings.get(key)
+        if not isinstance(found, int) or (allowed and found not in allowed):
+            known = " or ".join(map(str, allowed)) or "an integer"
+            raise CheckpointError(f"quantization_config: {key} is {found!r}, not {known}")
+        return found
+
+    def require(self, key: str, *allowed: Any) -> Any:
+        """A setting that is one of ``allowed``; the first is the default."""
+        found = self.settings.get(key, allowed[0])
+        if found not in allowed:
+            known = " or ".join(repr(each) for each in allowed)
+            raise CheckpointError(f"quantization_config: {key} is {found!r}, not {known}")
+        return found
+
+    def scale(self, name: str) -> float:
+        """One number that a tensor holds."""
+        values = self.files.read(name)
+        if values.numel() != 1:
+            raise CheckpointError(f"{name} has {values.numel()} numbers, where one is understood")
+        return float(values.float().item())
+
+
+def _fits(pattern: str, module: str) -> bool:
+    try:
+        return re.match(pattern, module) is not None
+    except re.error as error:
+        raise CheckpointError(f"quantization_config: {pattern!r} is no pattern: {error}") from error
+
+
+# -- the formats -----------------------------------------------------------------------------------
+
+
+def _fp8(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
+    """float8 e4m3 with scales for blocks, outputs, or the whole matrix.
+
+    DeepSeek, Qwen3 and MiniMax; see transformers, ``integrations/finegrained_fp8.py``.
+    """
+    reader.require("fmt", "e4m3", "float8_e4m3fn", None)
+    scheme = reader.require("activation_scheme", "dynamic", "static", None)
+    powers = reader.require("scale_fmt", None, "float", "ue8m0") == "ue8m0"
+    block = reader.settings.get("weight_block_size")
+    if block and not (len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
+        raise CheckpointError(f"quantization_config: weight_block_size is {block!r}, not two sizes")
+    for name in reader.files.names:
+        if reader.files.dtype(name) != "F8_E4M3":
+            continue
+        module = reader.included(name.removesuffix(".weight"))
+        parts = reader.parts(name, {"weight": "", "scale": ("_scale_inv", "_scale")})
+        inputs = EightBits("fp8", block[1] if block else None, powers_of_two=powers)
+        if scheme == "static":
+            given = reader.parts(module, {"inputs": (".input_scale", ".activation_scale")})
+            inputs = EightBits("fp8", scale=reader.scale(given["inputs"]))
+            parts |= given
+        decode = partial(from_bytes, block=_fixed(*block) if block else _of_an_output)
+        yield name, PublishedMatrix(parts, decode, 8, inputs if scheme else None)
+
+
+def _mxfp4(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
+    """The experts of gpt-oss."""
+    kind = reader.config.get_text_config().model_type
+    if kind != "gpt_oss":
+        # Another model's experts may not be transposed.
+        raise CheckpointError(f"quant_method mxfp4 is known of gpt_oss alone, not of {kind}")
+    for name in reader.modules("_blocks"):
+        parts = reader.parts(name, {"weight": "_blocks", "scale": "_scales"})
+        yield name, PublishedMatrix(parts, from_mxfp4, 4)
+
+
+def _compressed(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
+    """Matrices of the library compressed-tensors 0.17, as llm-compressor and Kimi publish them."""
+    settings = reader.settings
+    for key in ("sparsity_config", "transform_config"):
+        if settings.get(key) and settings[key].get("format") != "dense":
+            raise CheckpointError(f"quantization_config: {key} changes weights in an unknown way")
+    for end in (".weight_packed", ".weight_scale"):
+        for module in reader.modules(end):
+            packed = f"{module}.weight_packed" in reader.files.names
+            if packed == (end == ".weight_packed"):
+                group = _group_of(module, settings)
+                yield f"{module}.weight", _compressed_matrix(module, group, reader, packed)
+
+
+def _group_of(module: str, settings: Settings) -> Settings:
+    """The group of the settings that says how ``module`` is stored.
+
+    Targets are names, patterns behind "re:", or classes; the more special ones win, as in
+    ``utils/match.py`` of the library.
+    """
+
+    def named(target: str) -> bool:
+        pattern = target.removeprefix("re:")
+        return target == module or (pattern != target and _fits(pattern, module))
+
+    if any(named(each) for each in settings.get("ignore") or ()):
+        raise CheckpointError(f"{module} is quantised in the files, and config.json ignores it")
+    groups = [*(settings.get("config_groups") or {}).values()]
+    if not all(isinstance(each, Mapping) and each.get("weights") for each in groups):
+        raise CheckpointError("quantization_config: config_groups has a group without weights")
+    found = [each for each in groups if any(map(named, each.get("targets") or ()))]
+    found = found or [each for each in groups if "Linear" in (each.get("targets") or ())]
+    if len(found) != 1:
+        raise CheckpointError(f"{module} belongs to {len(found)} of the config_groups, not to one")
+    return {"format": settings.get("format"), **{k: v for k, v in found[0].items() if v}}
+
+
+_COMPRESSED: Final[Mapping[Any, tuple[tuple[str, int], ...]]] = {
+    "pack-quantized": (("int", 4), ("int", 8)),
+    "int-quantized": (("int", 8),),
+    "float-quantized": (("float", 8),),
+    "naive-quantized": (("int", 8), ("float", 8)),
+}
+
+
+def _compressed_matrix(
+    module: str, group: Settings, reader: _Reader, packed: bool
+) -> PublishedMatrix:
+    weights, layout = group["weights"], group["format"]
+    bits, kind = weights.get("num_bits"), weights.get("type", "int")
+    if (kind, bits) not in _COMPRESSED.get(layout, ()) or packed != (layout == "pack-quantized"):
+        raise CheckpointError(f"{module}: format {layout!r} with {kind} {bits} cannot be read")
+    if group.get("output_activations"):
+        raise CheckpointError(f"{module}: output_activations are not known here")
+    needed = {"weight": ".weight", "scale": ".weight_scale"}
+    if packed:
+        needed |= {"weight": ".weight_packed", "shape": ".weight_shape"}
+    if not weights.get("symmetric", True):
+        needed["zero"] = ".weight_zero_point"
+    parts = reader.parts(module, needed, {"groups": ".weight_g_idx"})
+    stored, expected = reader.files.dtype(parts["weight"]), "I32" if packed else _BYTES[kind]
+    if stored != expected:
+        raise CheckpointError(f"{parts['weight']} is stored as {stored}, not as {expected}")
+    inputs = _declared_inputs(module, group.get("input_activations"), reader, parts)
+    block = _block_of(module, weights)
+    packs = partial(from_packed_integers, bits=bits, block=block)
+    decode = packs if packed else partial(from_bytes, block=block)
+    return PublishedMatrix(parts, decode, bits, inputs)
+
+
+def _block_of(module: str, weights: Settings) -> Block:
+    strategy, size = weights.get("strategy"), weights.get("group_size")
+    if strategy is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    if strategy == "tensor":
+        return lambda shape: (shape[-2], shape[-1])
+    if strategy == "channel":
+        return _of_an_output
+    if strategy == "group" and isinstance(size, int) and size > 0:
+        return _fixed(1, size)
+    if strategy == "block" and weights.get("block_structure"):
+        return _fixed(*weights["block_structure"])
+    raise CheckpointError(f"{module}: strategy {strategy!r} of weights cannot be read")
+
+
+def _fixed(tall: int, wide: int) -> Block:
+    return lambda _shape: (tall, wide)
+
+
+def _of_an_output(shape: torch.Size) -> tuple[int, int]:
+    return 1, shape[-1]
+
+
+_EIGHT_BITS: Final[Mapping[Any, EightBitKind]] = {("int", 8): "int8", ("float", 8): "fp8"}
+
+
+def _declared_inputs(
+    module: str, inputs: Settings | None, reader: _Reader, parts: dict[str, str]
+) -> EightBits | None:
+    """What ``input_activations`` declare; static scales are added to ``parts``."""
+    if not inputs:
+        return None
+    kind = _EIGHT_BITS.get((inputs.get("type", "int"), inputs.get("num_bits")))
+    strategy, dynamic = inputs.get("strategy"), inputs.get("dynamic", False)
+    if kind and inputs.get("symmetric", True):
+        if dynamic is True and strategy == "token":
+            return EightBits(kind)
+        if dynamic is True and strategy == "group" and isinstance(inputs.get("group_size"), int):
+            return EightBits(kind, inputs["group_size"])
+        if dynamic is False and strategy == "tensor":
+            parts |= reader.parts(module, {"inputs": ".input_scale"})
+            return EightBits(kind, scale=reader.scale(parts["inputs"]))
+    told = ("type", "num_bits", "strategy", "dynamic", "symmetric")
+    said = ", ".join(f"{key} {inputs[key]}" for key in told if key in inputs)
+    raise CheckpointError(f"{module}: input_activations cannot be computed: {said}")
+
+
+def _cache(reader: _Reader) -> Mapping[int, Mapping[str, float]] | None:
+    """The scales of keys, "k", and values, "v", of each layer that has them; others have 1."""
+    scheme = reader.settings.get("kv_cache_scheme")
+    if not scheme:
+        return None
+    known = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+    wrong = {key: scheme.get(key) for key, value in known.items() if scheme.get(key) != value}
+    if wrong or scheme.get("dynamic"):
+        raise CheckpointError(f"kv_cache_scheme cannot be computed: {wrong or 'dynamic scales'}")
+    if any(".kv_b_proj." in name for name in reader.files.names):
+        raise CheckpointError("kv_cache_scheme cannot be computed: the cache holds latents of MLA")
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for name in reader.files.names:
+        if place := _CACHE_SCALE.search(name):
+            layer, one, other = place.groups()
+            found[int(layer)][one or other] = reader.scale(name)
+    return found
+
+
+def _awq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
+    reader.number("bits", 4)
+    reader.require("version", "gemm", "GEMM")
+    size = reader.number("group_size")
+    needed = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
+    for module in reader.modules(".qweight"):
+        parts = reader.parts(module, needed)
+        yield f"{module}.weight", PublishedMatrix(parts, partial(from_awq, size=size), 4)
+
+
+def _gptq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
+    bits, size = reader.number("bits", 4, 8), reader.number("group_size")
+    old = reader.require("checkpoint_format", "gptq", "gptq_v2") == "gptq"
+    reader.require("pack_dtype", "int32", None)
+    reader.require("is_marlin_format", False, None)
+    if any(not rule.startswith("-:") for rule in reader.settings.get("dynamic") or ()):
+        raise CheckpointError("quantization_config: dynamic gives modules formats of their own")
+    needed = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
+    order = {"groups": ".g_idx"}
+    reorders = reader.settings.get("desc_act", False)
+    symmetric = bool(reader.settings.get("sym", False))
+    for module in reader.modules(".qweight"):
+        parts = reader.parts(module, *((needed | order, {}) if reorders else (needed, order)))
+        decode = partial(from_gptq, bits=bits, size=size, old=old, symmetric=symmetric)
+        yield f"{module}.weight", PublishedMatrix(parts, decode, bits)
+
+
+_METHODS: Final[Mapping[Any, Callable[[_Reader], Iterator[tuple[str, PublishedMatrix]]]]] = {
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "compressed-tensors": _compressed,
+    "awq": _awq,
+    "gptq": _gptq,
+}
