@@ -53,8 +53,13 @@ def write(
     family: str, root: Path, settings: Settings, store: Callable[[Tensor], Stored]
 ) -> Written:
     """A model of ``family`` (see ``families``), whose layers' matrices ``store`` keeps."""
-    source, folder, plain = (root / name for name in ("source", "quantised", "plain"))
-    model_of(family, torch.bfloat16).save_pretrained(source)
+    model_of(family, torch.bfloat16).save_pretrained(root / "source")
+    return quantise(root / "source", root, settings, store)
+
+
+def quantise(source: Path, root: Path, settings: Settings, store: Store) -> Written:
+    """The checkpoint in ``source`` with its layers' matrices as ``store`` keeps them."""
+    folder, plain = root / "quantised", root / "plain"
     stored, whole, matrices = {}, {}, {}
     for name, weight in load_file(source / "model.safetensors").items():
         stored[name] = whole[name] = weight
@@ -188,10 +193,12 @@ def fp8_whole(per_channel: bool, inputs: float | None = None) -> Store:
     """One scale for the matrix or for each output; ``inputs`` is a stored scale of inputs."""
 
     def store(weight: Tensor) -> Stored:
-        size = weight.float().abs().amax(1, keepdim=True) if per_channel else weight.abs().max()
+        size = weight.float().abs().amax(-1, keepdim=True) if per_channel else weight.abs().max()
         scale = size.float() / 448
         values = (weight.float() / scale).to(torch.float8_e4m3fn)
-        parts = {".weight": values, ".weight_scale": scale}
+        # Experts in one tensor have no module of their own.
+        end = ".weight" if weight.ndim == 2 else ""
+        parts = {end: values, f"{end}_scale": scale}
         if inputs is not None:
             parts[".input_scale"] = torch.tensor(inputs)
         return Stored(parts, values.float() * scale)
@@ -304,3 +311,73 @@ def _meant(
     for row, group in enumerate(groups):
         made[row] = (values[row] - zeros[group]).astype(np.float32) * scales[group]
     return torch.from_numpy(made.T.copy())
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+# Nothing is declared of activations, where it is not the point.
+FP8: Final[Settings] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": None}
+BLOCKS: Final[Settings] = {**FP8, "weight_block_size": [128, 128]}
+AWQ: Final[Settings] = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
+
+
+def packed(bits: int, **weights: Any) -> tuple[Settings, Store]:
+    args = {"num_bits": bits, "type": "int", "symmetric": True, **weights}
+    settings = compressed_settings("pack-quantized", args)
+    return settings, compressed("pack-quantized", args, torch.bfloat16)
+
+
+def bytes_each(layout: str, kind: str, strategy: str, **weights: Any) -> tuple[Settings, Store]:
+    args = {"num_bits": 8, "type": kind, "strategy": strategy, **weights}
+    scales = torch.float32 if kind == "float" else torch.bfloat16
+    return compressed_settings(layout, args), compressed(layout, args, scales)
+
+
+TOKEN: Final = {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": True}
+GROUPS: Final = {"strategy": "group", "group_size": 32}
+FORMATS: Final[dict[str, tuple[str, Settings, Store]]] = {
+    "fp8 in blocks": ("qwen3", BLOCKS, fp8_in_blocks(128)),
+    "fp8 in blocks, scales of powers": ("qwen3", BLOCKS, fp8_in_blocks(128, torch.float8_e8m0fnu)),
+    "fp8 in blocks, experts": ("qwen3_moe", BLOCKS, fp8_in_blocks(128, torch.bfloat16)),
+    "fp8 per tensor": ("qwen3", FP8, fp8_whole(per_channel=False)),
+    "fp8 per channel": ("qwen3", FP8, fp8_whole(per_channel=True)),
+    "mxfp4": ("gpt_oss", {"quant_method": "mxfp4"}, mxfp4_experts),
+    "int4 in groups": ("qwen3", *packed(4, **GROUPS)),
+    "int4 in groups, experts": ("qwen3_moe", *packed(4, **GROUPS)),
+    "int4 in groups with zero points": ("qwen3", *packed(4, **GROUPS | {"symmetric": False})),
+    "int4 in mixed groups": ("qwen3", *packed(4, **GROUPS, actorder="group")),
+    "int4 per channel with zero points": ("qwen3", *packed(4, strategy="channel", symmetric=False)),
+    "int8 in groups": ("qwen3", *packed(8, **GROUPS)),
+    "int8 per channel": ("qwen3", *bytes_each("int-quantized", "int", "channel")),
+    "int8 per tensor": ("qwen3", *bytes_each("int-quantized", "int", "tensor")),
+    "int8 per channel with zero points": (
+        "qwen3",
+        *bytes_each("int-quantized", "int", "channel", symmetric=False),
+    ),
+    "float8 per channel": ("qwen3_moe", *bytes_each("float-quantized", "float", "channel")),
+    "float8 per tensor": ("qwen3", *bytes_each("float-quantized", "float", "tensor")),
+    "float8 in blocks": (
+        "qwen3",
+        *bytes_each("float-quantized", "float", "block", block_structure=[128, 128]),
+    ),
+    "float8 in naive bytes": ("qwen3", *bytes_each("naive-quantized", "float", "channel")),
+    "AWQ": ("qwen3", AWQ, awq(64)),
+    "AWQ, experts": ("qwen3_moe", AWQ, awq(64)),
+    **{
+        f"GPTQ {of}": ("qwen3", of.settings(), of)
+        for of in (
+            Gptq(4, 64, old=True),
+            Gptq(4, 64, old=False),
+            Gptq(4, 32, old=True, symmetric=True),
+            Gptq(4, 32, old=True, mixed=True),
+            Gptq(8, 64, old=True),
+            Gptq(4, -1, old=False, has_groups=False),
+        )
+    },
+}
+BITS: Final = {"fp8": 8, "float8": 8, "int8": 8, "GPTQ Gptq(bits=8": 8}
+
+
+def write_as(name: str, root: Path, **settings: Any) -> Written:
+    family, default, store = FORMATS[name]
+    return write(family, root, {**default, **settings}, store)

@@ -36,6 +36,7 @@ PER_NONCE = 4
 NAMED = 3
 # Of them the most likely so far.
 LIKELY = 2
+NO_SUSPECTS: Final = "there are no suspects: the checkpoint is published as cheap as the whole bank"
 
 Vector = NDArray[np.float32]
 

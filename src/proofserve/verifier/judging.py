@@ -24,6 +24,7 @@ from proofserve.verifier.calibration_file import (
 )
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.direction import (
+    NO_SUSPECTS,
     CalibratedYardstick,
     DirectionJudge,
     EmulatedYardstick,
@@ -181,6 +182,8 @@ def _obstacle(test: str, options: JudgingOptions, validator: KernelBank | None) 
         return ""
     if validator is None:
         return "it needs the checkpoint; give --model, or --dist-threshold for the count"
+    if test == DIRECTION and not validator.names:
+        return f"{NO_SUSPECTS}; give --suspect"
     if test in OF_A_CALIBRATION and options.calibration is None:
         return f"it needs a calibration; {HOW_TO_CALIBRATE}"
     if test == TWINS and options.calibration and not options.calibration.honest.has_twins:

@@ -23,7 +23,7 @@ from proofserve.engines.reference.kernels import (
 )
 from proofserve.engines.reference.network import DTYPES, Network, load
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
-from proofserve.engines.reference.suspects import SUSPECTS, suspect
+from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
 from proofserve.lab.report import LabError
 from proofserve.protocol.codec import to_float16
 from proofserve.rounds.errors import EngineFault
@@ -45,7 +45,6 @@ KV_FP8: Final = "fp8"
 KV_DTYPES: Final = (KV_AUTO, KV_FP8)
 # Of a checkpoint whose layers are read from disk again for each pass.
 NONCES_OF_A_PASS: Final = 32
-_FP8_SUSPECT: Final = "KV cache in fp8"
 
 
 def proofs_of(
@@ -63,7 +62,8 @@ class ValidatorSetup:
     """``served_dtype`` is that of honest nodes, None for the checkpoint's own.
 
     ``suspects`` are checkpoints, such as public quantised ones, beside the bank that is made from
-    ``model``. With a ``kv_dtype`` of fp8 nodes may keep keys and values so, and it is no suspect.
+    ``model``: what is cheaper than it is published. With a ``kv_dtype`` of fp8 nodes may keep keys
+    and values so, and it is no suspect.
     """
 
     model: Path
@@ -85,14 +85,15 @@ class CheckpointValidator:
 
     def __init__(self, setup: ValidatorSetup, compute: Compute) -> None:
         others = {folder.name: folder for folder in setup.suspects}
-        allowed = {_FP8_SUSPECT} if setup.kv_dtype == KV_FP8 else set()
-        self.names = (*(name for name in SUSPECTS if name not in allowed), *others)
         self.forwards = 0
         self.suspects_s = 0.0
         self._setup = setup
         self._compute = compute
         self._others = others
         self.published = load(setup.model, EXACT, setup.device)
+        allowed = {FP8_CACHE} if setup.kv_dtype == KV_FP8 else set()
+        bank = (name for name in suspects_of(self.published) if name not in allowed)
+        self.names = (*bank, *others)
         self._own = _own_profile(setup.served_dtype, self.published)
         # A population like our own run has no spread to judge others by.
         self._kernels = {name: each for name, each in PROFILES.items() if each != self._own}

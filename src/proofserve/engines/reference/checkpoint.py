@@ -177,9 +177,11 @@ class LayeredCheckpoint:
         renamings = [each for each in self._mapping if isinstance(each, WeightRenaming)]
         converters = [each for each in self._mapping if isinstance(each, WeightConverter)]
         known = self._model.state_dict()
+        several = [each for each in converters if len(each.target_patterns) > 1]
+        split = {pattern for each in several for pattern in each.source_patterns}
         found: dict[str | int, list[str]] = defaultdict(list)
         for stored in self.published.names:
-            name, _ = rename_source_key(
+            name, pattern = rename_source_key(
                 stored, renamings, converters, self._model.base_model_prefix, known
             )
             part: str | int = _UNUSED
@@ -193,6 +195,8 @@ class LayeredCheckpoint:
                 part = _SHELL
             found[part].append(stored)
             if (matrix := self.published.matrices.get(stored)) and matrix.inputs:
+                if pattern in split:
+                    raise CheckpointError(f"{stored} is split here, and its inputs are rounded")
                 self._declare(part, name.removeprefix(f"{layers}{part}."), matrix.inputs)
         return found
 

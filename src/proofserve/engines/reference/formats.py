@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -272,12 +273,9 @@ def _compressed(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
     for key in ("sparsity_config", "transform_config"):
         if settings.get(key) and settings[key].get("format") != "dense":
             raise CheckpointError(f"quantization_config: {key} changes weights in an unknown way")
-    for end in (".weight_packed", ".weight_scale"):
-        for module in reader.modules(end):
-            packed = f"{module}.weight_packed" in reader.files.names
-            if packed == (end == ".weight_packed"):
-                group = _group_of(module, settings)
-                yield f"{module}.weight", _compressed_matrix(module, group, reader, packed)
+    modules = chain.from_iterable(map(reader.modules, (".weight_packed", ".weight_scale")))
+    for module in dict.fromkeys(modules):
+        yield f"{module}.weight", _compressed_matrix(module, _group_of(module, settings), reader)
 
 
 def _group_of(module: str, settings: Settings) -> Settings:
@@ -311,17 +309,15 @@ _COMPRESSED: Final[Mapping[Any, tuple[tuple[str, int], ...]]] = {
 }
 
 
-def _compressed_matrix(
-    module: str, group: Settings, reader: _Reader, packed: bool
-) -> PublishedMatrix:
+def _compressed_matrix(module: str, group: Settings, reader: _Reader) -> PublishedMatrix:
     weights, layout = group["weights"], group["format"]
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
-    if (kind, bits) not in _COMPRESSED.get(layout, ()) or packed != (layout == "pack-quantized"):
+    if (kind, bits) not in _COMPRESSED.get(layout, ()):
         raise CheckpointError(f"{module}: format {layout!r} with {kind} {bits} cannot be read")
     if group.get("output_activations"):
         raise CheckpointError(f"{module}: output_activations are not known here")
     needed = {"weight": ".weight", "scale": ".weight_scale"}
-    if packed:
+    if packed := layout == "pack-quantized":
         needed |= {"weight": ".weight_packed", "shape": ".weight_shape"}
     if not weights.get("symmetric", True):
         needed["zero"] = ".weight_zero_point"

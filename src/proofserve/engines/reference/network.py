@@ -127,54 +127,61 @@ def _as_declared(network: Network) -> Network:
             return keys.rounding, values.rounding
 
         network = replace(network, cache=in_fp8)
-    for index, of_layer in inputs.items():
-        if index < len(network.shapes):
-            rounded_inputs(network.shapes[index], of_layer, hooked=False)
-    if not inputs:
+    roundings = {
+        index: _roundings_by_module(layer, inputs[index])
+        for index, layer in enumerate(network.shapes)
+        if index in inputs
+    }
+    if not roundings:
         return network
-    return network.changed(lambda index, layer: rounded_inputs(layer, inputs.get(index, {})))
+
+    def changed(index: int, layer: nn.Module) -> nn.Module:
+        for path, rounding in roundings.get(index, {}).items():
+            module = layer.get_submodule(path)
+            if isinstance(module, nn.Linear):
+                module.register_forward_pre_hook(partial(rounded_input, rounding))
+            else:
+                module.forward = partial(_among_experts, rounding, module.forward)
+        return layer
+
+    return network.changed(changed)
 
 
-def rounded_inputs(
-    layer: nn.Module, inputs: Mapping[str, EightBits], *, hooked: bool = True
-) -> nn.Module:
-    """The layer, whose matrices round what they multiply: by the names of their parameters.
+def _roundings_by_module(layer: nn.Module, inputs: Mapping[str, EightBits]) -> dict[str, Rounding]:
+    """How modules of ``layer`` round what they multiply; ``inputs`` has it by parameter.
 
-    Experts that lie in one module must all round in one way. Raises CheckpointError for a module
-    that is neither linear nor experts; without ``hooked`` that is all that is done.
+    Experts lie in one module, so all of their matrices must round in one way. Raises
+    CheckpointError for a module that is neither linear nor experts.
     """
-    experts: dict[str, set[EightBits]] = defaultdict(set)
+    found: dict[str, set[EightBits]] = defaultdict(set)
     for name, how in inputs.items():
         path, _, parameter = name.rpartition(".")
         module = layer.get_submodule(path)
-        if isinstance(module, nn.Linear):
-            if hooked:
-                module.register_forward_pre_hook(partial(_rounded, in_dtype(how.rounding)))
-        elif module.get_parameter(parameter).ndim == 3:
-            experts[path].add(how)
-        else:
+        if not isinstance(module, nn.Linear) and module.get_parameter(parameter).ndim != 3:
             raise CheckpointError(f"what {name} multiplies cannot be rounded: it is no linear map")
-    for path, hows in experts.items():
-        module = layer.get_submodule(path)
-        matrices = {n for n, each in module.named_parameters(recurse=False) if each.ndim == 3}
-        if len(hows) > 1 or any(f"{path}.{each}" not in inputs for each in matrices):
+        found[path].add(how)
+    for path, hows in found.items():
+        matrices = layer.get_submodule(path).named_parameters(recurse=False)
+        plain = [n for n, each in matrices if each.ndim >= 2 and "bias" not in n]
+        if len(hows) > 1 or any(f"{path}.{each}" not in inputs for each in plain):
             raise CheckpointError(f"what {path} multiplies cannot be rounded: its matrices differ")
-        if hooked:
-            rounding = in_dtype(next(iter(hows)).rounding)
-            module.forward = partial(_among_experts, rounding, module.forward)
-    return layer
+    return {path: in_dtype(next(iter(hows)).rounding) for path, hows in found.items()}
 
 
-def _rounded(rounding: Rounding, _module: nn.Module, args: tuple[Tensor, ...]) -> Any:
+def rounded_input(
+    rounding: Rounding, _module: nn.Module, args: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The arguments of a module whose input is rounded: the hook that does it."""
     return (rounding(args[0]), *args[1:])
 
 
 def _among_experts(
-    rounding: Rounding, forward: Callable[..., Tensor], *args: Any, **kw: Any
-) -> Any:
+    rounding: Rounding, forward: Callable[..., Tensor], *args: Any, **options: Any
+) -> Tensor:
+    """What experts give when their products round what is multiplied by a matrix."""
     products = _RoundedProducts(rounding)
     with products:
-        made = forward(*args, **kw)
+        made = forward(*args, **options)
     if products.seen < 2:
         raise CheckpointError("what experts multiply cannot be rounded: a kernel does it all")
     return made

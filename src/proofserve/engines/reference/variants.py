@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.network import Network, rounded_input
 from proofserve.engines.reference.rounding import Rounding, in_dtype, integers, redrawn
 
 _INT8: Final = "proofserve_int8"
@@ -109,7 +109,7 @@ def with_activations(network: Network, rounding: Rounding) -> Network:
     def changed(_index: int, layer: nn.Module) -> nn.Module:
         for module in layer.modules():
             if isinstance(module, nn.Linear):
-                module.register_forward_pre_hook(partial(_rounded_input, in_dtype(rounding)))
+                module.register_forward_pre_hook(partial(rounded_input, in_dtype(rounding)))
         return layer
 
     return network.changed(changed)
@@ -174,12 +174,6 @@ def _matrices(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 def _replace(module: nn.Module, name: str, made: Tensor) -> None:
     weight = module.get_parameter(name)
     setattr(module, name, nn.Parameter(made.to(weight.dtype), requires_grad=False))
-
-
-def _rounded_input(
-    rounded: Callable[[Tensor], Tensor], _module: nn.Module, args: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    return (rounded(args[0]), *args[1:])
 
 
 def _int8_attention(

@@ -14,8 +14,9 @@ from proofserve.engines.reference.kernels import PROFILES, own_profile, with_ker
 from proofserve.engines.reference.network import DTYPES, Network, load
 from proofserve.engines.reference.reading import logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
-from proofserve.engines.reference.suspects import SUSPECTS, suspect
+from proofserve.engines.reference.suspects import suspect, suspects_of
 from proofserve.rounds.errors import EngineFault
+from proofserve.verifier.direction import NO_SUSPECTS
 from proofserve.verifier.probe.answers import PUBLISHED, SERVED, TokensRead
 from proofserve.verifier.validator import EXACT, ValidatorSetup
 
@@ -43,7 +44,9 @@ class CheckpointReader:
         self._own = own
         self._published = load(setup.model, EXACT, setup.device)
         self._experts = ExpertMemory(self._published)
-        self.names = (*SUSPECTS, *self._others)
+        self.names = (*suspects_of(self._published), *self._others)
+        if not self.names:
+            raise CheckpointError(f"{setup.model}: {NO_SUSPECTS}; give --suspect")
         # One like our own would have no spread to judge others by.
         self.kernels = tuple(name for name, each in PROFILES.items() if each != own)
 
