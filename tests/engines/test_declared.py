@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.nn import functional
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import load
+from proofserve.engines.reference.network import load, weights_alone
 from proofserve.engines.reference.rounding import Rounding, fp8, fp8_unscaled, in_groups, integers
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, suspects_of
 from proofserve.engines.reference.variants import with_activations, with_cache
@@ -22,7 +23,12 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.verifier.judging import JudgingOptions, judges_of
-from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.verifier.validator import (
+    FULL_ACTIVATIONS,
+    CheckpointValidator,
+    ValidatorSetup,
+    proofs_of,
+)
 from support.quantised import (
     BLOCKS,
     FP8,
@@ -94,6 +100,7 @@ def test_what_matrices_multiply_is_rounded_as_declared(name: str, tmp_path: Path
     assert torch.equal(found, states(with_activations(plain, rounding), READ))
     assert not torch.equal(found, states(plain, READ))
     assert declared.declared == text
+    assert torch.equal(states(weights_alone(declared), READ), states(plain, READ))
     # As an honest server computes it.
     assert not torch.equal(found, states(with_kernels(declared, PROFILES["torch"]), READ))
 
@@ -166,6 +173,7 @@ def test_a_cache_in_fp8_is_rounded_by_its_scales(tmp_path: Path) -> None:
     found = states(network, READ)
     assert torch.equal(found, states(replace(plain, cache=cache), READ))
     assert not torch.equal(found, states(with_cache(plain, fp8_unscaled), READ))
+    assert torch.equal(states(weights_alone(network), READ), states(plain, READ))
     assert network.declared.endswith("; keys and values in fp8")
     assert FP8_CACHE not in suspects_of(network)
 
@@ -186,11 +194,30 @@ def test_suspects_are_cheaper_than_published(tmp_path: Path) -> None:
     assert suspects_of(load(eight.plain, "float32", "cpu")) == SUSPECTS
 
 
+def validator_of(folder: Path, **setup: Any) -> CheckpointValidator:
+    work = Workload(ArtifactScheme(), Block("0xabc", 7), "node", 16)
+    return CheckpointValidator(ValidatorSetup(folder, **setup), proofs_of(work, 4))
+
+
+def test_a_validator_compares_with_the_weights_alone(tmp_path: Path) -> None:
+    """Servers that round activations and those that do not are both honest."""
+    written = write("qwen3", tmp_path, *DECLARED["int8 per token"][:2])
+    validator, plain = validator_of(written.folder), validator_of(written.plain)
+    truth, of_plain = validator.truth(range(4)), plain.truth(range(4))
+    assert all(np.array_equal(truth[n], of_plain[n]) for n in range(4))
+    full = validator.honest_vectors(FULL_ACTIVATIONS, range(4))
+    own = validator.own_errors(range(4))
+    unrounded = plain.own_errors(range(4))
+    for nonce in range(4):
+        error = np.linalg.norm(full[nonce] - truth[nonce])
+        assert error < 1.1 * np.linalg.norm(unrounded[nonce]) + 1e-3
+        assert np.linalg.norm(own[nonce]) > 1.2 * error
+    assert FULL_ACTIVATIONS not in plain.kernels
+
+
 def test_a_validator_without_suspects_says_so(tmp_path: Path) -> None:
     four = write_as("int4 in groups", tmp_path).folder
-    setup = ValidatorSetup(four, kv_dtype="fp8")
-    work = Workload(ArtifactScheme(), Block("0xabc", 7), "node", 16)
-    validator = CheckpointValidator(setup, proofs_of(work, 4))
+    validator = validator_of(four, kv_dtype="fp8")
     assert validator.names == ()
     options = JudgingOptions(
         tests=("direction",),

@@ -21,7 +21,7 @@ from proofserve.engines.reference.kernels import (
     own_profile,
     with_kernels,
 )
-from proofserve.engines.reference.network import DTYPES, Network, load
+from proofserve.engines.reference.network import DTYPES, Network, load, weights_alone
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
 from proofserve.lab.report import LabError
@@ -45,6 +45,8 @@ KV_FP8: Final = "fp8"
 KV_DTYPES: Final = (KV_AUTO, KV_FP8)
 # Of a checkpoint whose layers are read from disk again for each pass.
 NONCES_OF_A_PASS: Final = 32
+# Honest where a checkpoint declares that activations are rounded: a server that does not.
+FULL_ACTIVATIONS: Final = "activations in full"
 
 
 def proofs_of(
@@ -76,11 +78,12 @@ class ValidatorSetup:
 class CheckpointValidator:
     """Vectors and errors of the published checkpoint and of suspects. Nothing is computed twice.
 
-    The validator's own honest run is emulated, as transformers would round in the served dtype: so
-    it is the same on every processor, and quick on one without 16-bit instructions. Runs that are
-    expected advance together, layer by layer. ``forwards`` counts the nonces that suspects
-    computed, ``suspects_s`` the seconds that their layers took. Raises CheckpointError if a
-    checkpoint cannot be used; the methods raise EngineFault.
+    The truth has the published weights and exact arithmetic; servers round activations too, where
+    the checkpoint declares it. The validator's own honest run is emulated, as transformers would
+    round in the served dtype: so it is the same on every processor, and quick on one without
+    16-bit instructions. Runs that are expected advance together, layer by layer. ``forwards``
+    counts the nonces that suspects computed, ``suspects_s`` the seconds that their layers took.
+    Raises CheckpointError if a checkpoint cannot be used; the methods raise EngineFault.
     """
 
     def __init__(self, setup: ValidatorSetup, compute: Compute) -> None:
@@ -94,11 +97,15 @@ class CheckpointValidator:
         allowed = {FP8_CACHE} if setup.kv_dtype == KV_FP8 else set()
         bank = (name for name in suspects_of(self.published) if name not in allowed)
         self.names = (*bank, *others)
+        self._exact = weights_alone(self.published)
         self._own = _own_profile(setup.served_dtype, self.published)
         # A population like our own run has no spread to judge others by.
         self._kernels = {name: each for name, each in PROFILES.items() if each != self._own}
         if setup.kv_dtype == KV_FP8:
             self._kernels[fp8_kv_profile.name] = fp8_kv_profile
+        if self._exact != self.published:
+            # Who serves the decoded weights at full price is honest too.
+            self._kernels[FULL_ACTIVATIONS] = replace(self._own, name=FULL_ACTIVATIONS)
         self._experts = ExpertMemory(self.published)
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
@@ -154,7 +161,7 @@ class CheckpointValidator:
             self._expected[run].update(nonces)
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
-        """The vectors of the published checkpoint in float32."""
+        """The vectors of the published weights in float32, with activations as they are."""
         return self._of(PUBLISHED, nonces)
 
     def own_errors(self, nonces: Sequence[int]) -> Vectors:
@@ -190,14 +197,19 @@ class CheckpointValidator:
 
         Raises CheckpointError if they cannot be loaded.
         """
+        return self._with(self.published, name)
+
+    def _with(self, published: Network, name: str) -> Network:
         if name not in self._others:
-            return suspect(self.published, name)
+            return suspect(published, name)
         other = load(self._others[name], EXACT, self._setup.device)
         # The published checkpoint decides the inputs: its digest is part of every seed.
         return replace(other, facts=self.published.facts)
 
     def _network(self, run: BankRun) -> Network:
-        weights = self.published if run.weights is None else self.suspect(run.weights)
+        exact = run.kernels is None or run.kernels == FULL_ACTIVATIONS
+        published = self._exact if exact else self.published
+        weights = published if run.weights is None else self._with(published, run.weights)
         if run.kernels is None:
             return weights
         own = run.kernels == OWN.kernels

@@ -116,35 +116,56 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
     )
 
 
+def weights_alone(network: Network) -> Network:
+    """The network without the roundings of activations that its checkpoint declares.
+
+    It is what a server computes that decodes the weights, and what all servers are near: of two
+    that round activations each flips other values, so they are further from each other.
+    """
+    cache = None if isinstance(network.cache, _DeclaredCache) else network.cache
+    changes = (each for each in network.changes if not isinstance(each, _DeclaredInputs))
+    return replace(network, changes=tuple(changes), cache=cache)
+
+
 def _as_declared(network: Network) -> Network:
     """The network with the roundings of activations that its checkpoint declares."""
-    inputs, cache = network.checkpoint.inputs, network.checkpoint.published.cache
-    if cache is not None:
-
-        def in_fp8(layer: int) -> tuple[Rounding, Rounding]:
-            scales = cache.get(layer, {})
-            keys, values = (EightBits("fp8", scale=scales.get(each, 1.0)) for each in "kv")
-            return keys.rounding, values.rounding
-
-        network = replace(network, cache=in_fp8)
+    inputs, scales = network.checkpoint.inputs, network.checkpoint.published.cache
+    if scales is not None:
+        network = replace(network, cache=_DeclaredCache(scales))
     roundings = {
         index: _roundings_by_module(layer, inputs[index])
         for index, layer in enumerate(network.shapes)
         if index in inputs
     }
-    if not roundings:
-        return network
+    return network.changed(_DeclaredInputs(roundings)) if roundings else network
 
-    def changed(index: int, layer: nn.Module) -> nn.Module:
-        for path, rounding in roundings.get(index, {}).items():
+
+@dataclass(frozen=True, slots=True)
+class _DeclaredCache:
+    """Rounds keys and values of a layer to fp8 by their stored ``scales``, or by 1."""
+
+    scales: Mapping[int, Mapping[str, float]]
+
+    def __call__(self, layer: int) -> tuple[Rounding, Rounding]:
+        scales = self.scales.get(layer, {})
+        keys, values = (EightBits("fp8", scale=scales.get(each, 1.0)) for each in "kv")
+        return keys.rounding, values.rounding
+
+
+@dataclass(frozen=True, slots=True)
+class _DeclaredInputs:
+    """Rounds what modules of a layer multiply: ``roundings`` by the layer and the module's path."""
+
+    roundings: Mapping[int, Mapping[str, Rounding]]
+
+    def __call__(self, index: int, layer: nn.Module) -> nn.Module:
+        for path, rounding in self.roundings.get(index, {}).items():
             module = layer.get_submodule(path)
             if isinstance(module, nn.Linear):
                 module.register_forward_pre_hook(partial(rounded_input, rounding))
             else:
                 module.forward = partial(_among_experts, rounding, module.forward)
         return layer
-
-    return network.changed(changed)
 
 
 def _roundings_by_module(layer: nn.Module, inputs: Mapping[str, EightBits]) -> dict[str, Rounding]:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
-from proofserve.engines.reference.network import DTYPES, Network, load
+from proofserve.engines.reference.network import DTYPES, Network, load, weights_alone
 from proofserve.engines.reference.reading import logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import suspect, suspects_of
@@ -79,12 +79,12 @@ class CheckpointReader:
 
     def _network(self, name: str) -> Network:
         if name == PUBLISHED:
-            return self._published
+            return weights_alone(self._published)
         if name == SERVED:
             return with_kernels(self._published, self._own)
         if name in self._others:
             return load(self._others[name], EXACT, self._setup.device)
-        return suspect(self._published, name)
+        return suspect(weights_alone(self._published), name)
 
 
 def _read(
