@@ -56,6 +56,34 @@ def test_a_forward_is_that_of_a_plain_checkpoint(written: Written) -> None:
     assert (plain.weight_bits, plain.declared) == (16, "")
 
 
+@pytest.mark.parametrize(
+    ("name", "excluded"),
+    [
+        ("fp8 in blocks", {"modules_to_not_convert": ["lm_head", "self_attn"]}),
+        ("fp8 in blocks", {"modules_to_not_convert": ["model.layers.*.self_attn"]}),
+        # As Kimi's configuration says it.
+        ("int4 in groups, experts", {"ignore": ["lm_head", "re:.*self_attn.*"]}),
+        ("AWQ, experts", {"modules_to_not_convert": ["gate", "self_attn"]}),
+    ],
+)
+def test_what_is_excluded_stays_plain(name: str, excluded: Settings, tmp_path: Path) -> None:
+    written = write_as(name, tmp_path, **excluded)
+    attention = {name: each for name, each in written.matrices.items() if ".self_attn." in name}
+
+    def stored_plainly(tensors: dict[str, Tensor]) -> None:
+        for matrix, decoded in attention.items():
+            module = matrix.removesuffix("weight")
+            for part in [each for each in tensors if each.startswith(module)]:
+                del tensors[part]
+            tensors[matrix] = decoded
+
+    rewrite_tensors(written.folder, stored_plainly)
+    read, plain = (load(each, "float32", "cpu") for each in (written.folder, written.plain))
+    assert torch.equal(states(read, READ), states(plain, READ))
+    matrices = read.checkpoint.published.matrices
+    assert {*matrices} == {*written.matrices} - {*attention}
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -107,6 +135,7 @@ OF_CONFIGURATIONS: Final[tuple[tuple[str, Settings, str], ...]] = (
     ("fp8 in blocks", {"modules_to_not_convert": ["mlp.up_proj"]}, "config.json excludes it by"),
     ("fp8 in blocks", {"quant_method": "mxfp4"}, "mxfp4 is known of gpt_oss alone, not of qwen3"),
     ("AWQ", {"bits": 8}, "bits is 8, not 4"),
+    ("AWQ", {"backend": "llm-awq"}, "backend llm-awq stores matrices in another layout"),
     ("AWQ", {"version": "gemv"}, "version is 'gemv', not 'gemm'"),
     ("AWQ", {"quant_method": "gptq", "group_size": None}, "group_size is None, not an integer"),
     (OLD, {"bits": 3}, "bits is 3, not 4 or 8"),

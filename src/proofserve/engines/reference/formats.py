@@ -401,6 +401,10 @@ def _cache(reader: _Reader) -> Mapping[int, Mapping[str, float]] | None:
 def _awq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
     reader.number("bits", 4)
     reader.require("version", "gemm", "GEMM")
+    if reader.settings.get("backend") == "llm-awq":
+        raise CheckpointError(
+            "quantization_config: backend llm-awq stores matrices in another layout"
+        )
     size = reader.number("group_size")
     needed = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
     for module in reader.modules(".qweight"):
