@@ -13,7 +13,8 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, calibrated
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.judging import JudgingOptions, SampleOptions, Truth, judged
+from proofserve.verifier.direction import Truth
+from proofserve.verifier.judging import JudgingOptions, SampleOptions, judged
 from soundness.results import Forged
 from soundness.runs import KeptRuns
 from soundness.subjects import FORWARD_BATCH

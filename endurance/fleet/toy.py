@@ -8,8 +8,9 @@ from proofserve.engines.fake import TOY_FACTS, FakeEngine
 from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
+from proofserve.verifier.direction import Truth
 from proofserve.verifier.judges import Vectors
-from proofserve.verifier.judging import JudgingOptions, Truth
+from proofserve.verifier.judging import JudgingOptions
 
 TOY_QUEUE = queue_name(TOY_FACTS.weights_digest, None)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.forward import Forward, last_states, states
+from proofserve.engines.reference.forward import NetworkForward, last_states, states
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.variants import (
     first_tokens_only,
@@ -220,7 +220,7 @@ def test_one_changed_layer_is_in_memory_at_a_time(network: Network) -> None:
 
     ids = torch.arange(10, 10 + SEQ_LEN).expand(2, -1)
     variants = [with_matrices(network, lambda weight: weight / 2).changed(count) for _ in range(2)]
-    last_states([Forward(each, [ids, ids]) for each in (network, *variants)])
+    last_states([NetworkForward(each, [ids, ids]) for each in (network, *variants)])
     # Each variant has a copy of each layer, and none is there when the next one is made.
     assert before == [0] * 2 * len(network.shapes)
     assert all(each() is None for each in made)

@@ -32,8 +32,9 @@ from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, r
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatVerification
 from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.direction import Truth
 from proofserve.verifier.judges import Chances
-from proofserve.verifier.judging import DIRECTION, JudgingOptions, SampleOptions, Truth, judged
+from proofserve.verifier.judging import DIRECTION, JudgingOptions, SampleOptions, judged
 from proofserve.verifier.verification import Verification
 
 # Small, so that the round hardly delays the chat beside it.

@@ -31,12 +31,12 @@ from proofserve.verifier.claims import (
     only_source,
     vector_scheme,
 )
+from proofserve.verifier.direction import Truth
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.judging import (
     ChosenTests,
     JudgingOptions,
     SampleOptions,
-    Truth,
     VerdictReport,
     exactly_judged,
     judged,

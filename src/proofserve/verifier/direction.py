@@ -22,6 +22,7 @@ from proofserve.verifier.judges import (
     Chances,
     Judge,
     Opinion,
+    Recompute,
     Standing,
     Vectors,
     evidence_text,
@@ -80,6 +81,22 @@ class KernelBank(Protocol):
 
     def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
         """The errors of an honest run with these kernels, float32 [width] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The vectors that a validator compares with, and the digest of their weights if known.
+
+    ``validator`` has other vectors of the checkpoint, None if a node recomputes. Of a model that
+    ``is_dense`` it is known that it mixes no experts. At least ``at_once`` nonces are to be asked
+    for in one call: fewer take as long.
+    """
+
+    vectors: Recompute
+    weights_digest: str | None
+    validator: KernelBank | None = None
+    is_dense: bool = False
+    at_once: int = 1
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from proofserve.verifier.direction import (
     DirectionJudge,
     EmulatedYardstick,
     KernelBank,
+    Truth,
     Yardstick,
 )
 from proofserve.verifier.judges import (
@@ -37,7 +38,6 @@ from proofserve.verifier.judges import (
     CountRule,
     Judge,
     PairedJudge,
-    Recompute,
     TwinJudge,
     default_share,
 )
@@ -208,22 +208,6 @@ def _judge(
     if measured is not None and measured.honest.shares.suspects:
         yardstick = CalibratedYardstick(validator, measured.honest)
     return DirectionJudge(validator, yardstick, chances)
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """The vectors that a validator compares with, and the digest of their weights if known.
-
-    ``validator`` has other vectors of the checkpoint, None if a node recomputes. Of a model that
-    ``is_dense`` it is known that it mixes no experts. At least ``at_once`` nonces are to be asked
-    for in one call: fewer take as long.
-    """
-
-    vectors: Recompute
-    weights_digest: str | None
-    validator: KernelBank | None = None
-    is_dense: bool = False
-    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ from proofserve.verifier.calibration_file import (
     parse,
 )
 from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.direction import Truth
 from proofserve.verifier.judging import (
     JudgingOptions,
     SampleOptions,
-    Truth,
     VerdictReport,
     judged,
     threshold_of,

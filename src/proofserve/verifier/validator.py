@@ -29,9 +29,8 @@ from proofserve.protocol.codec import to_float16
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.calibration_file import KV_AUTO, KernelFacts
-from proofserve.verifier.direction import OWN, PUBLISHED, BankRun
+from proofserve.verifier.direction import OWN, PUBLISHED, BankRun, Truth
 from proofserve.verifier.judges import Vectors
-from proofserve.verifier.judging import Truth
 
 # What networks compute for nonces, each run for its own; they may add other nonces that they
 # computed with them.

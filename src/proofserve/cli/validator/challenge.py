@@ -48,7 +48,8 @@ from proofserve.verifier.challenge import (
     judged_result,
 )
 from proofserve.verifier.claims import vector_scheme
-from proofserve.verifier.judging import JudgingOptions, SampleOptions, Truth, judged
+from proofserve.verifier.direction import Truth
+from proofserve.verifier.judging import JudgingOptions, SampleOptions, judged
 
 app = typer.Typer()
 

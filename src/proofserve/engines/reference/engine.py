@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.engines.reference.forward import Forward, Passed, last_states
+from proofserve.engines.reference.forward import NetworkForward, Passed, last_states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import ChoiceOfExperts, seeded_experts
 from proofserve.protocol.identity import Block
@@ -95,7 +95,7 @@ def proof_values(
     transform = block.layer_transform if block.uses_layer_transforms else None
     parts = [chunks(run.nonces, forward_batch) for run in runs]
     forwards = [
-        Forward(
+        NetworkForward(
             run.network,
             [torch.cat([inputs[nonce] for nonce in part]) for part in of_run],
             transform,

@@ -27,7 +27,7 @@ Passed = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
-class Forward:
+class NetworkForward:
     """What a network reads, in batches: embeddings [n, seq_len, hidden] or token ids [n, seq_len].
 
     ``experts`` chooses those of a mixture, None for its routers. ``seconds`` were spent in layers.
@@ -42,7 +42,7 @@ class Forward:
 
 @torch.inference_mode()
 def last_states(
-    forwards: Sequence[Forward], passed: Passed = lambda _index, _of: None
+    forwards: Sequence[NetworkForward], passed: Passed = lambda _index, _of: None
 ) -> Iterator[Iterator[Tensor]]:
     """The last hidden states [n, seq_len, hidden], after the final norm, of each batch of each.
 
@@ -65,11 +65,11 @@ def last_states(
 
 def states(network: Network, read: Tensor, experts: ChoiceOfExperts | None = None) -> Tensor:
     """The last hidden states of one batch."""
-    ((found,),) = last_states([Forward(network, [read], experts=experts)])
+    ((found,),) = last_states([NetworkForward(network, [read], experts=experts)])
     return found
 
 
-def _through_layer(index: int, of: Forward, batches: Sequence["_Batch"]) -> None:
+def _through_layer(index: int, of: NetworkForward, batches: Sequence["_Batch"]) -> None:
     network = of.network
     layer = network.checkpoint.layer(index)
     if network.changes:
@@ -104,7 +104,7 @@ def _sharing_copy(layer: nn.Module) -> nn.Module:
 class _Batch:
     """One batch on its way through the layers, and what the decoder hands to each of them."""
 
-    def __init__(self, of: Forward, read: Tensor) -> None:
+    def __init__(self, of: NetworkForward, read: Tensor) -> None:
         self._network = network = of.network
         self._read = read
         self.choice = of.experts(read) if of.experts else None
