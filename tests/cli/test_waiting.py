@@ -57,8 +57,9 @@ def lines_of(log_every_s: float | None) -> list[str]:
     with session_of(Console(file=written, width=200), log_every_s) as session:
         session.line.step("asking", 3)
         session.line.advance()
+        session.line.layer(3, 28)
         deadline = time.monotonic() + 30.0
-        while log_every_s and "1 of 3" not in written.getvalue():
+        while log_every_s and "layer 3 of 28" not in written.getvalue():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         session.line.rest("running")
@@ -70,4 +71,4 @@ def test_a_log_has_lines_of_a_long_step_if_the_command_wants_them() -> None:
     assert lines_of(None) == ["asking ...", "running ..."]
     first, *longer, last = lines_of(0.05)
     assert (first, last) == ("asking ...", "running ...")
-    assert set(longer) == {"asking (1 of 3, 0 s) ..."}
+    assert set(longer) == {"asking (1 of 3, layer 3 of 28, 0 s) ..."}

@@ -141,22 +141,23 @@ def truths_of_checkpoint(
     device: str,
     forward_batch: int,
     suspects: tuple[Path, ...],
-    measured: CalibrationFile | None = None,
+    measured: CalibrationFile | None,
+    passed: Callable[[int, int], None],
 ) -> Callable[[Workload], Truth]:
     """Load ``model`` once, for ``work`` and others.
 
-    Honest nodes serve as in the calibration ``measured``, or as the checkpoint says. Raises
-    LabError as ``claims_of_model``.
+    Honest nodes serve as in the calibration ``measured``, or as the checkpoint says. ``passed``
+    hears of each layer, and how many there are. Raises LabError as ``claims_of_model``.
     """
     with reference_extra():
         from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
     setup = ValidatorSetup(model, device, suspects)
     if measured is not None:
         setup = replace(setup, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype)
-    loaded = CheckpointValidator(setup, proofs_of(work, forward_batch))
+    loaded = CheckpointValidator(setup, proofs_of(work, forward_batch, passed))
 
     def truth(about: Workload) -> Truth:
-        return loaded.with_other(proofs_of(about, forward_batch)).as_truth()
+        return loaded.with_other(proofs_of(about, forward_batch, passed)).as_truth()
 
     return truth
 
@@ -382,8 +383,11 @@ class EngineOptions:
         """What the other tests compare with: the checkpoint's vectors if there is one."""
         if self.model is not None:
             session.line.step(f"loading {self.model}")
-            known, batch = options.calibration, self.forward_batch
-            about = truths_of_checkpoint(work, self.model, self.device, batch, self.suspects, known)
+            about = truths_of_checkpoint(
+                *(work, self.model, self.device, self.forward_batch, self.suspects),
+                options.calibration,
+                session.line.layer,
+            )
             truth = about(work)
             models, shape = [self.model.name], checkpoint_shape(self.model)
         else:

@@ -123,8 +123,15 @@ class ProgressLine:
 
     def advance(self) -> None:
         self._done += 1
-        of = f" of {self._total}" if self._total is not None else ""
-        self.reached(f"{self._done}{of}")
+        self.reached(self._count)
+
+    def layer(self, index: int, of: int) -> None:
+        """Show which layer the step has passed, beside what it has done."""
+        self.reached(f"{self._count}, layer {index} of {of}")
+
+    @property
+    def _count(self) -> str:
+        return f"{self._done} of {self._total}" if self._total is not None else str(self._done)
 
     def reached(self, text: str) -> None:
         """Show how far the step is."""

@@ -139,7 +139,9 @@ def command(
                 options = JudgingOptions((), alpha, beta, share, 0.5, True, calibrated(measured))
                 work, shape = _work(measured)
                 others = tuple(suspect or ())
-                truth = truths_of_checkpoint(work, model, device, forward_batch, others, measured)
+                truth = truths_of_checkpoint(
+                    *(work, model, device, forward_batch, others), measured, session.line.layer
+                )
                 digest = truth(work).weights_digest
                 options.require(work, [model.name], checkpoint_shape(model), digest)
                 challenger = _Challenger(

@@ -23,7 +23,13 @@ from proofserve.cli.options import (
     Suspects,
 )
 from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file
-from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.session import (
+    EXIT_NO_VERDICT,
+    LOG_EVERY_S,
+    CommandSession,
+    VerdictCommand,
+    open_session,
+)
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError, Progress, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
@@ -210,7 +216,7 @@ def command(
     proofserve verify http://node:8000 --model ./model --engine vllm
         --calibration calibration.json
     """
-    with open_session(EXIT_NO_VERDICT) as session:
+    with open_session(EXIT_NO_VERDICT, LOG_EVERY_S) as session:
         engines = EngineOptions(
             *(model, recompute_url, engine, device, forward_batch, tuple(suspect or ())),
             api_key=recompute_api_key,
