@@ -105,7 +105,7 @@ def test_a_profile_that_fails_in_a_forward_leaves_nothing_behind() -> None:
     for read in (torch.zeros(1, 4, 63), torch.tensor([[10**6]])):
         with pytest.raises((RuntimeError, IndexError)):
             states(network, PROFILES["norms"], read)
-    failing = forward.Forward(with_kernels(network, PROFILES["norms"]), [IDS], refused)
+    failing = forward.NetworkForward(with_kernels(network, PROFILES["norms"]), [IDS], refused)
     with pytest.raises(ValueError, match="no layer"):
         forward.last_states([failing])
     assert hooks(network) == before

@@ -82,8 +82,9 @@ def _through_layer(index: int, of: NetworkForward, batches: Sequence["_Batch"]) 
                 made = layer(batch.states, *batch.called[index][0], **batch.called[index][1])
             # In place: states that come and go between others' would scatter the free memory.
             batch.states.copy_(made if of.transform is None else of.transform(index, made))
-    if not network.checkpoint.stays_in_memory:
-        _give_back_memory()
+            del made
+            if not network.checkpoint.stays_in_memory:
+                _give_back_memory()
 
 
 def _give_back_memory() -> None:
