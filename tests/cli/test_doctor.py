@@ -73,7 +73,7 @@ def test_what_a_host_lacks(
 
 def test_the_memory_says_how_large_a_model_can_be_verified(chosen: NodeSettings) -> None:
     found = by_name(host_lines(chosen, replace(HOST, available_gib=18.0)))["memory"]
-    assert found.text.endswith("verifies models of up to 4.3B parameters here")
+    assert found.text.endswith("verifies models whose layers have up to 1.4B parameters each")
     assert not found.lacking
 
 

@@ -164,8 +164,8 @@ def _vllm_options(model: str, vllm_options: Sequence[str]) -> str:
 # A day of a fast node's results takes less than this.
 LEAST_DISK_GIB = 2.0
 LEAST_MEMORY_GIB = 2.0
-# A validator computes in float32, and keeps all weights in memory.
-BYTES_A_PARAMETER = 4
+# A validator holds one layer in float32, a changed copy of it, and what the change takes.
+BYTES_A_PARAMETER = 12
 EXTRAS = ("reference",)
 SERVE, PROVE, VERIFY = "serve", "prove", "verify"
 EVERYTHING = frozenset({SERVE, PROVE, VERIFY})
@@ -250,7 +250,9 @@ def _memory_line(facts: HostFacts) -> HostLine:
     if facts.available_gib < LEAST_MEMORY_GIB:
         return HostLine("memory", text, f"free {LEAST_MEMORY_GIB:g} GiB", EVERYTHING)
     billions = (facts.available_gib - LEAST_MEMORY_GIB) * GIB / BYTES_A_PARAMETER / 1e9
-    return HostLine("memory", f"{text}; verifies models of up to {billions:.1f}B parameters here")
+    return HostLine(
+        "memory", f"{text}; verifies models whose layers have up to {billions:.1f}B parameters each"
+    )
 
 
 def _vllm_line(chosen: NodeSettings, facts: HostFacts) -> HostLine:
