@@ -12,11 +12,25 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from proofserve.rounds.errors import Refusal
 from proofserve.web import bearer_key, digest, why_not_local
 from proofserve.wire.paths import PROOFS
 
-# Why a call is refused, and the status of the answer. The metric of refusals has these names.
-_STATUS: Mapping[str, int] = {
+# Why a call is refused, and the status of the answer. The metric of refusals has these names. A
+# refusal that is not here has status 409.
+STATUS: Mapping[str, int] = {
+    Refusal.LANE_UNSET: 400,
+    Refusal.NOT_INITIALISED: 400,
+    Refusal.UNKNOWN_JOB: 404,
+    Refusal.UNKNOWN_NONCE: 404,
+    Refusal.UNKNOWN_RECEIPT: 404,
+    Refusal.UNKNOWN_ROUND: 404,
+    Refusal.RECEIPT_DELETED: 410,
+    Refusal.VECTORS_DELETED: 410,
+    Refusal.RECEIPT_NOT_LOGGED: 425,
+    Refusal.QUEUE_FULL: 429,
+    Refusal.WAITS_FULL: 429,
+    Refusal.SHUTTING_DOWN: 503,
     "body_lost": 400,
     "claims_mismatch": 400,
     "key_missing": 401,
@@ -45,7 +59,7 @@ class ApiError(Exception):
         self, reason: str, detail: str | Mapping[str, Any], retry_after_s: float | None = None
     ) -> None:
         super().__init__(detail)
-        self.reason, self.detail, self.status = reason, detail, _STATUS[reason]
+        self.reason, self.detail, self.status = reason, detail, STATUS[reason]
         self.headers: dict[str, str] = {}
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))

@@ -46,7 +46,7 @@ from proofserve.api.status import pow_status, stopped_body
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, check_nonces, draw
-from proofserve.rounds.errors import OutboxUnavailable, QueueFull
+from proofserve.rounds.errors import OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import CommittedRound, Job, RoundSpec
 from proofserve.wire.callbacks import outcome_body
@@ -221,7 +221,7 @@ def _require_challenge(body: JobRequest, deployment: Deployment) -> None:
 
 
 async def _require_callback_room(node: Node, job: Job) -> None:
-    """Raises QueueFull. The outbox never drops a callback to make room for another."""
+    """Raises Refused. The outbox never drops a callback to make room for another."""
     if job.url is None:
         return
     limit, waiting = node.deployment.max_callbacks, 0
@@ -229,7 +229,9 @@ async def _require_callback_room(node: Node, job: Job) -> None:
     with contextlib.suppress(OutboxUnavailable):
         waiting = (await node.outbox.gauges()).pending
     if waiting >= limit:
-        raise QueueFull(f"Callback queue full: {waiting} callbacks wait, limit is {limit}")
+        raise Refused(
+            Refusal.QUEUE_FULL, f"Callback queue full: {waiting} callbacks wait, limit is {limit}"
+        )
 
 
 async def validate(

@@ -11,7 +11,7 @@ is parsed (ADR 16 has the figures).
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -25,25 +25,10 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from proofserve.api.access import READING, ApiError, Caller, role_for
+from proofserve.api.access import READING, STATUS, ApiError, Caller, role_for
 from proofserve.api.node import CALLER, NODE, Node
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.errors import (
-    EngineGone,
-    LaneUnset,
-    NotInitialised,
-    QueueFull,
-    ReceiptDeleted,
-    ReceiptNotLogged,
-    Refused,
-    RoundsError,
-    ShuttingDown,
-    UnknownJob,
-    UnknownNonce,
-    UnknownReceipt,
-    UnknownRound,
-    VectorsDeleted,
-)
+from proofserve.rounds.errors import EngineGone, Refusal, Refused, RoundsError
 from proofserve.web import R, request_id_of, with_body
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import problems
@@ -232,33 +217,27 @@ def holds_more_values(body: bytes, limit: int) -> bool:
 
 # -- errors ----------------------------------------------------------------------------------------
 
-# The status of errors from other packages; the first row with a class of the error decides.
-_STATUS = (
-    ((LaneUnset, NotInitialised), 400),
-    ((UnknownJob, UnknownRound, UnknownNonce, UnknownReceipt), 404),
-    ((VectorsDeleted, ReceiptDeleted), 410),
-    ((RequestValidationError, ProtocolError), 422),
-    (ReceiptNotLogged, 425),
-    (QueueFull, 429),
-    (ShuttingDown, 503),
-    (Refused, 409),
-    (RoundsError, 503),
-)
 # Retry-After, in seconds: by then a full queue probably has room, and a receipt is in the log.
-_RETRY_S = ((QueueFull, "5"), (ReceiptNotLogged, "1"))
+_RETRY_S: Mapping[str, str] = {
+    Refusal.QUEUE_FULL: "5",
+    Refusal.WAITS_FULL: "5",
+    Refusal.RECEIPT_NOT_LOGGED: "1",
+}
 _WORD_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def error_response(error: Exception) -> JSONResponse:
-    """The response for ``error``: its own status, or that of its class in the table."""
+    """The response for ``error``: its own status, or that of its reason in the table."""
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     if isinstance(error, ApiError):
         return JSONResponse({"detail": error.detail}, error.status, error.headers)
-    status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    after = next((seconds for kind, seconds in _RETRY_S if isinstance(error, kind)), None)
-    headers = {"Retry-After": after} if after else None
-    return JSONResponse({"detail": _detail(error)}, status, headers)
+    if isinstance(error, Refused):
+        after = _RETRY_S.get(error.reason)
+        headers = {"Retry-After": after} if after else None
+        return JSONResponse({"detail": str(error)}, STATUS.get(error.reason, 409), headers)
+    status = 503 if isinstance(error, RoundsError) else 422
+    return JSONResponse({"detail": _detail(error)}, status)
 
 
 def _detail(error: Exception) -> Any:
@@ -272,7 +251,7 @@ def _detail(error: Exception) -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    if isinstance(error, ApiError):
+    if isinstance(error, ApiError | Refused):
         return error.reason
     return _WORD_BORDER.sub("_", type(error).__name__).lower().removesuffix("_error")
 

@@ -17,7 +17,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim, compare, compare_distances
 from proofserve.protocol.verdict.counting import judge, judge_distances
-from proofserve.rounds.errors import ChatBusy, EngineFault, OtherRound, QueueFull
+from proofserve.rounds.errors import ChatBusy, EngineFault, Refusal, Refused
 from proofserve.rounds.ports import ProofEngine, ProofSession
 from proofserve.rounds.records import (
     Artifact,
@@ -126,9 +126,12 @@ class NonceLimit:
         return QueueGauges(self._queued, self._limit)
 
     def admit(self, nonces: int) -> None:
-        """Add ``nonces``; ``leave`` must follow. Raises QueueFull and then adds nothing."""
+        """Add ``nonces``; ``leave`` must follow. Raises Refused and then adds nothing."""
         if self._queued + nonces > self._limit:
-            raise QueueFull(f"Queue full: {self._queued} nonces queued, limit is {self._limit}")
+            raise Refused(
+                Refusal.QUEUE_FULL,
+                f"Queue full: {self._queued} nonces queued, limit is {self._limit}",
+            )
         self._queued += nonces
 
     def leave(self, nonces: int) -> None:
@@ -202,16 +205,19 @@ class Computation:
     ) -> DistanceVerdict:
         """Judge ``claims`` by the parameters of the round ``spec`` and the prover's public key.
 
-        Raises OtherRound (the claims are about another block), QueueFull (too many nonces wait for
-        the engine), EngineFault (the recomputation is incomplete, or chat deferred it past the
-        deadline), EngineGone and ProtocolError (as ``comparison.compare_distances``).
+        Raises Refused (OTHER_ROUND, QUEUE_FULL), EngineFault (the recomputation is incomplete, or
+        chat deferred it past the deadline), EngineGone and ProtocolError (as
+        ``comparison.compare_distances``).
         """
         for field, claimed, ours in (
             ("block_hash", claims.block.hash, spec.work.block.hash),
             ("block_height", claims.block.height, spec.work.block.height),
         ):
             if claimed != ours:
-                raise OtherRound(f"{field} {claimed!r} is not the {ours!r} of the configured round")
+                raise Refused(
+                    Refusal.OTHER_ROUND,
+                    f"{field} {claimed!r} is not the {ours!r} of the configured round",
+                )
         return await self.totals.judged(self._recompute(spec, target, claims))
 
     async def _recompute(

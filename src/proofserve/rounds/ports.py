@@ -103,14 +103,14 @@ class PublishedResults(Protocol):
     ) -> CommittedRound:
         """The round with roots of a block and key; its id chooses among several.
 
-        Raises UnknownRound, NotCommitted and SeveralRounds.
+        Raises Refused (UNKNOWN_ROUND, NOT_COMMITTED, SEVERAL_ROUNDS).
         """
         ...
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
         """The vectors of ``nonces``, in their order, and the paths to their roots.
 
-        Raises UnknownNonce and VectorsDeleted, naming the nonce.
+        Raises Refused (UNKNOWN_NONCE, VECTORS_DELETED), naming the nonce.
         """
         ...
 
@@ -156,7 +156,7 @@ class NodeManager(Protocol):
     """The rounds, jobs and judgements of a node, as its routes use them.
 
     ``state.step`` decides which calls are legal; a refused call changes nothing. After the server
-    began to shut down every call but ``stop`` raises ShuttingDown.
+    began to shut down every call but ``stop`` raises Refused (SHUTTING_DOWN).
     """
 
     @property
@@ -165,38 +165,38 @@ class NodeManager(Protocol):
         ...
 
     async def init(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` without starting it. Raises AlreadyGenerating."""
+        """Configure ``spec`` without starting it. Raises Refused (ALREADY_GENERATING)."""
         ...
 
     async def init_validate(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and judge claims by it. Raises AlreadyGenerating."""
+        """Configure ``spec`` and judge claims by it. Raises Refused (ALREADY_GENERATING)."""
         ...
 
     async def start(self, spec: RoundSpec) -> None:
         """Configure ``spec`` and generate; jobs wait until the round ends.
 
-        Raises AlreadyGenerating (a round runs), LaneUnset (``spec`` has no node number and node
-        count) and OutboxUnavailable (the round could not be stored).
+        Raises Refused (ALREADY_GENERATING, LANE_UNSET) and OutboxUnavailable (the round could not
+        be stored).
         """
         ...
 
     async def generate(self) -> None:
         """Start the configured round, or continue it; no change if it already generates.
 
-        Raises NotInitialised, OtherProtocol, LaneUnset and OutboxUnavailable.
+        Raises Refused (NOT_INITIALISED, OTHER_PROTOCOL, LANE_UNSET) and OutboxUnavailable.
         """
         ...
 
     async def validate(self) -> None:
-        """Stop generating, and judge claims. Raises NotInitialised and OtherProtocol."""
+        """Stop generating, and judge claims. Raises Refused as ``generate``."""
         ...
 
     async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
         """Recompute ``claims`` by the configured round. In VALIDATING the verdict is also sent.
 
         One that is not ``of_round`` is neither sent nor counted in the round. Raises
-        NotInitialised, OtherProtocol, OutboxUnavailable (the callback could not be stored; nothing
-        was counted) and as ``Computation.judge``.
+        Refused (NOT_INITIALISED, OTHER_PROTOCOL), OutboxUnavailable (the callback could not be
+        stored; nothing was counted) and as ``Computation.judge``.
         """
         ...
 
@@ -210,15 +210,15 @@ class NodeManager(Protocol):
     def status(self) -> Status: ...
 
     async def submit(self, job: Job) -> str:
-        """Queue ``job`` and return its id. Raises QueueFull and OutboxUnavailable."""
+        """Queue ``job`` and return its id. Raises Refused (QUEUE_FULL) and OutboxUnavailable."""
         ...
 
     async def run(self, job: Job) -> Outcome:
-        """Compute ``job`` while the caller waits. Raises QueueFull and EngineFault."""
+        """Compute ``job`` while the caller waits. Raises Refused (QUEUE_FULL) and EngineFault."""
         ...
 
     async def result(self, request_id: str) -> JobView:
-        """Raises UnknownJob and OutboxUnavailable."""
+        """Raises Refused (UNKNOWN_JOB) and OutboxUnavailable."""
         ...
 
     async def engine_gauges(self) -> EngineGauges:
@@ -233,7 +233,7 @@ class NodeManager(Protocol):
         ...
 
     def require_open(self) -> None:
-        """Raises ShuttingDown once the server shuts down."""
+        """Raises Refused once the server shuts down."""
         ...
 
     async def aclose(self) -> None:

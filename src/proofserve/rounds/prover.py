@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.computation import ask, failures_of, findings_of
-from proofserve.rounds.errors import EngineFault, LaneUnset
+from proofserve.rounds.errors import EngineFault, Refusal, Refused
 from proofserve.rounds.ports import ProofSession
 from proofserve.rounds.records import Deferred, Finding, Limits, RoundSpec
 from proofserve.rounds.status import CoreStatus, Counters
@@ -258,7 +258,7 @@ class Prover:
 
 
 def lane_of(spec: RoundSpec) -> NonceLane:
-    """The nonces of a round. Raises LaneUnset if it has no node number and node count."""
+    """The nonces of a round. Raises Refused if it has no node number and node count."""
     if spec.lane is None:
-        raise LaneUnset("Node ID and node count must be set")
+        raise Refused(Refusal.LANE_UNSET, "Node ID and node count must be set")
     return spec.lane

@@ -4,9 +4,10 @@ import json
 import numpy as np
 import pytest
 
-from proofserve.fleet.errors import BadCallback, UnknownLane
+from proofserve.fleet.errors import BadCallback
 from proofserve.fleet.records import Lane, MemberVectors
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.rounds.errors import Refused
 from proofserve.rounds.records import StoredResult
 from proofserve.rounds.state import Move
 
@@ -112,7 +113,7 @@ async def test_a_lane_that_was_never_given_is_named(store: FleetStore) -> None:
     bad = store.ingest(opened, never, "k", vectors_of(nonces_of(opened, never, 0, 2)))
     stored, refused = await asyncio.gather(good, bad, return_exceptions=True)
     assert stored is True
-    assert isinstance(refused, UnknownLane)
+    assert isinstance(refused, Refused)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a\0b", "\xe9"])

@@ -15,7 +15,7 @@ from proofserve.api.node import Deployment, Node, ServedNode
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
 from proofserve.fleet import callback_bodies
-from proofserve.fleet.errors import BadCallback, StoreUnavailable, UnknownLane
+from proofserve.fleet.errors import BadCallback, StoreUnavailable
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.routes import operators
 from proofserve.fleet.routes.operators import FleetParts
@@ -24,6 +24,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch
 from proofserve.receiver import callbacks
 from proofserve.receiver.callbacks import SignatureCheck
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.status import NodeTotals
 from proofserve.wire.callbacks import KEY_HEADER
 from proofserve.wire.paths import FLEET, GENERATED
@@ -140,7 +141,7 @@ def callback_router(
             async with parsing:
                 found = await asyncio.to_thread(callback_bodies.read, body, round_, lane)
             fresh = await store.ingest(round_, given, key, found)
-        except UnknownLane as error:
+        except Refused as error:
             return JSONResponse({"detail": str(error)}, 404)
         except BadCallback as error:
             _logger.warning("a callback of member %s, lane %d: %s", member_id, lane, error)
@@ -157,10 +158,12 @@ def callback_router(
 async def _given(
     store: FleetStore, member_id: str, round_id: str, lane: int
 ) -> tuple[FleetRound, Lane]:
-    """The round and its lane. Raises UnknownLane also for a lane of another member."""
+    """The round and its lane. Raises Refused also for a lane of another member."""
     round_, given = await store.lane(round_id, lane)
     if given.member_id != member_id:
-        raise UnknownLane(f"round {round_id!r} has not given lane {lane} to {member_id!r}")
+        raise Refused(
+            Refusal.UNKNOWN_LANE, f"round {round_id!r} has not given lane {lane} to {member_id!r}"
+        )
     return round_, given
 
 
