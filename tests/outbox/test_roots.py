@@ -24,8 +24,9 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.codec import encode
 from proofserve.protocol.commitments import leaf, opens, root
 from proofserve.protocol.identity import Block
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import Refusal
-from proofserve.rounds.records import Artifact, RoundProgress, RoundSpec
+from proofserve.rounds.records import RoundProgress, RoundSpec
 from proofserve.wire.records import CommittedRoots
 from support.refusals import refused
 
@@ -44,9 +45,9 @@ def roots_spec(round_id: str = "c1", batch_size: int = SIZE, **changes: Any) -> 
     return replace(spec, **changes)
 
 
-def vectors(nonces: Sequence[int]) -> list[Artifact]:
+def vectors(nonces: Sequence[int]) -> list[Claim]:
     rows = np.array([[nonce % 97 / 97] * 12 for nonce in nonces], np.float32)
-    return [Artifact(n, text) for n, text in zip(nonces, encode(rows), strict=True)]
+    return [Claim(n, text) for n, text in zip(nonces, encode(rows), strict=True)]
 
 
 def lane(first: int, last: int, spec: RoundSpec | None = None) -> tuple[int, ...]:
@@ -55,7 +56,7 @@ def lane(first: int, last: int, spec: RoundSpec | None = None) -> tuple[int, ...
     return numbers.batch(first, last - first)
 
 
-def root_of(found: Sequence[Artifact]) -> bytes:
+def root_of(found: Sequence[Claim]) -> bytes:
     return root([leaf(each.nonce, base64.b64decode(each.vector_b64)) for each in found])
 
 
@@ -89,8 +90,8 @@ async def test_a_failed_nonce_keeps_its_place_as_an_empty_leaf(store: SqliteOutb
     nonces = lane(0, 8)
     found = vectors(nonces)
     await store.record("c1", 8, found[:2], dict.fromkeys(nonces[2:], "not finite"))
-    tops = [root_of([*found[:2], *(Artifact(n, "") for n in nonces[2:4])])]
-    tops += [root_of([Artifact(n, "") for n in nonces[4:]])]
+    tops = [root_of([*found[:2], *(Claim(n, "") for n in nonces[2:4])])]
+    tops += [root_of([Claim(n, "") for n in nonces[4:]])]
     # The second batch has no vector at all, and its root is published all the same.
     roots = CommittedRoots.model_validate(await due(store)).roots
     assert [each.root for each in roots] == tops

@@ -12,7 +12,6 @@ from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.records import (
-    Artifact,
     CommittedRound,
     CompletedJob,
     Deferred,
@@ -168,7 +167,7 @@ def job(*nonces: int, **changes: Any) -> Job:
     return Job(**{**values, **changes})
 
 
-def claims_of(proofs: Sequence[Artifact]) -> tuple[Claim, ...]:
+def claims_of(proofs: Sequence[Claim]) -> tuple[Claim, ...]:
     """Claims equal to ``proofs``."""
     return tuple(Claim(a.nonce, a.vector_b64) for a in proofs)
 

@@ -13,15 +13,3 @@ class StoreUnavailable(OutboxUnavailable):
 
 class NoMemberReady(EngineGone):
     """No member can prove; the text has the reasons. It can once one is ready again."""
-
-
-class BadCallback(Exception):
-    """A member's callback is not about its lane, or not of the announced form.
-
-    ``field`` is the place in the body, ``reason`` what is wrong with it. Nothing was stored.
-    """
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason

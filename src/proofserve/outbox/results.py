@@ -14,9 +14,9 @@ from proofserve.outbox.database import Database
 from proofserve.protocol.commitments import CommittedBatch, Opening, leaf, paths, root
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
-    Artifact,
     CommittedRound,
     Finding,
     RoundProgress,
@@ -203,7 +203,7 @@ def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row
 
 
 def _value(finding: Finding) -> str:
-    if isinstance(finding, Artifact):
+    if isinstance(finding, Claim):
         return finding.vector_b64
     return json.dumps(finding.distance, allow_nan=False)
 

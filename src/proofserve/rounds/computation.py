@@ -20,7 +20,6 @@ from proofserve.protocol.verdict.counting import judge, judge_distances
 from proofserve.rounds.errors import ChatBusy, EngineFault, Refusal, Refused
 from proofserve.rounds.ports import ProofEngine, ProofSession
 from proofserve.rounds.records import (
-    Artifact,
     Deferred,
     DistanceClaims,
     DistanceVerdict,
@@ -105,9 +104,9 @@ def distances_of(batch: ProofBatch) -> tuple[float, ...]:
     return tuple(batch.values[:, 0].tolist())
 
 
-def artifacts_of(batch: ProofBatch) -> tuple[Artifact, ...]:
+def artifacts_of(batch: ProofBatch) -> tuple[Claim, ...]:
     texts = encode(batch.values)
-    return tuple(Artifact(n, text) for n, text in zip(batch.nonces, texts, strict=True))
+    return tuple(Claim(n, text) for n, text in zip(batch.nonces, texts, strict=True))
 
 
 def failures_of(batch: ProofBatch) -> dict[int, str]:

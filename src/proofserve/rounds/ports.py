@@ -1,6 +1,6 @@
 """What a round needs of an engine and of an outbox, and what the API needs of rounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
@@ -17,7 +17,6 @@ from proofserve.rounds.records import (
     Finding,
     Job,
     JobView,
-    Measurement,
     Outcome,
     ProofBatch,
     RoundProgress,
@@ -62,13 +61,10 @@ class ProofEngine(Protocol):
     async def gauges(self) -> EngineGauges: ...
 
 
-class MeasurableEngine(Protocol):
-    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
-        """Time ``forwards`` forwards of ``nonces`` back to back; chat waits for all of them.
-
-        Raises EngineFault (a forward failed; the engine still runs) and EngineGone.
-        """
-        ...
+# Times a number of forwards of the nonces back to back; chat waits for all of them. Gives how many
+# nonces were proved, and the seconds. Raises EngineFault (a forward failed; the engine still runs)
+# and EngineGone.
+Measure = Callable[[Workload, Sequence[int], int], Awaitable[tuple[int, float]]]
 
 
 class AnsweringEngine(Protocol):

@@ -11,7 +11,6 @@ from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import Refusal
 from proofserve.rounds.records import (
-    Artifact,
     CompletedJob,
     Job,
     JobState,
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.anyio
 URL = "http://network"
 CLAIMS = (Claim(1, "AAAA"), Claim(2, ""))
 BY_COUNT = StatTest(dist_threshold=0.03, p_mismatch=0.01)
-PROOFS = Proofs((Artifact(1, "AAAA"), Artifact(2**62, "BBBB")), {3: "not finite"})
+PROOFS = Proofs((Claim(1, "AAAA"), Claim(2**62, "BBBB")), {3: "not finite"})
 KEEP_S = 60.0
 
 

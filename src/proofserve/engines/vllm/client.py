@@ -20,7 +20,7 @@ from proofserve.engines.vllm import compat_client, core_messages
 from proofserve.engines.vllm.core_messages import ProveCall
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
-from proofserve.rounds.records import Deferred, EngineInfo, Measurement, ProofBatch, Workload
+from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges, over_cores
 
 _logger = logging.getLogger(__name__)
@@ -77,8 +77,10 @@ class VllmEngine:
     async def gauges(self) -> EngineGauges:
         return over_cores([_gauges(reply) for reply in await self._call_all(GAUGES)])
 
-    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
-        """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit.
+    async def measure(
+        self, work: Workload, nonces: Sequence[int], forwards: int
+    ) -> tuple[int, float]:
+        """See ``rounds.ports.Measure``. It has no time limit.
 
         All cores run ``forwards`` forwards at the same time, and the slowest one counts.
         """
@@ -87,7 +89,7 @@ class VllmEngine:
         )
         measured = await self._call_all(MEASURE, call, forwards)
         proved = sum(each["nonces"] for each in measured)
-        return Measurement(proved, max(each["seconds"] for each in measured))
+        return proved, max(each["seconds"] for each in measured)
 
     async def take_over(self) -> None:
         """End the calls and leases of an API process that owned the proofs before this one.

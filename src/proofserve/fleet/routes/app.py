@@ -15,13 +15,14 @@ from proofserve.api.node import Deployment, Node, ServedNode
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
 from proofserve.fleet import callback_bodies
-from proofserve.fleet.errors import BadCallback, StoreUnavailable
+from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.routes import operators
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.snapshot import StoredAnswer
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch
+from proofserve.protocol.errors import ProtocolError
 from proofserve.receiver import callbacks
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.errors import Refusal, Refused
@@ -143,9 +144,9 @@ def callback_router(
             fresh = await store.ingest(round_, given, key, found)
         except Refused as error:
             return JSONResponse({"detail": str(error)}, 404)
-        except BadCallback as error:
+        except ProtocolError as error:
             _logger.warning("a callback of member %s, lane %d: %s", member_id, lane, error)
-            return _refused("body", error.field, error.reason)
+            return _refused("body", error.field, error.message)
         except StoreUnavailable as error:
             return JSONResponse({"detail": f"not stored: {error}"}, 503)
         if fresh:

@@ -12,7 +12,6 @@ from proofserve.outbox.callbacks import callback_text
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
-    Artifact,
     CompletedJob,
     Job,
     JobState,
@@ -179,4 +178,4 @@ def _read_outcome(text: str) -> Outcome:
     fields = json.loads(text)
     if (verdict := fields.get("verdict")) is not None:
         return Verdict(**{**verdict, "mismatch_nonces": tuple(verdict["mismatch_nonces"])})
-    return Proofs(tuple(Artifact(*each) for each in fields["artifacts"]), dict(fields["failed"]))
+    return Proofs(tuple(Claim(*each) for each in fields["artifacts"]), dict(fields["failed"]))
