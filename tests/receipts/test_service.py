@@ -24,7 +24,6 @@ from proofserve.protocol.receipts.log import require_chain
 from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.errors import Refusal, Refused
-from proofserve.rounds.ports import NewReceipt
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.wire.receipts import signed_entry
 from support.refusals import refused
@@ -92,7 +91,7 @@ async def test_storing_the_same_receipt_again_changes_nothing(
         engine.answers.put_nowait(an_answer())
         await logged(service, 1)
         (signed,) = await service.of_response("chatcmpl-1")
-        again = NewReceipt(signed, signed.receipt.digest)
+        again = (signed, signed.receipt.digest)
         assert await store.receipts.add([again], {}) == 0
         gauges = await service.gauges()
         assert (gauges.stored, dict(gauges.without)) == (1, {})
@@ -126,7 +125,7 @@ async def test_a_receipt_that_would_read_back_with_another_digest_is_not_stored(
         # 1 equals 1.0, and is another text.
         sampling = replace(signed.receipt.sampling, top_p=1)
         other = replace(signed.receipt, response_id="chatcmpl-2", sampling=sampling)
-        new = NewReceipt(replace(signed, receipt=other), other.digest)
+        new = (replace(signed, receipt=other), other.digest)
         assert await store.receipts.add([new], {}) == 0
         gauges = await service.gauges()
         assert (gauges.stored, dict(gauges.without)) == (1, {"invalid": 1})

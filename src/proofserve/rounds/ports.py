@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from proofserve.protocol.commitments import Opening
 from proofserve.protocol.receipts.answer import FinishedAnswer
@@ -240,11 +240,8 @@ class NodeManager(Protocol):
         ...
 
 
-class NewReceipt(NamedTuple):
-    """A signed receipt with its digest, which is made once."""
-
-    signed: SignedReceipt
-    digest: bytes
+# A signed receipt with its digest, which is made once.
+NewReceipt = tuple[SignedReceipt, bytes]
 
 
 class ReceiptStorage(Protocol):

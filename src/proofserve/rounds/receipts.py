@@ -235,7 +235,7 @@ class ReceiptService:
                 self._has_answers.clear()
             if self._waiting_bytes <= self.most_waiting_bytes:
                 self._has_room.set()
-        stored = {each.signed.receipt.response_id for each in receipts}
+        stored = {signed.receipt.response_id for signed, _ in receipts}
         for came, response_id in self._arrivals.items():
             if response_id in stored:
                 came.set()
@@ -257,7 +257,7 @@ class ReceiptService:
                 _logger.warning("answer %r gets no receipt: %s", answer.response_id, error)
                 without[INVALID] += 1
             else:
-                made.append(NewReceipt(SignedReceipt(receipt, self.public_key, signature), digest))
+                made.append((SignedReceipt(receipt, self.public_key, signature), digest))
         return made, without
 
     # -- the log -----------------------------------------------------------------------------------

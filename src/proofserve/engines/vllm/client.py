@@ -14,7 +14,7 @@ import torch
 
 from proofserve.engines.checkpoints import checkpoint_folder, model_facts
 from proofserve.engines.liveness.compat_progress import unfinished_by_core
-from proofserve.engines.liveness.memory import CoreMemory, MemoryAddress, MemoryLost
+from proofserve.engines.liveness.memory import CoreMemory, MemoryAddress
 from proofserve.engines.liveness.watch import CoreView, LivenessWatch
 from proofserve.engines.vllm import compat_client, core_messages
 from proofserve.engines.vllm.core_messages import ProveCall
@@ -193,7 +193,7 @@ async def _watched(engine: VllmEngine, core: int) -> CoreView | None:
     address = MemoryAddress(**await engine.call(LIVENESS, core=core))
     try:
         return CoreView(core, address, CoreMemory.of_core(address))
-    except MemoryLost as error:
+    except OSError as error:
         text = "engine core %d cannot be watched, so that a hang of it is not noticed: %s"
         _logger.warning(text, core, error)
         return None
