@@ -54,8 +54,8 @@ def test_the_batch_does_not_matter(engine: EmbeddedEngine) -> None:
 
 async def chat_beside(engine: EmbeddedEngine) -> None:
     before = [await engine.chat(i) for i in range(4)]
-    async with engine.engine.session(SEEDED) as session:
-        proofs = asyncio.gather(session.prove(range(32)), session.prove(range(32, 64)))
+    async with engine.engine.session(SEEDED) as prove:
+        proofs = asyncio.gather(prove(range(32)), prove(range(32, 64)))
         assert [await engine.chat(i) for i in range(4)] == before
         await proofs
     assert [await engine.chat(i) for i in range(4)] == before

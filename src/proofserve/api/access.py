@@ -6,7 +6,7 @@ And the error of every call that is refused, by a reason with its own status.
 import hmac
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +30,7 @@ STATUS: Mapping[str, int] = {
     Refusal.RECEIPT_NOT_LOGGED: 425,
     Refusal.QUEUE_FULL: 429,
     Refusal.WAITS_FULL: 429,
+    Refusal.CHAT_BUSY: 503,
     Refusal.SHUTTING_DOWN: 503,
     "body_lost": 400,
     "claims_mismatch": 400,
@@ -108,10 +109,12 @@ class Caller:
     """Of a validator's challenges."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    key: str = field(repr=False)
-    caller: Caller
+# A key's digest, and whose it is: no key stays in memory.
+KnownKey = tuple[bytes, Caller]
+
+
+def known_key(key: str, caller: Caller) -> KnownKey:
+    return digest(key.encode()), caller
 
 
 LOCAL = Caller("local", Role.OPERATOR)
@@ -124,15 +127,15 @@ class Access:
     Raises ValueError for keys together with ``open_to_all``, and for two equal keys.
     """
 
-    def __init__(self, keys: Sequence[ApiKey] = (), open_to_all: bool = False) -> None:
+    def __init__(self, keys: Sequence[KnownKey] = (), open_to_all: bool = False) -> None:
         if keys and open_to_all:
             raise ValueError("keys, and access without a key, contradict each other: choose one")
         self.open_to_all = open_to_all
-        self._callers = [(digest(each.key.encode()), each.caller) for each in keys]
+        self._callers = list(keys)
         if len({kept for kept, _ in self._callers}) < len(keys):
             raise ValueError("two API keys are equal: give each client its own key")
 
-    def with_more(self, keys: Sequence[ApiKey]) -> "Access":
+    def with_more(self, keys: Sequence[KnownKey]) -> "Access":
         """The same access, and that of ``keys``, which are none of the present ones."""
         made = Access(keys)
         made._callers = [*self._callers, *made._callers]

@@ -42,6 +42,8 @@ class Refusal(StrEnum):
     """The receipt is stored, and enters the log within about a second."""
     WAITS_FULL = "waits_full"
     """Too many requests wait for receipts that are not known yet."""
+    CHAT_BUSY = "chat_busy"
+    """Chat used the engine for as long as the call may wait."""
     SHUTTING_DOWN = "shutting_down"
     """The server shuts down and starts nothing new."""
     UNKNOWN_MEMBER = "unknown_member"
@@ -62,10 +64,6 @@ class Refused(RoundsError):
     def __init__(self, reason: Refusal, text: str) -> None:
         super().__init__(text)
         self.reason = reason
-
-
-class ChatBusy(RoundsError):
-    """Chat used the engine for as long as the call may wait. Nothing was computed."""
 
 
 class EngineFault(RoundsError):

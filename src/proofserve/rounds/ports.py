@@ -27,14 +27,9 @@ from proofserve.rounds.records import (
 )
 from proofserve.rounds.status import EngineGauges, NodeTotals, OutboxGauges, ReceiptGauges, Status
 
-
-class ProofSession(Protocol):
-    async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
-        """Compute the proofs of ``nonces``. Calls may overlap; the engine runs them in order.
-
-        Raises EngineFault (the computation failed; the engine still runs) and EngineGone.
-        """
-        ...
+# Computes the proofs of the given nonces. Calls may overlap; the engine runs them in order. Raises
+# EngineFault (the computation failed; the engine still runs) and EngineGone.
+Prove = Callable[[Sequence[int]], Awaitable[ProofBatch | Deferred]]
 
 
 class ProofEngine(Protocol):
@@ -50,7 +45,7 @@ class ProofEngine(Protocol):
 
     def session(
         self, work: Workload, core: int | None = None
-    ) -> AbstractAsyncContextManager[ProofSession]:
+    ) -> AbstractAsyncContextManager[Prove]:
         """Open a lease; the end of the context returns it and cancels deferred calls.
 
         All calls go to ``core``, an index below ``cores``. Without one the engine chooses, and
@@ -224,7 +219,7 @@ class NodeManager(Protocol):
     async def self_check(self) -> float:
         """Seconds of one small forward, with the time that chat and a round took before it.
 
-        Raises ChatBusy, EngineFault and EngineGone.
+        Raises Refused (CHAT_BUSY), EngineFault and EngineGone.
         """
         ...
 

@@ -15,7 +15,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.computation import ask, failures_of, findings_of
 from proofserve.rounds.errors import EngineFault, Refusal, Refused
-from proofserve.rounds.ports import ProofSession
+from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import Deferred, Finding, Limits, RoundSpec
 from proofserve.rounds.status import CoreStatus, Counters
 
@@ -97,7 +97,7 @@ class _Core:
     """One engine core: its session, its calls, and what became of them."""
 
     index: int
-    session: ProofSession
+    prove: Prove
     calls: "list[asyncio.Task[None]]" = field(default_factory=list)
     proved: int = 0
     # The last fault of each of its calls that waits to try again.
@@ -119,7 +119,7 @@ class Prover:
 
     def __init__(
         self,
-        sessions: Sequence[ProofSession],
+        sessions: Sequence[Prove],
         spec: RoundSpec,
         first_index: int,
         counters: Counters,
@@ -129,7 +129,7 @@ class Prover:
         self._nonces = lane_of(spec)
         self._counters = counters
         self._limits = limits
-        self._cores = [_Core(index, session) for index, session in enumerate(sessions)]
+        self._cores = [_Core(index, prove) for index, prove in enumerate(sessions)]
         ahead = limits.depth
         if len(sessions) > 1:
             many = limits.max_ahead_nonces // spec.batch_size
@@ -215,7 +215,7 @@ class Prover:
             self._lane.finish(batch, error)
             self._announce()
             return None
-        answer = await ask(core.session, nonces, self._spec.work.scheme.width)
+        answer = await ask(core.prove, nonces, self._spec.work.scheme.width)
         if isinstance(answer, Deferred):
             self._counters.deferred(answer.seconds)
             self._lane.give_back(batch, core.index)

@@ -20,6 +20,7 @@ from proofserve.engines.vllm import compat_client, core_messages
 from proofserve.engines.vllm.core_messages import ProveCall
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
+from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges, over_cores
 
@@ -60,16 +61,14 @@ class VllmEngine:
         return compat_client.core_count(self._client)
 
     @asynccontextmanager
-    async def session(
-        self, work: Workload, core: int | None = None
-    ) -> AsyncIterator["VllmSession"]:
+    async def session(self, work: Workload, core: int | None = None) -> AsyncIterator[Prove]:
         """A lease; it is taken by the first call and returned at the context's end."""
         stays = core is not None
         if core is None:
             core, self._turn = self._turn % self.cores, self._turn + 1
         session = VllmSession(self, work, core, stays)
         try:
-            yield session
+            yield session.prove
         finally:
             # Shielded: a cancelled round must still give its blocks back.
             await asyncio.shield(session.release())
