@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 import numpy as np
 import torch
@@ -69,10 +68,13 @@ class FakeEngine:
 
     @asynccontextmanager
     async def session(self, work: Workload, core: int | None = None) -> AsyncIterator[Prove]:
+        async def prove(nonces: Sequence[int]) -> ProofBatch | Deferred:
+            return await self.answer(work, nonces, core or 0)
+
         self._require_alive()
         self.leases += 1
         try:
-            yield partial(self.answer, work, core=core or 0)
+            yield prove
         finally:
             self.leases -= 1
 

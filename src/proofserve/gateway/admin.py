@@ -243,7 +243,10 @@ def _errors(model: Any, *codes: int) -> Arguments:
 class BackendName(BaseModel, extra="forbid", strict=True):
     """The backend that an operator drains or undrains."""
 
-    backend: str = Field(description="Its URL, as GET /admin/backends shows it.")
+    # With a limit, halves of surrogate pairs are refused, too.
+    backend: str = Field(
+        max_length=MAX_BYTES, description="Its URL, as GET /admin/backends shows it."
+    )
 
 
 def gateway_of(request: Request) -> Gateway:
