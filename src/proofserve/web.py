@@ -5,15 +5,20 @@ and a count in fixed windows.
 """
 
 import hashlib
+import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
-from typing import TypeVar
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 from starlette.types import Message
 
 # Headers that a proxy adds when it passes on the request of another client.
@@ -21,11 +26,10 @@ _PROXY_HEADERS = {"forwarded", "via", "x-real-ip"}
 _PROXY_PREFIX = "x-forwarded-"
 # Characters with which a client cannot forge a log line.
 _REQUEST_ID = re.compile(rb"[\w.:+/=-]{1,128}", re.ASCII)
+_HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 # Digits of the largest length that a request could have.
 _MAX_DIGITS = 19
 MINUTE_S, HOUR_S = 60.0, 3600.0
-
-R = TypeVar("R", bound=Request)
 
 
 def why_not_local(connection: HTTPConnection) -> str | None:
@@ -117,8 +121,27 @@ def request_id_of(given: bytes | None) -> bytes:
     return os.urandom(16).hex().encode()
 
 
-async def with_body(kind: type[R], request: Request, max_bytes: int, too_large: Exception) -> R:
-    """``request`` as an object of class ``kind``, its body read and kept in it.
+class StrictJsonRequest(Request):
+    """A request whose body is JSON by the standard, in UTF-8.
+
+    NaN and the infinities pass, because the error for the field can then name the field.
+    """
+
+    async def json(self) -> Any:
+        """The parsed body. Raises JSONDecodeError for every fault in it."""
+        body = await self.body()
+        try:
+            return from_json(body)
+        except ValueError as error:
+            if _HALF_OF_A_PAIR.search(body):
+                # Python's parser accepts it; then the model's error names the field.
+                with suppress(ValueError, RecursionError):
+                    return json.loads(body.decode())
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+async def with_body(request: Request, max_bytes: int, too_large: Exception) -> StrictJsonRequest:
+    """``request`` with its body read and kept in it.
 
     Raises ``too_large`` as soon as the body is known to have more than ``max_bytes`` bytes: from
     its Content-Length, else while it is read. Raises ClientDisconnect.
@@ -136,9 +159,22 @@ async def with_body(kind: type[R], request: Request, max_bytes: int, too_large: 
             raise too_large
         return message
 
-    bounded = kind(request.scope, receive)
+    bounded = StrictJsonRequest(request.scope, receive)
     await bounded.body()
     return bounded
+
+
+Handle = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def route_class(around: Callable[[APIRoute, Handle], Handle]) -> type[APIRoute]:
+    """A route class whose handlers ``around`` wraps: it checks the client, then reads the body."""
+
+    class CheckedRoute(APIRoute):
+        def get_route_handler(self) -> Handle:
+            return around(self, super().get_route_handler())
+
+    return CheckedRoute
 
 
 class FixedWindow:

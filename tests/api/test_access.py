@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from api.support import JOB, ORDER, Server, serving
 from proofserve.api import proof_routes, routes
-from proofserve.api.access import Access, ApiError, ApiKey, Caller, Role
+from proofserve.api.access import Access, ApiError, Caller, Role, known_key
 from proofserve.wire.paths import PROOFS, RECEIPTS
 
 pytestmark = pytest.mark.anyio
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.anyio
 OPERATORS_KEY, VIEWERS_KEY, VALIDATORS_KEY = "operators-secret", "viewers-secret", "auditors-secret"
 ACCESS = Access(
     [
-        ApiKey(OPERATORS_KEY, Caller("operator", Role.OPERATOR)),
-        ApiKey(VIEWERS_KEY, Caller("screen", Role.VIEWER)),
-        ApiKey(VALIDATORS_KEY, Caller("auditor", Role.VALIDATOR)),
+        known_key(OPERATORS_KEY, Caller("operator", Role.OPERATOR)),
+        known_key(VIEWERS_KEY, Caller("screen", Role.VIEWER)),
+        known_key(VALIDATORS_KEY, Caller("auditor", Role.VALIDATOR)),
     ]
 )
 FOR_VIEWERS = {
@@ -211,7 +211,10 @@ async def test_with_keys_this_machine_needs_a_key_too() -> None:
 
 
 def test_invalid_keys_are_refused() -> None:
-    twins = [ApiKey("same", Caller("a", Role.VIEWER)), ApiKey("same", Caller("b", Role.OPERATOR))]
+    twins = [
+        known_key("same", Caller("a", Role.VIEWER)),
+        known_key("same", Caller("b", Role.OPERATOR)),
+    ]
     with pytest.raises(ValueError, match="equal"):
         Access(twins)
     with pytest.raises(ValueError, match="contradict"):
@@ -219,7 +222,7 @@ def test_invalid_keys_are_refused() -> None:
 
 
 def test_a_key_is_never_shown() -> None:
-    keys = [ApiKey(OPERATORS_KEY, Caller("operator", Role.OPERATOR))]
+    keys = [known_key(OPERATORS_KEY, Caller("operator", Role.OPERATOR))]
     access = Access(keys)
     assert OPERATORS_KEY not in f"{keys} {access!r} {vars(access)} {access.names}"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from api.distance_bodies import CLAIMS
 from api.distance_bodies import ROUND as DISTANCE
 from api.support import GENERATE, JOB, ORDER, RAW, START, Server, said, serving
-from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.node import CallLimits
 from proofserve.api.requests import holds_more_values
 
@@ -203,8 +203,8 @@ async def test_a_wait_ends_when_its_client_disconnects() -> None:
 
 async def test_each_key_has_its_own_limit_of_requests() -> None:
     keys = [
-        ApiKey("one", Caller("first", Role.OPERATOR)),
-        ApiKey("two", Caller("second", Role.VIEWER, requests_per_minute=5)),
+        known_key("one", Caller("first", Role.OPERATOR)),
+        known_key("two", Caller("second", Role.VIEWER, requests_per_minute=5)),
     ]
     async with serving(access=Access(keys), call_limits=CallLimits(per_minute=3)) as server:
 

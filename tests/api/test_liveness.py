@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from api.support import STATUS, Server, serving
 from proofserve.api import routes
-from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.metrics import exposed
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.status import CoreLiveness, EngineGauges
@@ -58,7 +58,7 @@ async def test_a_core_that_hangs_is_not_ready_and_named_with_its_seconds() -> No
 
 
 async def test_a_client_without_a_key_learns_that_the_engine_failed_alone() -> None:
-    access = Access([ApiKey("secret", Caller("operator", Role.OPERATOR))])
+    access = Access([known_key("secret", Caller("operator", Role.OPERATOR))])
     async with serving(liveness=Cores(HANGS), access=access) as server:
         response = await server.get(READY)
         assert response.status_code == 503

@@ -11,7 +11,7 @@ from proofserve.api import proof_routes
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.records import Measurement, Workload
+from proofserve.rounds.records import Workload
 
 pytestmark = pytest.mark.anyio
 
@@ -31,15 +31,19 @@ class Stopwatch:
     def __init__(self) -> None:
         self.asked: list[tuple[Workload, tuple[int, ...], int]] = []
 
-    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
+    async def measure(
+        self, work: Workload, nonces: Sequence[int], forwards: int
+    ) -> tuple[int, float]:
         self.asked.append((work, tuple(nonces), forwards))
-        return Measurement(nonces=len(nonces) * forwards, seconds=2.0)
+        return len(nonces) * forwards, 2.0
 
 
 @pytest.fixture
 def engine(server: Server) -> Stopwatch:
     made = Stopwatch()
-    server.app.include_router(proof_routes.measure_router(lambda _: server.node, lambda _: made))
+    server.app.include_router(
+        proof_routes.measure_router(lambda _: server.node, lambda _: made.measure)
+    )
     return made
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.distance_bodies import CLAIMS, ROUND
 from api.support import GENERATE, JOB, ORDER, START, STOP, Server
-from proofserve.api.metrics import NodeCollector, exposed
+from proofserve.api.metrics import exposed, read_from_thread
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.status import FORWARD_BOUNDS_S
 from rounds.doubles import until
@@ -168,8 +168,7 @@ async def test_forwards_are_a_histogram(
 
 
 async def test_a_scrape_on_the_loop_itself_has_no_values_of_the_node(server: Server) -> None:
-    collector = NodeCollector(server.node, asyncio.get_running_loop())
-    assert list(collector.collect()) == []
+    assert list(read_from_thread(server.node, asyncio.get_running_loop())) == []
 
 
 async def test_the_registry_drops_the_node_when_it_ends(server: Server) -> None:
@@ -184,7 +183,7 @@ async def test_a_node_that_ended_does_not_break_the_page() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     node = object()
-    assert list(NodeCollector(node, loop).collect()) == []  # type: ignore[arg-type]
+    assert list(read_from_thread(node, loop)) == []  # type: ignore[arg-type]
 
 
 async def test_an_outbox_that_hangs_is_down(

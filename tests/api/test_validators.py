@@ -17,7 +17,7 @@ from api.test_access import ACCESS, HEADERS, whole
 from fleet.servers import members
 from fleet.servers import until as until_true
 from proofserve.api import node_page
-from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.node import CallLimits
 from proofserve.settings.fleet import FleetSettings
 from proofserve.wiring.fleet import running_fleet
@@ -37,8 +37,10 @@ SIGNED = "/api/v1/fleet/members/{member_id}/lanes/"
 def budgeted(nonces: int | None = None) -> Access:
     caller = Caller("auditor", Role.VALIDATOR, nonces_per_hour=nonces)
     other = Caller("other", Role.VALIDATOR)
-    operator = ApiKey("operators-secret", Caller("operator", Role.OPERATOR))
-    return Access([ApiKey("auditors-secret", caller), ApiKey("others-secret", other), operator])
+    operator = known_key("operators-secret", Caller("operator", Role.OPERATOR))
+    return Access(
+        [known_key("auditors-secret", caller), known_key("others-secret", other), operator]
+    )
 
 
 async def tried(app: FastAPI) -> dict[tuple[str, str], int]:

@@ -21,7 +21,8 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.records import Artifact, RoundSpec, Workload
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.rounds.records import RoundSpec, Workload
 from support.committed import FakeNode, Receiver, fake_node, receiver, until
 from support.models import TINY_THRESHOLD, SmallModels
 
@@ -36,15 +37,13 @@ def run(source: Path, node: FakeNode, *args: str | Path) -> Result:
 
 
 @pytest.fixture(scope="module")
-def vectors(tiny: Path) -> list[Artifact]:
+def vectors(tiny: Path) -> list[Claim]:
     claims = claims_of_model(tiny, WORK, NONCES)
-    return [Artifact(claim.nonce, claim.vector_b64) for claim in claims]
+    return [Claim(claim.nonce, claim.vector_b64) for claim in claims]
 
 
 @pytest.fixture
-def served(
-    tiny: Path, vectors: list[Artifact], tmp_path: Path
-) -> Iterator[tuple[FakeNode, Receiver]]:
+def served(tiny: Path, vectors: list[Claim], tmp_path: Path) -> Iterator[tuple[FakeNode, Receiver]]:
     """A node of the tiny model after its round, and the receiver of its roots."""
     facts = replace(TOY_FACTS, weights_digest=weights_digest(tiny))
     engine = FakeEngine(replace(TOY_ENGINE_INFO, facts=facts))
@@ -55,7 +54,7 @@ def served(
             yield node, received
 
 
-async def _round(outbox: Path, url: str, vectors: list[Artifact]) -> None:
+async def _round(outbox: Path, url: str, vectors: list[Claim]) -> None:
     block = Block(WORK.block_hash, BLOCK_HEIGHT)
     work = Workload(ArtifactScheme(), block, WORK.public_key, WORK.seq_len)
     spec = RoundSpec("r1", work, NonceLane(0, 1), 8, url, commits_roots=True)
@@ -84,7 +83,7 @@ def test_an_honest_node_is_honest_by_a_seed_of_now(
 
 
 def test_a_vector_changed_after_its_root_was_posted_is_fraud(
-    tiny: Path, served: tuple[FakeNode, Receiver], vectors: list[Artifact]
+    tiny: Path, served: tuple[FakeNode, Receiver], vectors: list[Claim]
 ) -> None:
     node, received = served
     # The change is far below the threshold: only the path shows it.

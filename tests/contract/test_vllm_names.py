@@ -128,7 +128,7 @@ def test_take_blocks() -> None:
 
 
 def test_common_metadata() -> None:
-    names = [pin.newest for pin in PROOFS.pins]
+    names = [pin.newest for pin in PROOFS]
     (given,) = [each.has for each in names if each.name == "CommonAttentionMetadata"]
     fields = dataclasses.fields(CommonAttentionMetadata)
     assert {f.name for f in fields if f.default is dataclasses.MISSING} <= set(given)
@@ -216,7 +216,7 @@ def test_application() -> None:
 
 
 def test_the_page_of_metrics_is_made_in_another_thread_from_the_default_registry() -> None:
-    # api.metrics.NodeCollector waits for the loop, and plugin.endpoint registers it there.
+    # api.metrics.read_from_thread waits for the loop, and plugin.endpoint registers it there.
     app = FastAPI()
     metrics.attach_router(app)
     (route,) = [each for each in app.routes if isinstance(each, APIRoute)]

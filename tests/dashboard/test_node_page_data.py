@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.support import JOB, ORDER, Server
-from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.node_page import NodeHistory, router, snapshot_of, with_dashboard
 from proofserve.dashboard.records import STEP_S, ActionOffer, DashboardSnapshot, MemberRow
 from proofserve.dashboard.routes import PAGE, SNAPSHOT
@@ -156,7 +156,10 @@ async def test_what_is_not_well_is_said_with_its_reason() -> None:
         assert "dead" in member.reason
 
 
-KEYS = [ApiKey("view", Caller("v", Role.VIEWER)), ApiKey("operate", Caller("o", Role.OPERATOR))]
+KEYS = [
+    known_key("view", Caller("v", Role.VIEWER)),
+    known_key("operate", Caller("o", Role.OPERATOR)),
+]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 from vllm.lora.request import LoRARequest
 
 from proofserve.engines.receipts import client
-from proofserve.rounds.ports import ProofSession
+from proofserve.rounds.ports import Prove
 from support.engines import SKETCH, EmbeddedEngine, workload
 from support.receipts import Checker, ask, chats, collected, prompt
 from support.second_runner import NONCES, SCHEMES
@@ -44,16 +44,16 @@ async def forwards(engine: EmbeddedEngine) -> int:
     return (await engine.engine.gauges()).forwards
 
 
-async def prove_for_ever(session: ProofSession) -> None:
+async def prove_for_ever(prove: Prove) -> None:
     for first in itertools.count(step=16):
-        await session.prove(range(first, first + 16))
+        await prove(range(first, first + 16))
 
 
 async def beside_a_round(engine: EmbeddedEngine) -> tuple[list[list[tuple[int, ...]]], int]:
     """Answers while a session proves, and how many forwards ran between their first and last."""
-    async with engine.engine.session(workload(made_by=SKETCH)) as session:
-        await session.prove(range(16))
-        proofs = asyncio.create_task(prove_for_ever(session))
+    async with engine.engine.session(workload(made_by=SKETCH)) as prove:
+        await prove(range(16))
+        proofs = asyncio.create_task(prove_for_ever(prove))
         before = await forwards(engine)
         given = await chats(engine, "beside")
         during = await forwards(engine) - before

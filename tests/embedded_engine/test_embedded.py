@@ -32,10 +32,10 @@ async def prove_for_ever(
     engine: EmbeddedEngine, done: list[int], made_by: Scheme | None = None
 ) -> None:
     """A round in its barest form: two calls in flight until cancelled."""
-    async with engine.engine.session(workload(made_by=made_by)) as session:
+    async with engine.engine.session(workload(made_by=made_by)) as prove:
 
         async def one(start: int) -> None:
-            outcome = await session.prove(range(start, start + 16))
+            outcome = await prove(range(start, start + 16))
             if isinstance(outcome, ProofBatch):
                 done.extend(outcome.nonces)
 
@@ -145,8 +145,8 @@ def test_a_deferral_ends_and_says_so(engine: EmbeddedEngine) -> None:
         await until(lambda: _busy(engine))
         engine.engine._defer_s = 1.0
         try:
-            async with engine.engine.session(workload()) as session:
-                return await session.prove(range(3))
+            async with engine.engine.session(workload()) as prove:
+                return await prove(range(3))
         finally:
             engine.engine._defer_s = 5.0
             await asyncio.gather(*chats)
@@ -161,8 +161,8 @@ def test_a_call_that_was_stopped_while_deferred_never_runs(engine: EmbeddedEngin
         chats = [asyncio.create_task(engine.chat(i, tokens=600)) for i in range(8)]
         await until(lambda: _busy(engine))
         before = (await engine.engine.gauges()).forwards
-        async with engine.engine.session(workload()) as session:
-            call = asyncio.create_task(session.prove(range(3)))
+        async with engine.engine.session(workload()) as prove:
+            call = asyncio.create_task(prove(range(3)))
             await asyncio.sleep(0.2)
             await _cancel(call)
         await asyncio.gather(*chats)
@@ -175,8 +175,8 @@ def test_a_call_that_was_stopped_while_deferred_never_runs(engine: EmbeddedEngin
 def test_blocks_are_lent_for_a_session_and_returned(engine: EmbeddedEngine) -> None:
     async def scenario() -> None:
         before = (await engine.engine.gauges()).free_blocks
-        async with engine.engine.session(workload()) as session:
-            await session.prove(range(3))
+        async with engine.engine.session(workload()) as prove:
+            await prove(range(3))
             during = await engine.engine.gauges()
             assert during.leased_blocks > 0
             assert during.free_blocks == before - during.leased_blocks
@@ -190,9 +190,9 @@ def test_blocks_come_back_after_a_failed_forward(engine: EmbeddedEngine) -> None
 
     async def scenario() -> None:
         before = (await engine.engine.gauges()).free_blocks
-        async with engine.engine.session(wrong) as session:
+        async with engine.engine.session(wrong) as prove:
             with pytest.raises(EngineFault, match="k_dim"):
-                await session.prove(range(3))
+                await prove(range(3))
             assert (await engine.engine.gauges()).free_blocks == before
         await engine.chat(1)
 
@@ -203,9 +203,9 @@ def test_a_forward_that_the_pool_cannot_hold_is_a_fault_that_says_what_to_change
     engine: EmbeddedEngine,
 ) -> None:
     async def scenario() -> None:
-        async with engine.engine.session(workload(seq_len=10**6)) as session:
+        async with engine.engine.session(workload(seq_len=10**6)) as prove:
             with pytest.raises(EngineFault, match=r"KV blocks.*--poc-forward-batch"):
-                await session.prove(range(3))
+                await prove(range(3))
 
     engine.run(scenario())
 
@@ -214,8 +214,8 @@ def test_blocks_of_an_api_process_that_vanished_come_back(engine: EmbeddedEngine
     async def scenario() -> None:
         before = (await engine.engine.gauges()).free_blocks
         forgotten = engine.engine.session(workload())
-        session = await forgotten.__aenter__()
-        await session.prove(range(3))
+        prove = await forgotten.__aenter__()
+        await prove(range(3))
         assert (await engine.engine.gauges()).free_blocks < before
 
         async def returned() -> bool:

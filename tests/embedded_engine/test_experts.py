@@ -54,8 +54,8 @@ def test_the_batch_does_not_matter(engine: EmbeddedEngine) -> None:
 
 async def chat_beside(engine: EmbeddedEngine) -> None:
     before = [await engine.chat(i) for i in range(4)]
-    async with engine.engine.session(SEEDED) as session:
-        proofs = asyncio.gather(session.prove(range(32)), session.prove(range(32, 64)))
+    async with engine.engine.session(SEEDED) as prove:
+        proofs = asyncio.gather(prove(range(32)), prove(range(32, 64)))
         assert [await engine.chat(i) for i in range(4)] == before
         await proofs
     assert [await engine.chat(i) for i in range(4)] == before
@@ -66,7 +66,7 @@ def test_chat_routes_as_ever_before_beside_and_after(engine: EmbeddedEngine) -> 
 
 
 def test_a_start_finds_no_obstacle(engine: EmbeddedEngine) -> None:
-    assert engine.run(require_equal_ranks(engine.llm)).obstacle is None
+    assert engine.run(require_equal_ranks(engine.llm))[1] is None
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_two_ranks_agree_with_one(
     cpu_environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     several = EmbeddedEngine(mixture, dtype="float32", **split, **ranks.EXTENSION)
     try:
-        assert several.run(require_equal_ranks(several.llm)).obstacle is None
+        assert several.run(require_equal_ranks(several.llm))[1] is None
         two = several.run(several.prove(SEEDED, NONCES)).values
     finally:
         several.close()

@@ -174,8 +174,8 @@ def test_log_probabilities_and_restrictions(tapped: Tapped) -> None:
 
 def test_proofs_between_chats_do_not_disturb_receipts(tapped: Tapped) -> None:
     async def run() -> None:
-        async with tapped.engine.engine.session(workload()) as session:
-            proofs = asyncio.gather(session.prove(range(64)), session.prove(range(64, 128)))
+        async with tapped.engine.engine.session(workload()) as prove:
+            proofs = asyncio.gather(prove(range(64)), prove(range(64, 128)))
             ids = [f"chatcmpl-beside-{i}" for i in range(4)]
             for i, name in enumerate(ids):
                 await ask(tapped.engine, name, prompt(110 + i, 60))

@@ -65,8 +65,8 @@ def figures(found: NDArray[np.float32]) -> str:
 async def chat_beside_proofs(engine: EmbeddedEngine) -> None:
     """Greedy chat answers the same before and while a session proves."""
     before = [await engine.chat(i) for i in range(4)]
-    async with engine.engine.session(workload()) as session:
-        proofs = asyncio.gather(session.prove(range(64)), session.prove(range(64, 128)))
+    async with engine.engine.session(workload()) as prove:
+        proofs = asyncio.gather(prove(range(64)), prove(range(64, 128)))
         assert [await engine.chat(i) for i in range(4)] == before
         await proofs
 
@@ -177,10 +177,10 @@ def test_a_share_lets_proofs_run_under_endless_chat(
         """Share of the engine's time that proofs got while chat never paused."""
         alone = await engine.chat(1, tokens=900)
         chat = asyncio.create_task(engine.chat(1, tokens=900))
-        async with engine.engine.session(workload()) as session:
+        async with engine.engine.session(workload()) as prove:
             began, before = time.monotonic(), (await engine.engine.gauges()).busy_s
             for first in range(0, 64, 16):
-                assert isinstance(await session.prove(range(first, first + 16)), ProofBatch)
+                assert isinstance(await prove(range(first, first + 16)), ProofBatch)
             share = (await engine.engine.gauges()).busy_s - before
             elapsed = time.monotonic() - began
         assert not chat.done()

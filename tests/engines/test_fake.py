@@ -13,8 +13,8 @@ WORK = Workload(scheme("artifact-v1"), Block("block", 7), "key", 16)
 
 
 async def prove(engine: FakeEngine, *nonces: int, work: Workload = WORK) -> ProofBatch:
-    async with engine.session(work) as session:
-        answer = await session.prove(nonces)
+    async with engine.session(work) as call:
+        answer = await call(nonces)
     assert isinstance(answer, ProofBatch)
     return answer
 
@@ -43,15 +43,15 @@ async def test_everything_in_a_workload_changes_the_vector(other: Workload) -> N
 async def test_it_misbehaves_as_told() -> None:
     engine = FakeEngine()
     engine.deferrals, engine.faults, engine.not_finite = 1, 1, frozenset({2})
-    async with engine.session(WORK) as session:
+    async with engine.session(WORK) as prove:
         assert engine.leases == 1
-        assert isinstance(await session.prove([1]), Deferred)
+        assert isinstance(await prove([1]), Deferred)
         with pytest.raises(EngineFault):
-            await session.prove([1])
-        answer = await session.prove([1, 2])
+            await prove([1])
+        answer = await prove([1, 2])
         assert isinstance(answer, ProofBatch)
         assert (answer.nonces, answer.failed) == ((1,), (2,))
-        nothing = await session.prove([2])
+        nothing = await prove([2])
         assert isinstance(nothing, ProofBatch)
         assert nothing.values.shape == (0, 12)
     assert engine.leases == 0
@@ -60,10 +60,10 @@ async def test_it_misbehaves_as_told() -> None:
 
 async def test_a_dead_engine_says_so_everywhere() -> None:
     engine = FakeEngine()
-    async with engine.session(WORK) as session:
+    async with engine.session(WORK) as prove:
         engine.gone = True
         with pytest.raises(EngineGone):
-            await session.prove([1])
+            await prove([1])
     with pytest.raises(EngineGone):
         await engine.gauges()
     with pytest.raises(EngineGone):

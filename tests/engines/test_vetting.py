@@ -10,7 +10,6 @@ import vllm
 
 from proofserve.engines.vetting import features
 from proofserve.engines.vetting.start import (
-    Feature,
     Name,
     Pin,
     Sources,
@@ -21,6 +20,7 @@ from proofserve.engines.vetting.start import (
 from proofserve.engines.vetting.versions import VETTED, vetting_of
 from proofserve.engines.vllm.support import UnsupportedEngine
 
+CHAT = "chat before proofs"
 CORE = """
     from elsewhere import imported as known_as
 
@@ -95,14 +95,14 @@ def test_a_package_is_a_module_too(sources: Sources) -> None:
 
 
 def lost(*pins: Pin, sources: Sources) -> list[str]:
-    return moved([Feature("chat before proofs", pins)], sources)
+    return moved(pins, sources)
 
 
 def test_what_moved_is_named_with_the_feature_that_needs_it(sources: Sources) -> None:
     pins = (
-        Pin("ours.watch", Name("any.engine.core", "Core", ("step", "gone"))),
-        Pin("ours.wait", Name("any.engine.core", "Core.step", ("second",))),
-        Pin("ours.ask", Name("any.engine.client", "Client")),
+        Pin(CHAT, "ours.watch", Name("any.engine.core", "Core", ("step", "gone"))),
+        Pin(CHAT, "ours.wait", Name("any.engine.core", "Core.step", ("second",))),
+        Pin(CHAT, "ours.ask", Name("any.engine.client", "Client")),
     )
     assert lost(*pins, sources=sources) == [
         "any.engine.core.Core without gone, needed by chat before proofs (ours.watch)",
@@ -114,11 +114,11 @@ def test_the_older_spelling_holds_if_all_of_it_is_there(sources: Sources) -> Non
     core, step = Name("any.engine.core", "Core", ("step",)), Name("any.engine.core", "Core.step")
     gone = Name("any.engine.core", "Core.gone")
     new, kept = Name("any.new", "Core"), Name("any.engine.core", "Core")
-    assert lost(Pin("f", new, older=(core, step)), sources=sources) == []
-    assert lost(Pin("f", kept, older=(gone,)), sources=sources) == []
+    assert lost(Pin(CHAT, "f", new, older=(core, step)), sources=sources) == []
+    assert lost(Pin(CHAT, "f", kept, older=(gone,)), sources=sources) == []
     said = ["no any.new.Core, needed by chat before proofs (f)"]
-    assert lost(Pin("f", new, older=(core, gone)), sources=sources) == said
-    assert lost(Pin("f", new), sources=sources) == said
+    assert lost(Pin(CHAT, "f", new, older=(core, gone)), sources=sources) == said
+    assert lost(Pin(CHAT, "f", new), sources=sources) == said
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1rc2+cpu", "0.29.1", "0.33.0.dev4+g12"])

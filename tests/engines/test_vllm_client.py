@@ -73,9 +73,9 @@ async def test_a_session_of_a_core_stays_there() -> None:
     engine = engine_on(cores)
     assert engine.cores == 3
     cores.in_chat = {2}
-    async with engine.session(WORK, 2) as session:
-        assert isinstance(await session.prove([1, 2]), Deferred)
-        assert isinstance(await session.prove([1, 2]), Deferred)
+    async with engine.session(WORK, 2) as prove:
+        assert isinstance(await prove([1, 2]), Deferred)
+        assert isinstance(await prove([1, 2]), Deferred)
     assert cores.called(client.PROVE) == [2, 2]
     assert cores.called(client.RELEASE) == [2]
 
@@ -84,14 +84,14 @@ async def test_other_sessions_begin_on_one_core_after_the_other_and_leave_one_in
     cores = Cores(3)
     engine = engine_on(cores)
     for _ in range(4):
-        async with engine.session(WORK) as session:
-            await session.prove([1])
+        async with engine.session(WORK) as prove:
+            await prove([1])
     assert cores.called(client.PROVE) == [0, 1, 2, 0]
     cores.in_chat = {1}
-    async with engine.session(WORK) as session:
-        assert isinstance(await session.prove([1]), Deferred)
-        assert isinstance(await session.prove([1]), ProofBatch)
-        assert isinstance(await session.prove([2]), ProofBatch)
+    async with engine.session(WORK) as prove:
+        assert isinstance(await prove([1]), Deferred)
+        assert isinstance(await prove([1]), ProofBatch)
+        assert isinstance(await prove([2]), ProofBatch)
     assert cores.called(client.PROVE)[4:] == [1, 2, 2]
     assert sorted(cores.called(client.RELEASE)[4:]) == [1, 2]
 
@@ -99,13 +99,13 @@ async def test_other_sessions_begin_on_one_core_after_the_other_and_leave_one_in
 async def test_parts_of_a_deferred_call_are_kept_and_the_rest_is_asked_for() -> None:
     cores = Cores(1)
     cores.most_done = 2
-    async with engine_on(cores).session(WORK, 0) as session:
-        first = asyncio.create_task(session.prove([1, 2, 3, 4, 5]))
+    async with engine_on(cores).session(WORK, 0) as prove:
+        first = asyncio.create_task(prove([1, 2, 3, 4, 5]))
         await until(lambda: len(cores.called(client.PROVE)) >= 2)
         cores.in_chat = {0}
         assert isinstance(await first, Deferred)
         cores.in_chat = set()
-        batch = await session.prove([1, 2, 3, 4, 5])
+        batch = await prove([1, 2, 3, 4, 5])
     assert isinstance(batch, ProofBatch)
     assert batch.values[:, 0].tolist() == [1, 2, 3, 4, 5]
     # Two nonces a call, and those of the first calls were not computed again.
@@ -116,8 +116,8 @@ async def test_a_fault_names_its_core_and_the_lease_is_returned() -> None:
     cores = Cores(2)
     cores.broken = {1}
     with pytest.raises(EngineFault, match="core 1 is broken"):
-        async with engine_on(cores).session(WORK, 1) as session:
-            await session.prove([1])
+        async with engine_on(cores).session(WORK, 1) as prove:
+            await prove([1])
     assert cores.called(client.RELEASE) == [1]
 
 
@@ -127,7 +127,6 @@ async def test_gauges_measurements_and_a_takeover_ask_every_core() -> None:
     gauges = await engine.gauges()
     assert (gauges.forwards, gauges.forward_counts, gauges.free_blocks) == (6, (2, 4), 192)
     assert [core.resume_ms for core in gauges.cores] == [(7.0,), (7.0,)]
-    measured = await engine.measure(WORK, [1], 2)
-    assert (measured.nonces, measured.seconds) == (16, 2.0)
+    assert await engine.measure(WORK, [1], 2) == (16, 2.0)
     await engine.take_over()
     assert sorted(cores.called(client.TAKE_OVER)) == [0, 1]

@@ -6,10 +6,9 @@ import pytest
 
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.callback_bodies import read
-from proofserve.fleet.errors import BadCallback
 from proofserve.fleet.records import FleetRound, Lane, MemberRoots, MemberVectors, MemberWinners
 from proofserve.protocol.codec import encode
-from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.errors import MalformedVector, ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 
 from .sql.support import (
@@ -39,9 +38,9 @@ def winners_body() -> dict[str, Any]:
     }
 
 
-def refusal(round_: FleetRound, body: object) -> BadCallback:
+def refusal(round_: FleetRound, body: object) -> ProtocolError:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with pytest.raises(BadCallback) as caught:
+    with pytest.raises(ProtocolError) as caught:
         read(raw, round_, 2)
     return caught.value
 

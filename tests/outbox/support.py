@@ -23,7 +23,8 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.records import Artifact, RoundProgress, RoundSpec, Winner, Workload
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.rounds.records import RoundProgress, RoundSpec, Winner, Workload
 from proofserve.rounds.records import Target as Radius
 
 
@@ -32,8 +33,8 @@ def a_spec(round_id: str = "r1", url: str | None = None, k_dim: int = 12) -> Rou
     return RoundSpec(round_id, work, NonceLane(3, 4), 32, url)
 
 
-def artifacts(*nonces: int) -> list[Artifact]:
-    return [Artifact(nonce, f"vector{nonce}") for nonce in nonces]
+def artifacts(*nonces: int) -> list[Claim]:
+    return [Claim(nonce, f"vector{nonce}") for nonce in nonces]
 
 
 def a_distance_spec(round_id: str = "d1", url: str | None = None) -> RoundSpec:

@@ -24,15 +24,11 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.codec import encode
 from proofserve.protocol.commitments import leaf, opens, root
 from proofserve.protocol.identity import Block
-from proofserve.rounds.errors import (
-    NotCommitted,
-    SeveralRounds,
-    UnknownNonce,
-    UnknownRound,
-    VectorsDeleted,
-)
-from proofserve.rounds.records import Artifact, RoundProgress, RoundSpec
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.rounds.errors import Refusal
+from proofserve.rounds.records import RoundProgress, RoundSpec
 from proofserve.wire.records import CommittedRoots
+from support.refusals import refused
 
 from .support import FastClock, a_spec, artifacts, progress_of
 
@@ -49,9 +45,9 @@ def roots_spec(round_id: str = "c1", batch_size: int = SIZE, **changes: Any) -> 
     return replace(spec, **changes)
 
 
-def vectors(nonces: Sequence[int]) -> list[Artifact]:
+def vectors(nonces: Sequence[int]) -> list[Claim]:
     rows = np.array([[nonce % 97 / 97] * 12 for nonce in nonces], np.float32)
-    return [Artifact(n, text) for n, text in zip(nonces, encode(rows), strict=True)]
+    return [Claim(n, text) for n, text in zip(nonces, encode(rows), strict=True)]
 
 
 def lane(first: int, last: int, spec: RoundSpec | None = None) -> tuple[int, ...]:
@@ -60,7 +56,7 @@ def lane(first: int, last: int, spec: RoundSpec | None = None) -> tuple[int, ...
     return numbers.batch(first, last - first)
 
 
-def root_of(found: Sequence[Artifact]) -> bytes:
+def root_of(found: Sequence[Claim]) -> bytes:
     return root([leaf(each.nonce, base64.b64decode(each.vector_b64)) for each in found])
 
 
@@ -94,8 +90,8 @@ async def test_a_failed_nonce_keeps_its_place_as_an_empty_leaf(store: SqliteOutb
     nonces = lane(0, 8)
     found = vectors(nonces)
     await store.record("c1", 8, found[:2], dict.fromkeys(nonces[2:], "not finite"))
-    tops = [root_of([*found[:2], *(Artifact(n, "") for n in nonces[2:4])])]
-    tops += [root_of([Artifact(n, "") for n in nonces[4:]])]
+    tops = [root_of([*found[:2], *(Claim(n, "") for n in nonces[2:4])])]
+    tops += [root_of([Claim(n, "") for n in nonces[4:]])]
     # The second batch has no vector at all, and its root is published all the same.
     roots = CommittedRoots.model_validate(await due(store)).roots
     assert [each.root for each in roots] == tops
@@ -191,14 +187,16 @@ async def test_what_cannot_be_opened_is_named(store: SqliteOutbox) -> None:
     committed = await store.committed_round("b10c", "k3y", None)
     later = lane(4, 5)[0]
     for unknown in (later, 0, 4):
-        with pytest.raises(UnknownNonce, match=f"nonce {unknown} is in no batch of round c1 yet"):
+        with refused(
+            Refusal.UNKNOWN_NONCE, match=f"nonce {unknown} is in no batch of round c1 yet"
+        ):
             await store.openings(committed, [*lane(0, 2), unknown])
-    with pytest.raises(UnknownRound, match="no round of block b10c, key other"):
+    with refused(Refusal.UNKNOWN_ROUND, match="no round of block b10c, key other"):
         await store.committed_round("b10c", "other", None)
-    with pytest.raises(UnknownRound, match="id c9"):
+    with refused(Refusal.UNKNOWN_ROUND, match="id c9"):
         await store.committed_round("b10c", "k3y", "c9")
     await store.open_round(roots_spec("c2"))
-    with pytest.raises(SeveralRounds, match="give round_id: c1, c2"):
+    with refused(Refusal.SEVERAL_ROUNDS, match="give round_id: c1, c2"):
         await store.committed_round("b10c", "k3y", None)
     assert (await store.committed_round("b10c", "k3y", "c1")).next_index == 4
 
@@ -206,7 +204,7 @@ async def test_what_cannot_be_opened_is_named(store: SqliteOutbox) -> None:
 async def test_a_round_of_vectors_has_nothing_to_open(store: SqliteOutbox) -> None:
     await store.open_round(a_spec("r1", URL))
     await store.record("r1", 4, artifacts(3, 7, 11, 15), {})
-    with pytest.raises(NotCommitted, match="publishes vectors, not roots"):
+    with refused(Refusal.NOT_COMMITTED, match="publishes vectors, not roots"):
         await store.committed_round("b10c", "k3y", None)
     assert "roots" not in await due(store)
 
@@ -233,7 +231,7 @@ async def test_vectors_stay_until_some_days_after_their_root_was_delivered(path:
         assert len(await store.openings(committed, lane(0, 4))) == 4
         clock.now += 0.2 * DAY
         assert await store.prune(DAY) == Pruned(results=4, callbacks=1, rounds=0)
-        with pytest.raises(VectorsDeleted, match=f"of the batch of nonce {lane(2, 3)[0]} are"):
+        with refused(Refusal.VECTORS_DELETED, match=f"of the batch of nonce {lane(2, 3)[0]} are"):
             await store.openings(committed, lane(2, 3))
         # The chain goes on from the root of the deleted vectors.
         await store.record("c1", 8, vectors(lane(4, 8)), {})
@@ -242,7 +240,7 @@ async def test_vectors_stay_until_some_days_after_their_root_was_delivered(path:
         await store.open_round(a_spec("r2"))
         clock.now += 2 * DAY
         assert await store.prune(DAY) == Pruned(results=4, callbacks=1, rounds=1)
-        with pytest.raises(UnknownRound):
+        with refused(Refusal.UNKNOWN_ROUND):
             await store.openings(committed, lane(0, 1))
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("SELECT count(*) FROM batches").fetchone() == (0,)

@@ -11,7 +11,8 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.records import Artifact, RoundSpec, Workload
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.rounds.records import RoundSpec, Workload
 
 BATCH = 32
 
@@ -25,7 +26,7 @@ async def write(path: Path, commits_roots: bool) -> None:
         while True:
             nonces = lane.batch(index, BATCH)
             index += BATCH
-            done = [Artifact(nonce, "A" * 32) for nonce in nonces[:-1]]
+            done = [Claim(nonce, "A" * 32) for nonce in nonces[:-1]]
             await store.record("r1", index, done, {nonces[-1]: "not finite"})
             print(index, flush=True)
             # Another process that wants to write gets its turn.

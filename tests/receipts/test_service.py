@@ -23,10 +23,10 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import require_chain
 from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
 from proofserve.protocol.receipts.signature import SigningKey
-from proofserve.rounds.errors import ReceiptDeleted, ReceiptNotLogged, UnknownReceipt, WaitsFull
-from proofserve.rounds.ports import NewReceipt
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.wire.receipts import signed_entry
+from support.refusals import refused
 
 from .support import an_answer, asked_for, check_log, check_receipt, logged, running, waiting
 
@@ -91,7 +91,7 @@ async def test_storing_the_same_receipt_again_changes_nothing(
         engine.answers.put_nowait(an_answer())
         await logged(service, 1)
         (signed,) = await service.of_response("chatcmpl-1")
-        again = NewReceipt(signed, signed.receipt.digest)
+        again = (signed, signed.receipt.digest)
         assert await store.receipts.add([again], {}) == 0
         gauges = await service.gauges()
         assert (gauges.stored, dict(gauges.without)) == (1, {})
@@ -125,7 +125,7 @@ async def test_a_receipt_that_would_read_back_with_another_digest_is_not_stored(
         # 1 equals 1.0, and is another text.
         sampling = replace(signed.receipt.sampling, top_p=1)
         other = replace(signed.receipt, response_id="chatcmpl-2", sampling=sampling)
-        new = NewReceipt(replace(signed, receipt=other), other.digest)
+        new = (replace(signed, receipt=other), other.digest)
         assert await store.receipts.add([new], {}) == 0
         gauges = await service.gauges()
         assert (gauges.stored, dict(gauges.without)) == (1, {"invalid": 1})
@@ -171,7 +171,7 @@ async def test_an_unknown_id_is_waited_for_and_then_unknown(
 ) -> None:
     async with running(store, engine) as service:
         service.wait_s = 0.05
-        with pytest.raises(UnknownReceipt):
+        with refused(Refusal.UNKNOWN_RECEIPT):
             await service.of_response("chatcmpl-none")
         service.wait_s = 60.0
         asked = asyncio.create_task(service.of_response("chatcmpl-late"))
@@ -181,7 +181,7 @@ async def test_an_unknown_id_is_waited_for_and_then_unknown(
         async with asyncio.timeout(30):
             try:
                 assert len(await asked) == 1
-            except ReceiptNotLogged:
+            except Refused:
                 await logged(service, 1)
         assert not service._arrivals
 
@@ -194,11 +194,11 @@ async def test_too_many_waits_are_refused(
         service.wait_s = 60.0
         asked = asyncio.create_task(service.of_response("chatcmpl-a"))
         await asked_for(service)
-        with pytest.raises(WaitsFull):
+        with refused(Refusal.WAITS_FULL):
             await service.of_response("chatcmpl-b")
         engine.answers.put_nowait(an_answer("chatcmpl-a"))
         await asyncio.wait([asked])
-        assert isinstance(asked.exception(), ReceiptNotLogged | None)
+        assert isinstance(asked.exception(), Refused | None)
 
 
 async def test_a_receipt_is_deleted_after_its_time_and_its_id_stays(
@@ -209,7 +209,7 @@ async def test_a_receipt_is_deleted_after_its_time_and_its_id_stays(
         await logged(service, 1)
         assert await store.receipts.prune(3600.0, 3600.0) == 0
         assert await store.receipts.prune(0.0, 3600.0) == 1
-        with pytest.raises(ReceiptDeleted):
+        with refused(Refusal.RECEIPT_DELETED):
             await service.of_response("chatcmpl-1")
         engine.answers.put_nowait(an_answer(prompt_ids=(4,)))
         engine.answers.put_nowait(an_answer("chatcmpl-2"))
@@ -219,7 +219,7 @@ async def test_a_receipt_is_deleted_after_its_time_and_its_id_stays(
         entries = await check_log(service)
         assert await store.receipts.prune(0.0, 0.0) == 3
         service.wait_s = 0.0
-        with pytest.raises(UnknownReceipt):
+        with refused(Refusal.UNKNOWN_RECEIPT):
             await service.of_response("chatcmpl-1")
         assert await check_log(service) == entries
 
@@ -289,7 +289,7 @@ async def test_receipts_stored_before_a_kill_are_logged_at_the_next_start(
     await asyncio.to_thread(store_20_and_kill, path)
     async with await SqliteOutbox.open(path) as store:
         assert (await store.receipts.gauges()).unlogged >= 20
-        with pytest.raises(ReceiptNotLogged):
+        with refused(Refusal.RECEIPT_NOT_LOGGED):
             await ReceiptService(engine, store.receipts, SigningKey.new()).of_response("chatcmpl-0")
         async with running(store, engine) as service:
             await logged(service, (await service.gauges()).stored)

@@ -13,8 +13,9 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.store import ReceiverStore
-from proofserve.rounds.records import Artifact, RoundSpec, Workload
+from proofserve.rounds.records import RoundSpec, Workload
 
 from .support import generated, validated, vector
 
@@ -132,7 +133,7 @@ async def _send(url: str, path: Path) -> None:
         running = asyncio.create_task(sender.run())
         await store.open_round(spec)
         for index in range(0, 100, 10):
-            batch = [Artifact(n, vector(n)) for n in spec.lane.batch(index, 10)]
+            batch = [Claim(n, vector(n)) for n in spec.lane.batch(index, 10)]
             await store.record("r1", index + 10, batch, {})
         await store.enqueue("validated", url, validated())
         assert await sender.drain(5.0)

@@ -10,9 +10,8 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.errors import OutboxUnavailable, UnknownRound
+from proofserve.rounds.errors import OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.records import (
-    Artifact,
     CommittedRound,
     CompletedJob,
     Deferred,
@@ -119,10 +118,16 @@ class MemoryOutbox:
     async def committed_round(
         self, block_hash: str, public_key: str, round_id: str | None
     ) -> CommittedRound:
-        raise UnknownRound(f"no round of block {block_hash}, key {public_key}, id {round_id}")
+        raise Refused(
+            Refusal.UNKNOWN_ROUND,
+            f"no round of block {block_hash}, key {public_key}, id {round_id}",
+        )
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
-        raise UnknownRound(f"round {committed.round_id} with {len(nonces)} nonces is deleted")
+        raise Refused(
+            Refusal.UNKNOWN_ROUND,
+            f"round {committed.round_id} with {len(nonces)} nonces is deleted",
+        )
 
     async def probe(self) -> None:
         await self._take()
@@ -162,7 +167,7 @@ def job(*nonces: int, **changes: Any) -> Job:
     return Job(**{**values, **changes})
 
 
-def claims_of(proofs: Sequence[Artifact]) -> tuple[Claim, ...]:
+def claims_of(proofs: Sequence[Claim]) -> tuple[Claim, ...]:
     """Claims equal to ``proofs``."""
     return tuple(Claim(a.nonce, a.vector_b64) for a in proofs)
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from proofserve.rounds.errors import EngineFault, QueueFull
+from proofserve.rounds.errors import EngineFault, Refusal, Refused
 from proofserve.rounds.records import Verdict
 from proofserve.rounds.status import Counters, NodeTotals
 
@@ -83,7 +83,7 @@ async def test_a_verdict_is_counted_once_and_handed_on() -> None:
 
 @pytest.mark.parametrize(
     ("error", "counted"),
-    [(EngineFault("no"), 1), (QueueFull("no"), 0), (asyncio.CancelledError(), 0)],
+    [(EngineFault("no"), 1), (Refused(Refusal.QUEUE_FULL, "no"), 0), (asyncio.CancelledError(), 0)],
     ids=["fault", "refusal", "caller left"],
 )
 async def test_only_what_began_and_failed_is_an_error(error: BaseException, counted: int) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of
-from proofserve.rounds.errors import EngineFault, EngineGone, QueueFull, UnknownJob
+from proofserve.rounds.errors import EngineFault, EngineGone, Refusal, Refused
 from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import JobState, Proofs, Verdict
 from rounds.doubles import QUICK, claims_of, computed, job, until
 from rounds.job_bench import JobBench
+from support.refusals import refused
 
 pytestmark = pytest.mark.anyio
 
@@ -115,9 +116,9 @@ async def test_the_queue_is_bounded_in_nonces() -> None:
     waiting = asyncio.create_task(bench.queue.run(job(*range(30))))
     await asyncio.sleep(0)
     for order in (job(*range(11)), job(*range(101))):
-        with pytest.raises(QueueFull, match=r"^Queue full: 90 nonces queued, limit is 100$"):
+        with refused(Refusal.QUEUE_FULL, match=r"^Queue full: 90 nonces queued, limit is 100$"):
             bench.queue.submit(order)
-        with pytest.raises(QueueFull):
+        with refused(Refusal.QUEUE_FULL):
             await bench.queue.run(order)
     bench.queue.submit(job(*range(10)))
     bench.no_round.set()
@@ -207,7 +208,7 @@ async def test_results_expire() -> None:
     request_id = bench.queue.submit(job(1))
     await until(lambda: bench.admission.gauges.queued_nonces == 0)
     await asyncio.sleep(0.05)
-    with pytest.raises(UnknownJob, match=f"^Request {request_id} not found$"):
+    with refused(Refusal.UNKNOWN_JOB, match=f"^Request {request_id} not found$"):
         bench.queue.result(request_id)
     await bench.assert_idle()
 
@@ -219,7 +220,7 @@ async def test_the_oldest_results_make_room_by_jobs() -> None:
         ids.append(bench.queue.submit(job(nonce)))
         assert await bench.ended(ids[-1]) is JobState.COMPLETED
     for gone in ids[:2]:
-        with pytest.raises(UnknownJob):
+        with refused(Refusal.UNKNOWN_JOB):
             bench.queue.result(gone)
     assert [bench.state(kept) for kept in ids[2:]] == [JobState.COMPLETED] * 3
     await bench.assert_idle()
@@ -231,13 +232,13 @@ async def test_the_oldest_results_make_room_by_nonces() -> None:
         bench.queue.submit(job(*range(count))) for count in (4, 4, 4, 20)
     )
     assert await bench.ended(third) is JobState.COMPLETED
-    with pytest.raises(UnknownJob):
+    with refused(Refusal.UNKNOWN_JOB):
         bench.queue.result(first)
     assert bench.state(second) is JobState.COMPLETED
     # The newest result stays at any size: its client had no time to read it.
     assert await bench.ended(large) is JobState.COMPLETED
     for gone in (second, third):
-        with pytest.raises(UnknownJob):
+        with refused(Refusal.UNKNOWN_JOB):
             bench.queue.result(gone)
     await bench.assert_idle()
 
@@ -251,7 +252,7 @@ async def test_cancelled_jobs_do_not_pile_up() -> None:
         await bench.queue.cancel(0.5)
     known = 0
     for request_id in ids:
-        with suppress(UnknownJob):
+        with suppress(Refused):
             known += bench.state(request_id) is JobState.CANCELLED
     assert known == 3
     await bench.assert_idle()

@@ -7,10 +7,11 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.computation import Computation, NonceLimit, winners_among
-from proofserve.rounds.errors import EngineFault, EngineGone, OtherRound, QueueFull
+from proofserve.rounds.errors import EngineFault, EngineGone, Refusal
 from proofserve.rounds.records import DistanceClaims, DistanceVerdict, Target, Workload
 from proofserve.rounds.status import NodeTotals
 from rounds.doubles import round_spec
+from support.refusals import refused
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +67,7 @@ async def test_the_numbers_are_those_of_the_claimant_s_key() -> None:
 async def test_claims_about_another_block_are_refused(other: Block, field: str) -> None:
     bench = Bench()
     claims = DistanceClaims(other, "key", 0, (1,), (1.0,))
-    with pytest.raises(OtherRound, match=field):
+    with refused(Refusal.OTHER_ROUND, match=field):
         await bench.computation.judge(SPEC, TARGET, claims)
     assert bench.engine.calls == []
 
@@ -100,7 +101,7 @@ async def test_chat_may_hold_a_chunk_back_for_so_long() -> None:
 
 async def test_too_many_and_unequal_claims_are_refused() -> None:
     bench = Bench()
-    with pytest.raises(QueueFull, match="limit is 40"):
+    with refused(Refusal.QUEUE_FULL, match="limit is 40"):
         await bench.judge(*range(41))
     with pytest.raises(ProtocolError, match="received"):
         await bench.computation.judge(SPEC, TARGET, DistanceClaims(BLOCK, "key", 0, (1, 2), (1.0,)))

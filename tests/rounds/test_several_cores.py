@@ -11,12 +11,13 @@ import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.computation import self_check
-from proofserve.rounds.errors import ChatBusy, EngineFault
+from proofserve.rounds.errors import EngineFault, Refusal
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import Limits, RoundProgress
 from proofserve.rounds.status import Counters, NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
+from support.refusals import refused
 
 pytestmark = pytest.mark.anyio
 
@@ -167,7 +168,7 @@ async def test_the_self_check_asks_every_core_and_names_the_one_that_fails() -> 
     with pytest.raises(EngineFault, match="engine core 1: toy core 1 is broken"):
         await self_check(engine)
     engine.broken_cores, engine.chat_cores = frozenset(), frozenset({0})
-    with pytest.raises(ChatBusy, match="engine core 0: chat is busy"):
+    with refused(Refusal.CHAT_BUSY, match="engine core 0: chat is busy"):
         await self_check(engine)
     assert engine.leases == 0
 

@@ -62,8 +62,8 @@ class EmbeddedEngine:
 
     async def prove(self, work: Workload, nonces: Any) -> ProofBatch:
         """One call in a session of its own; fails the test if it was deferred."""
-        async with self.engine.session(work) as session:
-            outcome = await session.prove(list(nonces))
+        async with self.engine.session(work) as prove:
+            outcome = await prove(list(nonces))
         assert isinstance(outcome, ProofBatch), outcome
         return outcome
 

@@ -49,7 +49,7 @@ def refuses_other_ranks(engine: EmbeddedEngine, folder: Path) -> None:
     def change(rank: int, package: object) -> None:
         engine.run(engine.llm.collective_rpc("change_package", args=(rank, str(package))))
 
-    assert "on every rank" in engine.run(require_equal_ranks(engine.llm)).text
+    assert "on every rank" in engine.run(require_equal_ranks(engine.llm))[0]
     change(1, changed_copy(folder))
     with pytest.raises(EngineFault, match=r"rank 1 on host \S+ has proofserve .* this server"):
         engine.run(start_of_a_server(engine))
@@ -58,7 +58,7 @@ def refuses_other_ranks(engine: EmbeddedEngine, folder: Path) -> None:
         engine.run(start_of_a_server(engine))
     assert "rank 0" not in str(refused.value)
     change(1, own)
-    assert "on every rank" in engine.run(require_equal_ranks(engine.llm)).text
+    assert "on every rank" in engine.run(require_equal_ranks(engine.llm))[0]
 
 
 async def start_of_a_server(engine: EmbeddedEngine) -> None:

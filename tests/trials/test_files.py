@@ -14,9 +14,9 @@ from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.callbacks import Generated, GeneratedWinners
 from proofserve.receiver.store import ReceiverStore
-from proofserve.rounds.records import Artifact
 from receiver.support import generated, vector
 
 URL = "http://127.0.0.1:1"
@@ -41,16 +41,14 @@ class Sides:
 async def fill(path: Path) -> None:
     async with await SqliteOutbox.open(path) as outbox:
         await outbox.open_round(a_spec("r1", URL, k_dim=4))
-        await outbox.record(
-            "r1", 3, [Artifact(nonce, vector(nonce)) for nonce in NONCES], {15: "x"}
-        )
+        await outbox.record("r1", 3, [Claim(nonce, vector(nonce)) for nonce in NONCES], {15: "x"})
         await outbox.close_round("r1")
         await outbox.open_round(a_distance_spec("d1", URL))
         await outbox.record("d1", 3, winners(*NONCES), {})
         await outbox.close_round("d1")
         # Another receiver's round is none of this one's business.
         await outbox.open_round(a_spec("r2", "http://127.0.0.1:2", k_dim=4))
-        await outbox.record("r2", 1, [Artifact(3, vector(3))], {})
+        await outbox.record("r2", 1, [Claim(3, vector(3))], {})
         await outbox.close_round("r2")
 
 

@@ -26,7 +26,7 @@ def request(*parts: bytes, length: str | None = None, leaves: bool = False) -> R
 
 
 async def read(whole: Request, max_bytes: int) -> bytes:
-    return await (await with_body(Request, whole, max_bytes, _TooLargeError())).body()
+    return await (await with_body(whole, max_bytes, _TooLargeError())).body()
 
 
 async def test_a_body_within_the_limit_is_read() -> None:

@@ -12,11 +12,12 @@ from outbox.support import FastClock, Target, running_target
 from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.rounds.errors import ShuttingDown
+from proofserve.rounds.errors import Refusal
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring import node as node_module
 from proofserve.wiring.node import running_node
 from rounds.doubles import job, round_spec, until
+from support.refusals import refused
 
 pytestmark = pytest.mark.anyio
 
@@ -107,9 +108,9 @@ async def test_no_work_begins_after_the_end_has_begun(tmp_path: Path) -> None:
         await until(lambda: node.manager.status().queue.queued_nonces)
         await node.manager.aclose()
         for begin in (node.manager.start(round_spec("other")), node.manager.run(job(1))):
-            with pytest.raises(ShuttingDown, match="shutting down"):
+            with refused(Refusal.SHUTTING_DOWN, match="shutting down"):
                 await begin
-        with pytest.raises(ShuttingDown):
+        with refused(Refusal.SHUTTING_DOWN):
             await node.manager.submit(job(1))
         await node.manager.stop()
         # A job that was accepted before is finished while the engine lives.

@@ -6,17 +6,32 @@ And the error of every call that is refused, by a reason with its own status.
 import hmac
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from proofserve.rounds.errors import Refusal
 from proofserve.web import bearer_key, digest, why_not_local
 from proofserve.wire.paths import PROOFS
 
-# Why a call is refused, and the status of the answer. The metric of refusals has these names.
-_STATUS: Mapping[str, int] = {
+# Why a call is refused, and the status of the answer. The metric of refusals has these names. A
+# refusal that is not here has status 409.
+STATUS: Mapping[str, int] = {
+    Refusal.LANE_UNSET: 400,
+    Refusal.NOT_INITIALISED: 400,
+    Refusal.UNKNOWN_JOB: 404,
+    Refusal.UNKNOWN_NONCE: 404,
+    Refusal.UNKNOWN_RECEIPT: 404,
+    Refusal.UNKNOWN_ROUND: 404,
+    Refusal.RECEIPT_DELETED: 410,
+    Refusal.VECTORS_DELETED: 410,
+    Refusal.RECEIPT_NOT_LOGGED: 425,
+    Refusal.QUEUE_FULL: 429,
+    Refusal.WAITS_FULL: 429,
+    Refusal.CHAT_BUSY: 503,
+    Refusal.SHUTTING_DOWN: 503,
     "body_lost": 400,
     "claims_mismatch": 400,
     "key_missing": 401,
@@ -45,7 +60,7 @@ class ApiError(Exception):
         self, reason: str, detail: str | Mapping[str, Any], retry_after_s: float | None = None
     ) -> None:
         super().__init__(detail)
-        self.reason, self.detail, self.status = reason, detail, _STATUS[reason]
+        self.reason, self.detail, self.status = reason, detail, STATUS[reason]
         self.headers: dict[str, str] = {}
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
@@ -94,10 +109,12 @@ class Caller:
     """Of a validator's challenges."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    key: str = field(repr=False)
-    caller: Caller
+# A key's digest, and whose it is: no key stays in memory.
+KnownKey = tuple[bytes, Caller]
+
+
+def known_key(key: str, caller: Caller) -> KnownKey:
+    return digest(key.encode()), caller
 
 
 LOCAL = Caller("local", Role.OPERATOR)
@@ -110,15 +127,15 @@ class Access:
     Raises ValueError for keys together with ``open_to_all``, and for two equal keys.
     """
 
-    def __init__(self, keys: Sequence[ApiKey] = (), open_to_all: bool = False) -> None:
+    def __init__(self, keys: Sequence[KnownKey] = (), open_to_all: bool = False) -> None:
         if keys and open_to_all:
             raise ValueError("keys, and access without a key, contradict each other: choose one")
         self.open_to_all = open_to_all
-        self._callers = [(digest(each.key.encode()), each.caller) for each in keys]
+        self._callers = list(keys)
         if len({kept for kept, _ in self._callers}) < len(keys):
             raise ValueError("two API keys are equal: give each client its own key")
 
-    def with_more(self, keys: Sequence[ApiKey]) -> "Access":
+    def with_more(self, keys: Sequence[KnownKey]) -> "Access":
         """The same access, and that of ``keys``, which are none of the present ones."""
         made = Access(keys)
         made._callers = [*self._callers, *made._callers]

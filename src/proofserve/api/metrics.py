@@ -1,7 +1,7 @@
 """The Prometheus metrics of a node. This module counts nothing: a scrape reads the node."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
@@ -45,25 +45,16 @@ def add_to(router: APIRouter) -> None:
 
 async def page(node: ServedNode) -> PlainTextResponse:
     """The node's metrics in the text format of Prometheus, without vLLM's own."""
-    text = generate_latest(_Read(await _families(node)))
+    registry, families = CollectorRegistry(), await _families(node)
+    registry.register(NodeCollector(lambda: families))
+    text = generate_latest(registry)
     return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
-
-
-class _Read(CollectorRegistry):
-    """A registry of metrics that were read before."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        super().__init__()
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 @contextmanager
 def exposed(node: Node, registry: CollectorRegistry = REGISTRY) -> Iterator[None]:
     """Show ``node``, which lives on the running loop, in ``registry`` until the context ends."""
-    collector = NodeCollector(node, asyncio.get_running_loop())
+    collector = NodeCollector(partial(read_from_thread, node, asyncio.get_running_loop()))
     registry.register(collector)
     try:
         yield
@@ -72,29 +63,33 @@ def exposed(node: Node, registry: CollectorRegistry = REGISTRY) -> Iterator[None
 
 
 class NodeCollector(Collector):
-    """Shows ``node``, whose ``loop`` runs in another thread than the scrapes.
+    """Shows what ``read`` gives, without a reading when it is registered."""
 
-    A scrape on the loop's own thread cannot wait for a reading, so it gets no metrics of the node.
-    A reading that fails does not break the other metrics of the page either.
-    """
-
-    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
-        self._node = node
-        self._loop = loop
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
 
     def describe(self) -> Iterable[Metric]:
         """Announce no names, because that would read the node at registration."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        if self._loop.is_closed() or _runs_here(self._loop):
-            return ()
-        future = asyncio.run_coroutine_threadsafe(_families(self._node), self._loop)
-        try:
-            return future.result(READING_S)
-        except TimeoutError:
-            future.cancel()
-            return ()
+        return self._read()
+
+
+def read_from_thread(node: Node, loop: asyncio.AbstractEventLoop) -> Iterable[Metric]:
+    """The metrics of ``node``, whose ``loop`` runs in another thread than this scrape.
+
+    A scrape on the loop's own thread cannot wait for a reading, so it gets no metrics of the node.
+    A reading that fails does not break the other metrics of the page either.
+    """
+    if loop.is_closed() or _runs_here(loop):
+        return ()
+    future = asyncio.run_coroutine_threadsafe(_families(node), loop)
+    try:
+        return future.result(READING_S)
+    except TimeoutError:
+        future.cancel()
+        return ()
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -31,7 +31,7 @@ from proofserve.dashboard.records import (
 )
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
-from proofserve.rounds.errors import ShuttingDown
+from proofserve.rounds.errors import Refused
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
 from proofserve.rounds.status import RoundStats, Status
@@ -426,7 +426,7 @@ def with_dashboard(node: Node, history: NodeHistory) -> Node:
     def is_ending() -> bool:
         try:
             node.manager.require_open()
-        except ShuttingDown:
+        except Refused:
             return True
         return False
 

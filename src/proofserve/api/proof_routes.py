@@ -46,8 +46,8 @@ from proofserve.api.status import pow_status, stopped_body
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, check_nonces, draw
-from proofserve.rounds.errors import OutboxUnavailable, QueueFull
-from proofserve.rounds.ports import MeasurableEngine
+from proofserve.rounds.errors import OutboxUnavailable, Refusal, Refused
+from proofserve.rounds.ports import Measure
 from proofserve.rounds.records import CommittedRound, Job, RoundSpec
 from proofserve.wire.callbacks import outcome_body
 from proofserve.wire.records import opening_record, result_record
@@ -221,7 +221,7 @@ def _require_challenge(body: JobRequest, deployment: Deployment) -> None:
 
 
 async def _require_callback_room(node: Node, job: Job) -> None:
-    """Raises QueueFull. The outbox never drops a callback to make room for another."""
+    """Raises Refused. The outbox never drops a callback to make room for another."""
     if job.url is None:
         return
     limit, waiting = node.deployment.max_callbacks, 0
@@ -229,7 +229,9 @@ async def _require_callback_room(node: Node, job: Job) -> None:
     with contextlib.suppress(OutboxUnavailable):
         waiting = (await node.outbox.gauges()).pending
     if waiting >= limit:
-        raise QueueFull(f"Callback queue full: {waiting} callbacks wait, limit is {limit}")
+        raise Refused(
+            Refusal.QUEUE_FULL, f"Callback queue full: {waiting} callbacks wait, limit is {limit}"
+        )
 
 
 async def validate(
@@ -290,7 +292,7 @@ def _nonces(body: OpenRequest, committed: CommittedRound) -> tuple[int, ...]:
 
 def measure_router(
     get_node: Callable[[Request], Node],
-    get_engine: Callable[[Request], MeasurableEngine],
+    measure_of: Callable[[Request], Measure],
     has_keys: bool = True,
 ) -> APIRouter:
     """``POST /measure``: bare forwards, for benchmarks; only on servers with ``--poc-measure``."""
@@ -299,11 +301,11 @@ def measure_router(
         """Nonces per second of the worker alone: no HTTP, no rounds, no outbox."""
         work = translate.measured_work(body, node.deployment)
         nonces = range(body.batch_size)
-        measured = await get_engine(request).measure(work, nonces, body.forwards)
+        proved, seconds = await measure_of(request)(work, nonces, body.forwards)
         return {
-            "nonces_per_second": measured.nonces / measured.seconds,
-            "seconds_per_forward": measured.seconds / body.forwards,
-            "sequences": measured.nonces * work.scheme.sequences_per_nonce // body.forwards,
+            "nonces_per_second": proved / seconds,
+            "seconds_per_forward": seconds / body.forwards,
+            "sequences": proved * work.scheme.sequences_per_nonce // body.forwards,
         }
 
     made = proof_router(get_node, has_keys)

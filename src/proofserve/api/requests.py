@@ -8,11 +8,9 @@ for seconds while it makes millions of small objects, so the values of a body ar
 is parsed (ADR 16 has the figures).
 """
 
-import json
 import logging
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,30 +19,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from proofserve.api.access import READING, ApiError, Caller, role_for
+from proofserve.api.access import READING, STATUS, ApiError, Caller, role_for
 from proofserve.api.node import CALLER, NODE, Node
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.errors import (
-    EngineGone,
-    LaneUnset,
-    NotInitialised,
-    QueueFull,
-    ReceiptDeleted,
-    ReceiptNotLogged,
-    Refused,
-    RoundsError,
-    ShuttingDown,
-    UnknownJob,
-    UnknownNonce,
-    UnknownReceipt,
-    UnknownRound,
-    VectorsDeleted,
-)
-from proofserve.web import R, request_id_of, with_body
+from proofserve.rounds.errors import EngineGone, Refusal, Refused, RoundsError
+from proofserve.web import Handle, StrictJsonRequest, request_id_of, route_class, with_body
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import problems
 
@@ -78,35 +60,31 @@ def guarded(
     and all are counted as that caller. 503 while proofs are not enabled.
     """
 
-    class NodeRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Any]:
-            handle = super().get_route_handler()
-            role = role_for(self.methods, self.path)
-            bodies = (each.field_info.annotation for each in self.dependant.body_params)
-            has_nonces = any("nonces" in getattr(body, "model_fields", ()) for body in bodies)
+    def around(route: APIRoute, handle: Handle) -> Handle:
+        role = role_for(route.methods, route.path)
+        bodies = (each.field_info.annotation for each in route.dependant.body_params)
+        has_nonces = any("nonces" in getattr(body, "model_fields", ()) for body in bodies)
 
-            async def answer(request: Request) -> Response:
-                node = reason = None
-                try:
-                    node = request.scope[NODE] = get_node(request)
-                    caller = without_key or node.access.admit(request, role)
-                    request.scope[CALLER] = caller
-                    response: Response = await handle(
-                        await _with_body(node, caller, request, has_nonces)
-                    )
-                except _KNOWN as error:
-                    response, reason = error_response(error), reason_of(error)
-                except Exception:
-                    _logger.exception("%s %s failed", request.method, request.url.path)
-                    response = JSONResponse({"detail": "Internal server error"}, 500)
-                    reason = "internal"
-                close_if_upgraded(request, response)
-                count_and_log(node, request, response, reason)
-                return response
+        async def answer(request: Request) -> Response:
+            node = reason = None
+            try:
+                node = request.scope[NODE] = get_node(request)
+                caller = without_key or node.access.admit(request, role)
+                request.scope[CALLER] = caller
+                response = await handle(await _with_body(node, caller, request, has_nonces))
+            except _KNOWN as error:
+                response, reason = error_response(error), reason_of(error)
+            except Exception:
+                _logger.exception("%s %s failed", request.method, request.url.path)
+                response = JSONResponse({"detail": "Internal server error"}, 500)
+                reason = "internal"
+            close_if_upgraded(request, response)
+            count_and_log(node, request, response, reason)
+            return response
 
-            return answer
+        return answer
 
-    return NodeRoute
+    return route_class(around)
 
 
 async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: bool) -> Request:
@@ -128,28 +106,8 @@ _OTHER_VALUES = 1024
 _BYTES_WITHOUT_LIST = 256 * 1024
 # Bytes that are counted at a time: temporary arrays stay small, and counting ends early.
 _SLICE = 2**20
-_HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 # Every value but the first of its list or object has a comma before it.
 _COMMA, _LIST, _OBJECT, _QUOTE = b',[{"'
-
-
-class StrictJsonRequest(Request):
-    """A request whose body is JSON by the standard, in UTF-8.
-
-    NaN and the infinities pass, because the error for the field can then name the field.
-    """
-
-    async def json(self) -> Any:
-        """The parsed body. Raises JSONDecodeError for every fault in it."""
-        body = await self.body()
-        try:
-            return from_json(body)
-        except ValueError as error:
-            if _HALF_OF_A_PAIR.search(body):
-                # Python's parser accepts it; then the model's error names the field.
-                with suppress(ValueError, RecursionError):
-                    return json.loads(body.decode())
-            raise json.JSONDecodeError(str(error), "", 0) from error
 
 
 async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJsonRequest:
@@ -160,7 +118,7 @@ async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJson
     setting = "POC_MAX_BODY_BYTES"
     if not nonces and max_bytes > _BYTES_WITHOUT_LIST:
         max_bytes, setting = _BYTES_WITHOUT_LIST, "this call takes no list"
-    read = await with_whole_body(StrictJsonRequest, request, max_bytes, setting)
+    read = await with_whole_body(request, max_bytes, setting)
     body = await read.body()
     if holds_more_values(body, nonces * _VALUES_PER_NONCE + _OTHER_VALUES):
         need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
@@ -169,12 +127,12 @@ async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJson
 
 
 async def with_whole_body(
-    kind: type[R], request: Request, max_bytes: int, setting: str = "POC_MAX_BODY_BYTES"
-) -> R:
-    """``request`` as an object of class ``kind`` that has its body. Raises as ``read_body``."""
+    request: Request, max_bytes: int, setting: str = "POC_MAX_BODY_BYTES"
+) -> StrictJsonRequest:
+    """``request`` with its body. Raises as ``read_body``."""
     too_large = ApiError("body_too_large", f"the body has more than {max_bytes} bytes ({setting})")
     try:
-        read = await with_body(kind, request, max_bytes, too_large)
+        read = await with_body(request, max_bytes, too_large)
     except ClientDisconnect:
         raise ApiError("client_gone", "Client closed request") from None
     if not await read.body() and has_upgraded_body(request):
@@ -232,33 +190,27 @@ def holds_more_values(body: bytes, limit: int) -> bool:
 
 # -- errors ----------------------------------------------------------------------------------------
 
-# The status of errors from other packages; the first row with a class of the error decides.
-_STATUS = (
-    ((LaneUnset, NotInitialised), 400),
-    ((UnknownJob, UnknownRound, UnknownNonce, UnknownReceipt), 404),
-    ((VectorsDeleted, ReceiptDeleted), 410),
-    ((RequestValidationError, ProtocolError), 422),
-    (ReceiptNotLogged, 425),
-    (QueueFull, 429),
-    (ShuttingDown, 503),
-    (Refused, 409),
-    (RoundsError, 503),
-)
 # Retry-After, in seconds: by then a full queue probably has room, and a receipt is in the log.
-_RETRY_S = ((QueueFull, "5"), (ReceiptNotLogged, "1"))
+_RETRY_S: Mapping[str, str] = {
+    Refusal.QUEUE_FULL: "5",
+    Refusal.WAITS_FULL: "5",
+    Refusal.RECEIPT_NOT_LOGGED: "1",
+}
 _WORD_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def error_response(error: Exception) -> JSONResponse:
-    """The response for ``error``: its own status, or that of its class in the table."""
+    """The response for ``error``: its own status, or that of its reason in the table."""
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     if isinstance(error, ApiError):
         return JSONResponse({"detail": error.detail}, error.status, error.headers)
-    status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    after = next((seconds for kind, seconds in _RETRY_S if isinstance(error, kind)), None)
-    headers = {"Retry-After": after} if after else None
-    return JSONResponse({"detail": _detail(error)}, status, headers)
+    if isinstance(error, Refused):
+        after = _RETRY_S.get(error.reason)
+        headers = {"Retry-After": after} if after else None
+        return JSONResponse({"detail": str(error)}, STATUS.get(error.reason, 409), headers)
+    status = 503 if isinstance(error, RoundsError) else 422
+    return JSONResponse({"detail": _detail(error)}, status)
 
 
 def _detail(error: Exception) -> Any:
@@ -272,7 +224,7 @@ def _detail(error: Exception) -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    if isinstance(error, ApiError):
+    if isinstance(error, ApiError | Refused):
         return error.reason
     return _WORD_BORDER.sub("_", type(error).__name__).lower().removesuffix("_error")
 

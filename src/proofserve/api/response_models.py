@@ -1,6 +1,6 @@
 """The responses of the routes for the OpenAPI page; a test compares real responses with them."""
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -8,6 +8,8 @@ from proofserve.rounds.state import State
 from proofserve.wire.receipts import SignedEntryRecord, SignedReceiptRecord
 from proofserve.wire.records import ArtifactRecord, VectorEncoding
 from proofserve.wire.status import PowStatus
+
+S = TypeVar("S")
 
 
 class ResponseModel(BaseModel, extra="forbid"):
@@ -26,27 +28,18 @@ class StoppedPowStatus(PowStatus):
     status: State
 
 
-class PowAnswer(ResponseModel):
-    """A call of the distance protocol succeeded."""
+class RoundAnswer(ResponseModel, Generic[S]):
+    """A call about a round succeeded; its status has the form of the round's protocol."""
 
     status: Literal["OK"]
-    pow_status: PowStatus
+    pow_status: S
     warning: str | None = None
 
 
-class StartAnswer(ResponseModel):
-    """A round was started; the status has the form of its protocol."""
-
-    status: Literal["OK"]
-    pow_status: PowStatus | StateOnly
-    warning: str | None = None
-
-
-class StopAnswer(ResponseModel):
-    """The round has ended and queued jobs are cancelled."""
-
-    status: Literal["OK"]
-    pow_status: StoppedPowStatus | StateOnly
+PowAnswer = RoundAnswer[PowStatus]
+StartAnswer = RoundAnswer[PowStatus | StateOnly]
+# The round has ended and queued jobs are cancelled.
+StopAnswer = RoundAnswer[StoppedPowStatus | StateOnly]
 
 
 class JudgeAnswer(ResponseModel):

@@ -93,6 +93,10 @@ Probability = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 BatchSize = Annotated[int, Field(ge=3, le=1024)]
 Nonces = Annotated[list[Whole], FailFast(), Field(min_length=1)]
 OptionalNumber = Annotated[int, Field(ge=UNSET, le=_MAX_COUNT)]
+GroupNumber = Annotated[
+    Index, Field(description="Number of this server in its node, below n_groups.")
+]
+GroupCount = Annotated[Count, Field(description="How many servers share the node's nonces.")]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_callback_base)]
 
@@ -128,11 +132,6 @@ class WorkFields(Body, WorkRecord):
     )
 
 
-class RoundFields(WorkFields):
-    group_id: Index = Field(0, description="Number of this server in its node, below n_groups.")
-    n_groups: Count = Field(1, description="How many servers share the node's nonces.")
-
-
 class CommonFields(WorkFields):
     """What a round and a job of the artifact protocol have in common."""
 
@@ -154,12 +153,12 @@ class CommonFields(WorkFields):
 
 
 class RoundRequest(
-    RoundFields,
-    CommonFields,
-    json_schema_extra={"examples": [ARTIFACT_EXAMPLE, ARTIFACT_ROUND_EXAMPLE]},
+    CommonFields, json_schema_extra={"examples": [ARTIFACT_EXAMPLE, ARTIFACT_ROUND_EXAMPLE]}
 ):
     """Generate proofs until stopped."""
 
+    group_id: GroupNumber = 0
+    n_groups: GroupCount = 1
     commit: Literal["vectors", "roots"] = Field(
         "vectors", description="What callbacks publish: vectors, or the root of each batch."
     )
@@ -225,9 +224,11 @@ class JobRequest(CommonFields, json_schema_extra={"examples": JOB_EXAMPLES}):
     stat_test: Thresholds | None = None
 
 
-class DistanceRoundRequest(RoundFields, json_schema_extra={"examples": [DISTANCE_ROUND_EXAMPLE]}):
+class DistanceRoundRequest(WorkFields, json_schema_extra={"examples": [DISTANCE_ROUND_EXAMPLE]}):
     """A round: what is computed, the nonces of this node, and when a nonce wins."""
 
+    group_id: GroupNumber = 0
+    n_groups: GroupCount = 1
     # Points on a sphere of radius 1: no two are further apart than 2.
     r_target: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
         description="A nonce wins when its distance is below this."

@@ -3,11 +3,10 @@
 import json as json_format
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, JustifyMethod, RenderableType
@@ -15,17 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from proofserve.outbox.offline import (
-    OutboxStatistics,
-    RoundStatistics,
-    TargetStatistics,
-    document,
-    origin_of,
-    read_statistics,
-    reading,
-    rows,
-    writing,
-)
+from proofserve.outbox.offline import document, origin_of, read_statistics, reading, rows, writing
 from proofserve.outbox.offline import prune as prune_file
 from proofserve.outbox.offline import retry as make_due
 from proofserve.rounds.errors import RoundsError
@@ -69,7 +58,7 @@ def status(
         connection.execute("BEGIN")
         found = read_statistics(connection, time.time())
     if json:
-        typer.echo(json_format.dumps(asdict(found), indent=2))
+        typer.echo(json_format.dumps(found, indent=2))
         return
     console = Console()
     for part in _render(found):
@@ -196,42 +185,39 @@ def _sink(output: Path | None) -> Iterator[TextIO]:
             raise
 
 
-def _render(found: OutboxStatistics) -> Iterator[RenderableType]:
+def _render(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(
-        f"{found.results:,} results of {found.rounds:,} rounds"
-        f" ({found.bytes:,} bytes, schema version {found.schema_version})"
+        f"{found['results']:,} results of {found['rounds']:,} rounds"
+        f" ({found['bytes']:,} bytes, schema version {found['schema_version']})"
     )
-    if found.deleted_results:
-        yield Text(f"{found.deleted_results:,} more results were delivered and then deleted")
-    if found.uncut_rounds:
-        yield Text(f"{found.uncut_rounds:,} rounds have results that are in no callback yet")
-    if found.targets:
-        yield _targets(found.targets)
-    else:
-        yield Text("no callbacks")
-    if found.newest_rounds:
-        yield _rounds(found.newest_rounds)
+    if deleted := found["deleted_results"]:
+        yield Text(f"{deleted:,} more results were delivered and then deleted")
+    if uncut := found["uncut_rounds"]:
+        yield Text(f"{uncut:,} rounds have results that are in no callback yet")
+    yield _targets(found["targets"]) if found["targets"] else Text("no callbacks")
+    if found["newest_rounds"]:
+        yield _rounds(found["newest_rounds"])
 
 
-def _targets(targets: tuple[TargetStatistics, ...]) -> Table:
+def _targets(targets: Sequence[Mapping[str, Any]]) -> Table:
     counted: dict[str, JustifyMethod] = dict.fromkeys(
         ("pending", "failing", "delivered", "expired"), "right"
     )
     table = _table("callbacks to", **counted)
     table.add_column("")
     for one in targets:
-        counts = (f"{getattr(one, name):,}" for name in counted)
+        counts = (f"{one[name]:,}" for name in counted)
         remarks = escape("\n".join(_remarks(one)))
-        style = "red" if one.expired else ""
-        table.add_row(escape(one.origin), *counts, remarks, style=style)
+        style = "red" if one["expired"] else ""
+        table.add_row(escape(one["origin"]), *counts, remarks, style=style)
     return table
 
 
-def _rounds(rounds: tuple[RoundStatistics, ...]) -> Table:
+def _rounds(rounds: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("newest rounds", scheme="left", state="left", results="right")
     for one in rounds:
-        state = "open" if one.open else "closed"
-        table.add_row(escape(one.round_id), one.scheme, state, f"{one.results:,}")
+        state = "open" if one["open"] else "closed"
+        table.add_row(escape(one["round_id"]), one["scheme"], state, f"{one['results']:,}")
     return table
 
 
@@ -244,12 +230,12 @@ def _table(first: str, **others: JustifyMethod) -> Table:
     return table
 
 
-def _remarks(target: TargetStatistics) -> Iterator[str]:
-    if target.oldest_pending_s is not None and target.next_attempt_s is not None:
-        yield f"oldest {_span(target.oldest_pending_s)}"
-        yield f"next in {_span(target.next_attempt_s)}"
-    if target.last_error is not None:
-        yield target.last_error
+def _remarks(target: Mapping[str, Any]) -> Iterator[str]:
+    if target["oldest_pending_s"] is not None and target["next_attempt_s"] is not None:
+        yield f"oldest {_span(target['oldest_pending_s'])}"
+        yield f"next in {_span(target['next_attempt_s'])}"
+    if target["last_error"] is not None:
+        yield target["last_error"]
 
 
 def _span(seconds: float) -> str:

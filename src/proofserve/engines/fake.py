@@ -14,6 +14,7 @@ from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
 from proofserve.rounds.errors import EngineFault, EngineGone
+from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges, over_cores
 
@@ -66,13 +67,14 @@ class FakeEngine:
         self._blocks: dict[tuple[Scheme, Block], BlockScheme] = {}
 
     @asynccontextmanager
-    async def session(
-        self, work: Workload, core: int | None = None
-    ) -> AsyncIterator["FakeSession"]:
+    async def session(self, work: Workload, core: int | None = None) -> AsyncIterator[Prove]:
+        async def prove(nonces: Sequence[int]) -> ProofBatch | Deferred:
+            return await self.answer(work, nonces, core or 0)
+
         self._require_alive()
         self.leases += 1
         try:
-            yield FakeSession(self, work, core or 0)
+            yield prove
         finally:
             self.leases -= 1
 
@@ -106,7 +108,7 @@ class FakeEngine:
     async def answer(
         self, work: Workload, nonces: Sequence[int], core: int = 0
     ) -> ProofBatch | Deferred:
-        """What ``prove`` answers; each core serves one call after the other."""
+        """What a session answers; each core serves one call after the other."""
         self.calls.append(tuple(nonces))
         self.calls_of[core].append(tuple(nonces))
         async with self._one_call[core]:
@@ -153,13 +155,3 @@ class FakeEngine:
             facts = self.engine_info.facts
             self._blocks[key] = work.scheme.for_block(work.block, facts, _CPU)
         return self._blocks[key]
-
-
-class FakeSession:
-    def __init__(self, engine: FakeEngine, work: Workload, core: int) -> None:
-        self._engine = engine
-        self._work = work
-        self._core = core
-
-    async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
-        return await self._engine.answer(self._work, nonces, self._core)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from proofserve.fleet.errors import BadCallback
 from proofserve.fleet.records import (
     FleetRound,
     MemberFindings,
@@ -23,7 +22,7 @@ from proofserve.fleet.records import (
     MemberWinners,
 )
 from proofserve.protocol.codec import decode
-from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.errors import MalformedVector, ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.rounds.records import RoundSpec
 from proofserve.wire.records import CommittedRoots, encoding_of, problems
@@ -73,8 +72,8 @@ def read(body: bytes, round_: FleetRound, lane: int) -> MemberFindings:
 
     Checks all of it: block, key and node number are those of the round, vectors have its width and
     finite values in canonical base64, distances are below its target, nonces are distinct and of
-    this lane. Raises BadCallback with the field. It needs no event loop; a large body takes tenths
-    of a second, so call it in a thread.
+    this lane. Raises ProtocolError with the field. It needs no event loop; a large body takes
+    tenths of a second, so call it in a thread.
     """
     spec, nonce_lane = round_.spec, round_.nonces_of(lane)
     try:
@@ -86,14 +85,14 @@ def read(body: bytes, round_: FleetRound, lane: int) -> MemberFindings:
     except msgspec.DecodeError as error:
         # The text ends in "at `$.artifacts[3].nonce`" if it is about one field.
         what, _, place = str(error).partition(" - at `$")
-        raise BadCallback(place.strip(".`") or "body", what) from error
+        raise ProtocolError(place.strip(".`") or "body", what) from error
 
 
 def check_lane(nonces: NDArray[np.int64], lane: NonceLane, field: str) -> NDArray[np.int64]:
-    """The indices of ``nonces`` in their lane. Raises BadCallback for a nonce of another lane."""
+    """The indices of ``nonces`` in their lane. Raises ProtocolError for a nonce of another lane."""
     indices = lane.indices_of(nonces)
     if (strange := np.flatnonzero(indices < 0)).size:
-        raise BadCallback(field, f"nonce {nonces[strange[0]]} is not of the member's lane")
+        raise ProtocolError(field, f"nonce {nonces[strange[0]]} is not of the member's lane")
     return indices
 
 
@@ -102,27 +101,27 @@ def _vectors(body: _VectorsBody, spec: RoundSpec, lane: NonceLane) -> MemberVect
     width = spec.work.scheme.width
     encoding = msgspec.to_builtins(body.encoding)
     if encoding != encoding_of(width):
-        raise BadCallback("encoding", f"{encoding} where {encoding_of(width)} is needed")
+        raise ProtocolError("encoding", f"{encoding} where {encoding_of(width)} is needed")
     nonces = _nonces([each.nonce for each in body.artifacts], lane, "artifacts")
     try:
         vectors = decode_all([each.vector_b64 for each in body.artifacts], width)
     except MalformedVector as error:
-        raise BadCallback(f"artifacts.{error.field}", error.message) from error
+        raise ProtocolError(f"artifacts.{error.field}", error.message) from error
     return MemberVectors(nonces, vectors)
 
 
 def _winners(body: _WinnersBody, spec: RoundSpec, lane: NonceLane) -> MemberWinners:
     _check_head(body, spec)
     if spec.target is None or body.r_target != spec.target.r_target:
-        raise BadCallback("r_target", f"{body.r_target} is not the target of the round")
+        raise ProtocolError("r_target", f"{body.r_target} is not the target of the round")
     if len(body.dist) != len(body.nonces):
-        raise BadCallback("dist", f"{len(body.dist)} values for {len(body.nonces)} nonces")
+        raise ProtocolError("dist", f"{len(body.dist)} values for {len(body.nonces)} nonces")
     nonces = _nonces(body.nonces, lane, "nonces")
     distances = np.array(body.dist, np.float64)
     wrong = np.flatnonzero(~((distances >= 0) & (distances < body.r_target)))
     if wrong.size:
         place = wrong[0]
-        raise BadCallback(f"dist.{place}", f"{distances[place]} is not in 0 .. {body.r_target}")
+        raise ProtocolError(f"dist.{place}", f"{distances[place]} is not in 0 .. {body.r_target}")
     return MemberWinners(nonces, distances)
 
 
@@ -131,22 +130,22 @@ def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
         body = CommittedRoots.model_validate_json(raw)
     except ValidationError as error:
         first = problems(error.errors())[0]
-        raise BadCallback(".".join(map(str, first["loc"])) or "body", first["msg"]) from error
+        raise ProtocolError(".".join(map(str, first["loc"])) or "body", first["msg"]) from error
     _check_work(body, spec)
     work = spec.work
     if not body.lane.is_part_of(lane):
-        raise BadCallback("group_id", f"{body.lane} is not of the member's lane, {lane}")
+        raise ProtocolError("group_id", f"{body.lane} is not of the member's lane, {lane}")
     for field, has, needs in (
         ("scheme", body.scheme, work.scheme.name),
         ("encoding", body.encoding.model_dump(), encoding_of(work.scheme.width)),
         ("params.seq_len", body.params.seq_len, work.seq_len),
     ):
         if has != needs:
-            raise BadCallback(field, f"{has} where the round has {needs}")
+            raise ProtocolError(field, f"{has} where the round has {needs}")
     end = 0
     for place, each in enumerate(body.roots):
         if each.first_index < end:
-            raise BadCallback(
+            raise ProtocolError(
                 f"roots.{place}.first_index", "the batch begins within the one before"
             )
         end = each.first_index + each.count
@@ -158,7 +157,7 @@ def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
 def _check_head(body: _Head, spec: RoundSpec) -> None:
     _check_work(body, spec)
     if spec.lane is None or body.node_id != spec.lane.node_id:
-        raise BadCallback("node_id", f"{body.node_id} is not the node number of the round")
+        raise ProtocolError("node_id", f"{body.node_id} is not the node number of the round")
 
 
 def _check_work(body: "_Head | CommittedRoots", spec: RoundSpec) -> None:
@@ -169,17 +168,17 @@ def _check_work(body: "_Head | CommittedRoots", spec: RoundSpec) -> None:
         ("public_key", body.public_key, work.public_key),
     ):
         if has != needs:
-            raise BadCallback(field, f"{has!r} where the round has {needs!r}")
+            raise ProtocolError(field, f"{has!r} where the round has {needs!r}")
 
 
 def _nonces(numbers: list[int], lane: NonceLane, field: str) -> NDArray[np.int64]:
     try:
         nonces = np.array(numbers, np.int64)
     except OverflowError:
-        raise BadCallback(field, f"a nonce is outside 0..{MAX_NONCE}") from None
+        raise ProtocolError(field, f"a nonce is outside 0..{MAX_NONCE}") from None
     check_lane(nonces, lane, field)
     if np.unique(nonces).size != nonces.size:
-        raise BadCallback(field, "a nonce occurs twice")
+        raise ProtocolError(field, "a nonce occurs twice")
     return nonces
 
 

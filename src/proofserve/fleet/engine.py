@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import MalformedVector
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges
 from proofserve.wire.records import ArtifactRecord, Whole
@@ -76,8 +78,8 @@ class FleetEngine:
         self,
         work: Workload,
         core: int | None = None,  # noqa: ARG002 - as the port
-    ) -> AsyncIterator["FleetSession"]:
-        yield FleetSession(self, work)
+    ) -> AsyncIterator[Prove]:
+        yield partial(self._prove, work)
 
     async def gauges(self) -> EngineGauges:
         """The sums over all ready members, and the longest durations. Raises NoMemberReady."""
@@ -123,51 +125,41 @@ class FleetEngine:
             raise NoMemberReady(reason)
         return overview.ready
 
-
-class FleetSession:
-    """The calls about ``work``."""
-
-    def __init__(self, engine: FleetEngine, work: Workload) -> None:
-        self._engine = engine
-        self._work = work
-
-    async def prove(self, nonces: Sequence[int]) -> ProofBatch:
+    async def _prove(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
         """The proofs of ``nonces``, whichever members compute them.
 
         Raises NoMemberReady, and EngineFault with the reasons of the members that failed.
         """
-        if isinstance(self._work.scheme, DistanceScheme):
+        if isinstance(work.scheme, DistanceScheme):
             # Members judge during a round, too.
-            return self._batch(nonces, await self._divided(nonces))
+            return _batch(work, nonces, await _DividedCall(self, work, nonces).run())
         while True:
-            await self._engine.no_round.wait()
-            proving = asyncio.create_task(self._divided(nonces))
+            await self.no_round.wait()
+            proving = asyncio.create_task(_DividedCall(self, work, nonces).run())
             # A member proves no job while it has a round. Without this the call would wait inside
             # the member for the round's end, hours later.
             interrupted = asyncio.create_task(self._round_begins())
             try:
                 await asyncio.wait({proving, interrupted}, return_when=asyncio.FIRST_COMPLETED)
                 if proving.done():
-                    return self._batch(nonces, proving.result())
+                    return _batch(work, nonces, proving.result())
             finally:
                 proving.cancel()
                 interrupted.cancel()
                 await asyncio.gather(proving, interrupted, return_exceptions=True)
 
-    async def _divided(self, nonces: Sequence[int]) -> Rows:
-        return await _DividedCall(self._engine, self._work, nonces).run()
-
     async def _round_begins(self) -> None:
-        while self._engine.no_round.is_set():
-            await self._engine.watch.next_change()
+        while self.no_round.is_set():
+            await self.watch.next_change()
 
-    def _batch(self, nonces: Sequence[int], rows: Rows) -> ProofBatch:
-        found = [(nonce, row) for nonce in nonces if (row := rows[nonce]) is not None]
-        values = np.empty((len(found), self._work.scheme.width), np.float32)
-        for place, (_, row) in enumerate(found):
-            values[place] = row
-        failed = tuple(nonce for nonce in nonces if rows[nonce] is None)
-        return ProofBatch(tuple(nonce for nonce, _ in found), values, failed)
+
+def _batch(work: Workload, nonces: Sequence[int], rows: Rows) -> ProofBatch:
+    found = [(nonce, row) for nonce in nonces if (row := rows[nonce]) is not None]
+    values = np.empty((len(found), work.scheme.width), np.float32)
+    for place, (_, row) in enumerate(found):
+        values[place] = row
+    failed = tuple(nonce for nonce in nonces if rows[nonce] is None)
+    return ProofBatch(tuple(nonce for nonce, _ in found), values, failed)
 
 
 class _DividedCall:

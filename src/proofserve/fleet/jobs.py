@@ -11,7 +11,7 @@ from proofserve.fleet.errors import NoMemberReady, StoreUnavailable
 from proofserve.fleet.sql.requests import RequestStore, read_job
 from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.computation import Computation
-from proofserve.rounds.errors import UnknownJob
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import CompletedJob, Job, JobView, Limits, Outcome
 from proofserve.rounds.status import QueueGauges
@@ -58,7 +58,7 @@ class FleetJobs:
         )
 
     async def submit(self, job: Job) -> str:
-        """Queue ``job`` and return its id. Raises QueueFull and StoreUnavailable."""
+        """Queue ``job`` and return its id. Raises Refused (QUEUE_FULL) and StoreUnavailable."""
         request_id = str(uuid.uuid4())
         waiting = self.admission.gauges
         await self._store.add(request_id, job, waiting.limit - waiting.queued_nonces)
@@ -68,17 +68,17 @@ class FleetJobs:
     async def run(self, job: Job) -> Outcome:
         """Compute ``job`` while the caller waits; its result is not kept.
 
-        Raises QueueFull, and as ``Computation.run``.
+        Raises Refused (QUEUE_FULL), and as ``Computation.run``.
         """
         with self.admission.admitted(len(job.nonces)):
             async with self._turns.turn():
                 return await self._compute(job)
 
     async def result(self, request_id: str) -> JobView:
-        """Raises UnknownJob, also once the result has expired, and StoreUnavailable."""
+        """Raises StoreUnavailable, and Refused once the result has expired."""
         view = await self._store.view(request_id, self._limits.result_ttl_s)
         if view is None:
-            raise UnknownJob(f"Request {request_id} not found")
+            raise Refused(Refusal.UNKNOWN_JOB, f"Request {request_id} not found")
         return view
 
     async def cancel(self) -> None:

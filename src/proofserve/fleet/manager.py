@@ -17,17 +17,7 @@ from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.commitments import CommittedBatch, Opening
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.computation import Computation, NonceLimit
-from proofserve.rounds.errors import (
-    EngineFault,
-    NotCommitted,
-    NotInitialised,
-    Refused,
-    SeveralRounds,
-    ShuttingDown,
-    UnknownNonce,
-    UnknownRound,
-    VectorsDeleted,
-)
+from proofserve.rounds.errors import EngineFault, Refusal, Refused
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
     CommittedRound,
@@ -47,7 +37,7 @@ from proofserve.wire.records import Hash, OpeningRecord, Whole
 
 # How often a call that waits for the members looks again, seconds.
 _LOOK_AGAIN_S = 0.2
-_ERRORS: Mapping[int, type[Refused]] = {404: UnknownNonce, 410: VectorsDeleted}
+_REASONS: Mapping[int, Refusal] = {404: Refusal.UNKNOWN_NONCE, 410: Refusal.VECTORS_DELETED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +120,7 @@ class FleetManager:
         desired = (await self._watch.refresh()).desired
         step(desired.state, Move.JUDGE, desired.configured)
         if desired.round is None or desired.round.spec.target is None:
-            raise NotInitialised("No round configured")
+            raise Refused(Refusal.NOT_INITIALISED, "No round configured")
         spec, target = desired.round.spec, desired.round.spec.target
         wide = replace(spec, batch_size=max(spec.batch_size, self._engine.nonces_of_call))
         verdict = await self._computation.judge(wide, target, claims)
@@ -182,7 +172,9 @@ class FleetManager:
 
     def require_open(self) -> None:
         if self._closing:
-            raise ShuttingDown("the server is shutting down; ask again after its restart")
+            raise Refused(
+                Refusal.SHUTTING_DOWN, "the server is shutting down; ask again after its restart"
+            )
 
     async def aclose(self) -> None:
         """Refuse new work. Rounds and jobs go on: another controller, or the next start, leads."""
@@ -223,7 +215,7 @@ class FleetManager:
 
 
 def _require_room(spec: RoundSpec, lanes: int) -> None:
-    """Raises LaneUnset, and ProtocolError if ``lanes`` lanes have less than one batch each."""
+    """Raises Refused, and ProtocolError if ``lanes`` lanes have less than one batch each."""
     lane_of(spec)
     whole = FleetRound(0, spec, lanes, 0.0, None)
     try:
@@ -316,22 +308,29 @@ class FleetResults:
         about = f"block {block_hash!r} and key {public_key!r}"
         rounds = await self._store.rounds_of_block(block_hash, public_key)
         if not rounds:
-            raise UnknownRound(f"there is no round of {about}")
+            raise Refused(Refusal.UNKNOWN_ROUND, f"there is no round of {about}")
         committed = [each for each in rounds if each.spec.commits_roots]
         if not committed:
-            raise NotCommitted(f"the rounds of {about} publish vectors, not roots")
+            raise Refused(
+                Refusal.NOT_COMMITTED, f"the rounds of {about} publish vectors, not roots"
+            )
         found = await self._store.roots(committed, round_id)
         if not found:
-            raise UnknownRound(f"no member has committed to nonces of {about} in round {round_id}")
+            raise Refused(
+                Refusal.UNKNOWN_ROUND,
+                f"no member has committed to nonces of {about} in round {round_id}",
+            )
         if round_id is None and len(found) > 1:
             ids = ", ".join(each.round_id for each in found[:20])
-            raise SeveralRounds(f"give one of these as round_id: {ids}")
+            raise Refused(Refusal.SEVERAL_ROUNDS, f"give one of these as round_id: {ids}")
         return found[0]
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
         """As the port. Raises EngineFault if the member of the lane cannot be asked."""
         if not isinstance(committed, MemberRound):
-            raise UnknownRound(f"round {committed.round_id} is not one of this fleet")
+            raise Refused(
+                Refusal.UNKNOWN_ROUND, f"round {committed.round_id} is not one of this fleet"
+            )
         members = {each.member.id: each.member for each in self._watch.current.members}
         member = members.get(committed.member_id)
         if member is None:
@@ -351,8 +350,8 @@ class FleetResults:
             opened = {each.nonce: each.opening for each in found}
             return [opened[nonce] for nonce in nonces]
         except MemberError as error:
-            if refused := _ERRORS.get(error.status or 0):
-                raise refused(str(error)) from error
+            if reason := _REASONS.get(error.status or 0):
+                raise Refused(reason, str(error)) from error
             raise EngineFault(f"member {member.name}: {error}") from error
         except (ValidationError, KeyError) as error:
             raise EngineFault(f"member {member.name} answered nonsense to POST /open") from error

@@ -11,7 +11,7 @@ import aiohttp
 
 from proofserve.fleet.client import LOOK_S, MemberClient, MemberError, look, round_order
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.errors import FleetFull, NoLane, StoreUnavailable
+from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.plan import (
     Action,
     AdoptLane,
@@ -33,7 +33,7 @@ from proofserve.fleet.records import (
 from proofserve.fleet.sources import Address, DnsMembers
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
-from proofserve.rounds.errors import RoundsError
+from proofserve.rounds.errors import Refused, RoundsError
 from proofserve.wire.paths import FLEET
 
 _logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class MemberList:
     async def _add(self, store: FleetStore, each: Address) -> bool:
         try:
             member = await store.put_member(each.url, each.name, each.source)
-        except FleetFull as error:
+        except Refused as error:
             _logger.error("member %s is not added: %s", each.name, error)  # noqa: TRY400
             return False
         _logger.info("member %s (%s) is in the fleet", member.name, member.url)
@@ -263,7 +263,7 @@ class Reconciler:
         condition: MemberCondition,
         desired: DesiredState,
         actions: Sequence[Action],
-        given: Mapping[str, Lane | NoLane],
+        given: Mapping[str, Lane | Refused],
     ) -> None:
         """Make the calls of one member, one after another."""
         id_, name = condition.member.id, condition.member.name
@@ -299,7 +299,7 @@ class Reconciler:
 
     async def _give(
         self, desired: DesiredState, served: FleetModel, actions: Sequence[Action]
-    ) -> dict[str, Lane | NoLane]:
+    ) -> dict[str, Lane | Refused]:
         """The new lane of each member that shall start, or why it gets none.
 
         ``served`` is what the fleet serves now. Raises StoreUnavailable.
@@ -309,7 +309,7 @@ class Reconciler:
             return {}
         try:
             found = await self.store.give_lanes(desired.round.id, ids, served)
-        except NoLane as error:
+        except Refused as error:
             # Another controller has stopped it meanwhile.
             return dict.fromkeys(ids, error)
         return dict(zip(ids, found, strict=True))
@@ -319,7 +319,7 @@ class Reconciler:
         action: Action,
         condition: MemberCondition,
         desired: DesiredState,
-        given: Mapping[str, Lane | NoLane],
+        given: Mapping[str, Lane | Refused],
     ) -> str | None:
         """What went wrong, None if nothing did. Raises StoreUnavailable."""
         client = self.client(condition.member.url)
@@ -328,7 +328,7 @@ class Reconciler:
             match action:
                 case StartLane():
                     lane = given[action.member_id]
-                    if isinstance(lane, NoLane):
+                    if isinstance(lane, Refused):
                         return str(lane)
                     if desired.round is not None:
                         return await self._start(client, condition, desired.round, lane)

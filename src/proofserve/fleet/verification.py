@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.errors import NothingToVerify, StoreUnavailable
+from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.job_queues import JobProgress, JobSender
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.sql.verdicts import VerdictStore
@@ -25,6 +25,7 @@ from proofserve.fleet.verification_records import (
 )
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.nonces import fresh_seed
+from proofserve.rounds.errors import Refusal, Refused
 
 _logger = logging.getLogger(__name__)
 
@@ -212,17 +213,21 @@ class VerificationControl:
     async def ask(self, member_id: str) -> VerificationJob:
         """Have all that a member has stored of the newest round sampled now.
 
-        Raises NothingToVerify, and StoreUnavailable.
+        Raises Refused (NOTHING_TO_VERIFY), and StoreUnavailable.
         """
         overview = self._watch.current
         condition = next((e for e in overview.members if e.member.id == member_id), None)
         rule = self._policy.rule_of(condition) if condition else None
         if rule is None:
-            raise NothingToVerify("the policy has no rule for this member: add one to its file")
+            raise Refused(
+                Refusal.NOTHING_TO_VERIFY,
+                "the policy has no rule for this member: add one to its file",
+            )
         round_, lane = overview.desired.round, overview.newest.get(member_id)
         if round_ is None or lane is None or not lane.stored or round_.spec.target is not None:
-            raise NothingToVerify(
-                "the member has no stored vectors of the fleet's newest round: start a round"
+            raise Refused(
+                Refusal.NOTHING_TO_VERIFY,
+                "the member has no stored vectors of the fleet's newest round: start a round",
             )
         newest = await self._store.newest_batches(round_.number)
         through = newest[lane.lane]

@@ -4,14 +4,11 @@ Also the declarations of the relayed endpoints, which ``http`` serves.
 """
 
 import hmac
-import json
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import httpx
-import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response, Security
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.routing import APIRoute
@@ -36,9 +33,12 @@ from proofserve.gateway.failures import (
 )
 from proofserve.gateway.records import GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.web import bearer_key, why_not_local, with_body
+from proofserve.web import Handle, bearer_key, route_class, why_not_local, with_body
 
 Arguments = dict[Any, Any]
+
+_DRAINING = "The gateway is shutting down."
+_NOT_READY = "The gateway serves no requests: it shuts down, or no backend is up."
 
 # Limit of an operator's body, which only names a backend.
 MAX_BYTES = 64 * 1024
@@ -107,36 +107,23 @@ def admin_only(app: ASGIApp, plan: GatewayPlan) -> ASGIApp:
     return guarded
 
 
-class AdminRoute(APIRoute):
-    """Checks that the client is an operator before it reads the body, which is bounded."""
+def _for_operators(_route: APIRoute, handle: Handle) -> Handle:
+    """Check that the client is an operator before its body is read, which is bounded."""
 
-    def get_route_handler(self) -> Callable[[Request], Any]:
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            if failure := refusal_of(request.state.gateway.plan, request):
-                raise RefusedByGateway(failure)
-            too_large = RefusedByGateway(BODY_TOO_LARGE)
-            try:
-                bounded = await with_body(_StrictRequest, request, MAX_BYTES, too_large)
-            except ClientDisconnect:
-                # The client has disconnected and does not read this answer.
-                raise RefusedByGateway(INVALID_BODY) from None
-            response: Response = await handle(bounded)
-            return response
-
-        return answer
-
-
-class _StrictRequest(Request):
-    async def json(self) -> Any:
-        """The body as JSON in UTF-8, without NaN and halves of surrogate pairs."""
+    async def answer(request: Request) -> Response:
+        if failure := refusal_of(request.state.gateway.plan, request):
+            raise RefusedByGateway(failure)
         try:
-            return msgspec.json.decode(await self.body())
-        except RecursionError as error:
-            raise json.JSONDecodeError("it is nested too deeply", "", 0) from error
-        except ValueError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from error
+            bounded = await with_body(request, MAX_BYTES, RefusedByGateway(BODY_TOO_LARGE))
+        except ClientDisconnect:
+            # The client has disconnected and does not read this answer.
+            raise RefusedByGateway(INVALID_BODY) from None
+        return await handle(bounded)
+
+    return answer
+
+
+AdminRoute = route_class(_for_operators)
 
 
 class Shown(BaseModel, extra="forbid"):
@@ -167,27 +154,15 @@ class BackendError(BaseModel, extra="allow"):
 
 
 class Health(Shown):
-    """The gateway accepts new requests."""
+    """Whether the gateway accepts new requests: it does not while it shuts down."""
 
-    status: Literal["ok"]
-
-
-class Draining(Shown):
-    """The gateway is shutting down."""
-
-    status: Literal["draining"]
+    status: Literal["ok", "draining"]
 
 
-class Ready(Health):
-    """``backends`` lists those that can take a request."""
+class Ready(Shown):
+    """``backends`` lists those that can take a request. Without any, or in a shutdown: 503."""
 
-    backends: list[str]
-
-
-class NotReadyModel(Shown):
-    """The gateway serves no requests: it shuts down, or no backend is up."""
-
-    status: Literal["draining", "no backend"]
+    status: Literal["ok", "draining", "no backend"]
     backends: list[str]
 
 
@@ -217,14 +192,14 @@ class ShownBackend(Shown):
     models: list[str] | None
 
 
-def answering(answer: Any, *refusals: int, unavailable: type[Shown] | None = None) -> Arguments:
+def answering(answer: Any, *refusals: int, unavailable: str | None = None) -> Arguments:
     """Arguments of a route that answers ``answer``, one of ``refusals``, or 503.
 
     The answers are not validated: that would cost time and could change them.
     """
     responses: Arguments = {200: {"model": answer}, **_errors(ErrorModel, *refusals)}
     if unavailable is not None:
-        responses[503] = {"model": unavailable, "description": unavailable.__doc__}
+        responses[503] = {"model": answer, "description": unavailable}
     return {"response_model": None, "responses": responses}
 
 
@@ -268,7 +243,10 @@ def _errors(model: Any, *codes: int) -> Arguments:
 class BackendName(BaseModel, extra="forbid", strict=True):
     """The backend that an operator drains or undrains."""
 
-    backend: str = Field(description="Its URL, as GET /admin/backends shows it.")
+    # With a limit, halves of surrogate pairs are refused, too.
+    backend: str = Field(
+        max_length=MAX_BYTES, description="Its URL, as GET /admin/backends shows it."
+    )
 
 
 def gateway_of(request: Request) -> Gateway:
@@ -294,8 +272,8 @@ def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
         app.include_router(dashboard.router(AdminRoute))
 
 
-@public.get("/v1/health", tags=["health"], **answering(Health, unavailable=Draining))
-@public.get("/health", tags=["health"], **answering(Health, unavailable=Draining))
+@public.get("/v1/health", tags=["health"], **answering(Health, unavailable=_DRAINING))
+@public.get("/health", tags=["health"], **answering(Health, unavailable=_DRAINING))
 def health(gateway: Shared) -> JSONResponse:
     """Whether the gateway accepts new requests; 503 once a shutdown has begun."""
     if gateway.draining:
@@ -303,7 +281,7 @@ def health(gateway: Shared) -> JSONResponse:
     return JSONResponse({"status": "ok"})
 
 
-@public.get("/health/ready", tags=["health"], **answering(Ready, unavailable=NotReadyModel))
+@public.get("/health/ready", tags=["health"], **answering(Ready, unavailable=_NOT_READY))
 def ready(gateway: Shared) -> JSONResponse:
     """The backends that can take a request; 503 if there is none."""
     usable = [b.name for b in gateway.pool.backends if b.healthy and not b.draining]

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
@@ -245,82 +244,39 @@ _TOTALS = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStatistics:
-    """The callbacks of one origin.
-
-    ``pending`` are not delivered yet; ``failing`` of these have failed since they were queued or
-    retried by the operator. ``delivered`` are those that are not deleted yet. ``expired`` had too
-    many failures; ``revived`` counts expired ones that the operator made due again.
-    ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait, None where nothing is pending.
-    ``last_error`` is the kind of the newest failure among undelivered callbacks.
-    """
-
-    origin: str
-    pending: int
-    failing: int
-    delivered: int
-    expired: int
-    revived: int
-    oldest_pending_s: float | None
-    next_attempt_s: float | None
-    last_error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundStatistics:
-    """One round: ``results`` are those kept, failures among them."""
-
-    round_id: str
-    scheme: str
-    block_hash: str
-    open: bool
-    results: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxStatistics:
-    """The whole file, without what is already deleted.
+def read_statistics(connection: sqlite3.Connection, now: float) -> dict[str, Any]:
+    """The numbers of the whole file, without what is already deleted, as JSON values.
 
     ``uncut_rounds`` have results that are in no callback yet; ``deleted_results`` were delivered.
     ``receipts`` are those kept, ``log_entries`` those of their log.
+
+    ``targets`` has the callbacks of each origin: ``pending`` are not delivered yet; ``failing`` of
+    these have failed since they were queued or retried by the operator. ``delivered`` are those
+    that are not deleted yet. ``expired`` had too many failures; ``revived`` counts expired ones
+    that the operator made due again. ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait,
+    None where nothing is pending. ``last_error`` is the kind of the newest failure among
+    undelivered callbacks.
+
+    ``newest_rounds`` has the ``results`` that each keeps, failures among them.
     """
-
-    schema_version: int
-    bytes: int
-    rounds: int
-    uncut_rounds: int
-    results: int
-    deleted_results: int
-    receipts: int
-    log_entries: int
-    targets: tuple[TargetStatistics, ...]
-    newest_rounds: tuple[RoundStatistics, ...]
-
-
-def read_statistics(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
     connection.create_function("origin", 1, cache(lambda url: origin_of(url) or "not an address"))
     # ``HTTP 503``, ``ConnectError``, ...; the text after it may come from the target.
     errors = {to: error.partition(":")[0] for to, error, _ in connection.execute(_ERRORS)}
+    (totals,) = _rows(connection, _TOTALS, {})
     counts = _rows(connection, _COUNTS, {"now": now})
     rounds = _rows(connection, _ROUNDS, {"limit": NEWEST_ROUNDS})
-    (totals,) = _rows(connection, _TOTALS, {})
-    return OutboxStatistics(
+    return {
         **totals,
-        targets=tuple(
-            TargetStatistics(**row, last_error=errors.get(row["origin"])) for row in counts
-        ),
-        newest_rounds=tuple(
-            RoundStatistics(**{**row, "open": bool(row["open"])}) for row in rounds
-        ),
-    )
+        "targets": [{**row, "last_error": errors.get(row["origin"])} for row in counts],
+        "newest_rounds": [{**row, "open": bool(row["open"])} for row in rounds],
+    }
 
 
 def _rows(connection: sqlite3.Connection, sql: str, values: Mapping[str, Any]) -> Iterator[Any]:
-    """Rows by the names of their columns, which are fields of the records above."""
+    """Rows by the names of their columns."""
     cursor = connection.cursor()
     cursor.row_factory = sqlite3.Row
-    return cursor.execute(sql, values)
+    return map(dict, cursor.execute(sql, values))
 
 
 # -- exporting -------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def _bodies(receipts: Sequence[NewReceipt]) -> tuple[list[tuple[NewReceipt, str]
     """The receipts to store with their JSON, and how many a strict reader would refuse."""
     made = []
     for new in receipts:
-        receipt = new.signed.receipt
+        receipt = new[0].receipt
         try:
             made.append((new, _readable(receipt)))
         except ValueError as error:
@@ -160,15 +160,16 @@ def _add(
 
 
 def _add_one(connection: sqlite3.Connection, new: NewReceipt, body: str, now: float) -> bool:
-    receipt, signed = new.signed.receipt, new.signed
+    signed, digest = new
+    receipt = signed.receipt
     place = (receipt.response_id, receipt.choice)
-    proof = (receipt.created_ms, new.digest, signed.signature, signed.public_key)
+    proof = (receipt.created_ms, digest, signed.signature, signed.public_key)
     row = connection.execute(_ADD_RECEIPT, (*place, now, *proof)).fetchone()
     if row is None:
         known = connection.execute(
             "SELECT digest FROM receipts WHERE response_id = ? AND choice = ?", place
         ).fetchone()
-        if known[0] != new.digest:
+        if known[0] != digest:
             connection.execute(_COUNT, (REPEATED_ID, 1))
         return False
     connection.execute("INSERT INTO receipt_bodies VALUES (?, ?, ?)", (row[0], now, body))

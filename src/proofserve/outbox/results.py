@@ -14,15 +14,9 @@ from proofserve.outbox.database import Database
 from proofserve.protocol.commitments import CommittedBatch, Opening, leaf, paths, root
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.errors import (
-    NotCommitted,
-    SeveralRounds,
-    UnknownNonce,
-    UnknownRound,
-    VectorsDeleted,
-)
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
-    Artifact,
     CommittedRound,
     Finding,
     RoundProgress,
@@ -209,7 +203,7 @@ def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row
 
 
 def _value(finding: Finding) -> str:
-    if isinstance(finding, Artifact):
+    if isinstance(finding, Claim):
         return finding.vector_b64
     return json.dumps(finding.distance, allow_nan=False)
 
@@ -346,13 +340,19 @@ def committed_round(
     rows = connection.execute(_OF_BLOCK, (block_hash, public_key, round_id)).fetchall()
     which = f"block {block_hash}, key {public_key}" + (f", id {round_id}" if round_id else "")
     if not rows:
-        raise UnknownRound(f"there is no round of {which}: there never was one, or it is deleted")
+        raise Refused(
+            Refusal.UNKNOWN_ROUND,
+            f"there is no round of {which}: there never was one, or it is deleted",
+        )
     committed = [row[1:] for row in rows if row[0]]
     if not committed:
-        raise NotCommitted(f"the round of {which} publishes vectors, not roots")
+        raise Refused(Refusal.NOT_COMMITTED, f"the round of {which} publishes vectors, not roots")
     if len(committed) > 1:
         named = ", ".join(row[0] for row in committed[-_NAMED:])
-        raise SeveralRounds(f"several rounds of {which} publish roots; give round_id: {named}")
+        raise Refused(
+            Refusal.SEVERAL_ROUNDS,
+            f"several rounds of {which} publish roots; give round_id: {named}",
+        )
     ((found, next_index, *numbers),) = committed
     return CommittedRound(found, NonceLane(*numbers), next_index)
 
@@ -373,7 +373,9 @@ async def openings(
 def _index(committed: CommittedRound, nonce: int) -> int:
     index = committed.lane.index_of(nonce)
     if index is None or index >= committed.next_index:
-        raise UnknownNonce(f"nonce {nonce} is in no batch of round {committed.round_id} yet")
+        raise Refused(
+            Refusal.UNKNOWN_NONCE, f"nonce {nonce} is in no batch of round {committed.round_id} yet"
+        )
     return index
 
 
@@ -383,16 +385,17 @@ def _open_batch(
     """Open the first of ``indices``, which rise, and all others that are in its batch."""
     row = connection.execute(_BATCH_OF, (committed.round_id, indices[0])).fetchone()
     if row is None:
-        raise UnknownRound(f"round {committed.round_id} is deleted")
+        raise Refused(Refusal.UNKNOWN_ROUND, f"round {committed.round_id} is deleted")
     batch = CommittedBatch(*row[1:])
     nonces = committed.lane.batch(batch.first_index, batch.count)
     stored = _results_of(connection, row[0], nonces)
     asked = [index for index in indices if index < batch.first_index + batch.count]
     places = [index - batch.first_index for index in asked]
     if len(stored) < batch.count:
-        raise VectorsDeleted(
+        raise Refused(
+            Refusal.VECTORS_DELETED,
             f"the vectors of the batch of nonce {nonces[places[0]]} are deleted: a node keeps them"
-            " for POC_OUTBOX_KEEP_DAYS after it delivered their root"
+            " for POC_OUTBOX_KEEP_DAYS after it delivered their root",
         )
     ways = paths(_leaves(stored), places)
     return [

@@ -21,7 +21,7 @@ from proofserve.engines.vetting import features
 from proofserve.engines.vetting.start import require_vetted, require_vetted_runner
 from proofserve.engines.vllm import support
 from proofserve.lab.host import processor_here
-from proofserve.rounds.ports import AnsweringEngine, MeasurableEngine
+from proofserve.rounds.ports import AnsweringEngine, Measure
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
@@ -61,7 +61,7 @@ class ProofEndpoints:
         if chosen.enabled:
             access, limit = access_of(chosen), chosen.max_body_bytes
             app.router.routes.append(ForwardingRoute(lambda: self._ownership, access, limit))
-        for router in self._routers(_node, _engine):
+        for router in self._routers(_node, _measure):
             app.include_router(router)
         around = app.router.lifespan_context
 
@@ -80,14 +80,14 @@ class ProofEndpoints:
         app.router.lifespan_context = lifespan
 
     def _routers(
-        self, get_node: Callable[[Request], Node], get_engine: Callable[[Request], MeasurableEngine]
+        self, get_node: Callable[[Request], Node], measure_of: Callable[[Request], Measure]
     ) -> list[APIRouter]:
         chosen = self._settings
         keys = (chosen.api_key, chosen.validator_key, chosen.viewer_key, chosen.api_keys_file)
         has_keys = any(keys)
         made = [routes.router(get_node, has_keys)]
         if chosen.measure:
-            made.append(proof_routes.measure_router(get_node, get_engine, has_keys))
+            made.append(proof_routes.measure_router(get_node, measure_of, has_keys))
         if chosen.dashboard:
             made.append(node_page.router(get_node))
         return made
@@ -154,7 +154,7 @@ class ProofEndpoints:
                     yield node
 
         def private(node: Node) -> ASGIApp:
-            return private_app(lambda: self._routers(lambda _: node, lambda _: engine))
+            return private_app(lambda: self._routers(lambda _: node, lambda _: engine.measure))
 
         return Ownership(self._settings.outbox, this_server(), start, private)
 
@@ -169,8 +169,8 @@ class ProofEndpoints:
         from proofserve.engines.vetting.ranks import require_equal_ranks  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine, served_facts, served_kernels  # noqa: PLC0415
 
-        ranks = await require_equal_ranks(engine_client)
-        _logger.info("%s", ranks.text)
+        ranks, obstacle = await require_equal_ranks(engine_client)
+        _logger.info("%s", ranks)
         # In a thread, because it may hash the whole checkpoint.
         facts = await asyncio.to_thread(served_facts, config)
         engine_info = EngineInfo(
@@ -179,7 +179,7 @@ class ProofEndpoints:
             max_seq_len=config.model_config.max_model_len,
             versions=versions(vllm=str(vllm.__version__)),
             kernels={"processor": processor_here(), **served_kernels(config)},
-            experts_obstacle=ranks.obstacle,
+            experts_obstacle=obstacle,
         )
         timeout_s = self._settings.rpc_timeout_ms / 1e3
         return VllmEngine(engine_client, engine_info, self._settings.defer_sec, timeout_s)
@@ -243,6 +243,6 @@ def _node(request: Request) -> Node:
     return node
 
 
-def _engine(request: Request) -> MeasurableEngine:
-    engine: MeasurableEngine = request.app.state.proofserve_engine
-    return engine
+def _measure(request: Request) -> Measure:
+    measure: Measure = request.app.state.proofserve_engine.measure
+    return measure

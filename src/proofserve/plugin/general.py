@@ -100,10 +100,10 @@ def _ranks(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
     return require_equal(engine, own)
 
 
-def _start_receipts(engine: Any, plan: dict[str, Any]) -> None:
+def _start_receipts(engine: Any, scheme: dict[str, Any], most_rows: int) -> None:
     from proofserve.engines.vllm import core_methods
 
-    core_methods.start_receipts(engine, plan)
+    core_methods.start_receipts(engine, scheme, most_rows)
 
 
 def _receipts_answers(engine: Any) -> "Future[dict[str, Any]]":

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import check_nonces
-from proofserve.web import with_body
+from proofserve.web import Handle, route_class, with_body
 from proofserve.wire.callbacks import (
     KEY_HEADER,
     SEQUENCE_HEADER,
@@ -215,26 +215,20 @@ def guarded(check: SignatureCheck | None, max_body_bytes: int) -> type[APIRoute]
             f"the body has more than {max_body_bytes} bytes: give the receiver a"
             " larger --max-body-bytes or the node a smaller POC_CALLBACK_MAX_ARTIFACTS",
         )
-        bounded = await with_body(Request, request, max_body_bytes, too_large)
+        bounded = await with_body(request, max_body_bytes, too_large)
         if check is not None and signed is not None:
             await check.body(*signed, await bounded.body())
         return bounded
 
-    class GuardedRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Any]:
-            handle = super().get_route_handler()
-            if "POST" not in self.methods:
-                return handle
+    def around(route: APIRoute, handle: Handle) -> Handle:
+        async def answer(request: Request) -> Response:
+            try:
+                request = await checked(request)
+            except HTTPException as error:
+                _log.warning("refused a callback: %s", error.detail)
+                return JSONResponse({"detail": error.detail}, error.status_code)
+            return await handle(request)
 
-            async def answer(request: Request) -> Response:
-                try:
-                    request = await checked(request)
-                except HTTPException as error:
-                    _log.warning("refused a callback: %s", error.detail)
-                    return JSONResponse({"detail": error.detail}, error.status_code)
-                response: Response = await handle(request)
-                return response
+        return answer if "POST" in route.methods else handle
 
-            return answer
-
-    return GuardedRoute
+    return route_class(around)

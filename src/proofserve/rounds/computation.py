@@ -17,10 +17,9 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim, compare, compare_distances
 from proofserve.protocol.verdict.counting import judge, judge_distances
-from proofserve.rounds.errors import ChatBusy, EngineFault, OtherRound, QueueFull
-from proofserve.rounds.ports import ProofEngine, ProofSession
+from proofserve.rounds.errors import EngineFault, Refusal, Refused
+from proofserve.rounds.ports import ProofEngine, Prove
 from proofserve.rounds.records import (
-    Artifact,
     Deferred,
     DistanceClaims,
     DistanceVerdict,
@@ -55,14 +54,14 @@ def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
     return [tuple(nonces[start : start + size]) for start in range(0, len(nonces), size)]
 
 
-async def ask(session: ProofSession, nonces: Sequence[int], width: int) -> ProofBatch | Deferred:
+async def ask(prove: Prove, nonces: Sequence[int], width: int) -> ProofBatch | Deferred:
     """The checked batch of ``nonces``, or ``Deferred`` after at least 50 ms.
 
     Raises EngineFault (the computation failed, or its answer cannot be used) and EngineGone.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
-    answer = await session.prove(nonces)
+    answer = await prove(nonces)
     if isinstance(answer, Deferred):
         await asyncio.sleep(max(0.0, began + SHORTEST_DEFERRAL_S - loop.time()))
         return answer
@@ -105,9 +104,9 @@ def distances_of(batch: ProofBatch) -> tuple[float, ...]:
     return tuple(batch.values[:, 0].tolist())
 
 
-def artifacts_of(batch: ProofBatch) -> tuple[Artifact, ...]:
+def artifacts_of(batch: ProofBatch) -> tuple[Claim, ...]:
     texts = encode(batch.values)
-    return tuple(Artifact(n, text) for n, text in zip(batch.nonces, texts, strict=True))
+    return tuple(Claim(n, text) for n, text in zip(batch.nonces, texts, strict=True))
 
 
 def failures_of(batch: ProofBatch) -> dict[int, str]:
@@ -126,9 +125,12 @@ class NonceLimit:
         return QueueGauges(self._queued, self._limit)
 
     def admit(self, nonces: int) -> None:
-        """Add ``nonces``; ``leave`` must follow. Raises QueueFull and then adds nothing."""
+        """Add ``nonces``; ``leave`` must follow. Raises Refused and then adds nothing."""
         if self._queued + nonces > self._limit:
-            raise QueueFull(f"Queue full: {self._queued} nonces queued, limit is {self._limit}")
+            raise Refused(
+                Refusal.QUEUE_FULL,
+                f"Queue full: {self._queued} nonces queued, limit is {self._limit}",
+            )
         self._queued += nonces
 
     def leave(self, nonces: int) -> None:
@@ -188,10 +190,10 @@ class Computation:
         while todo:
             await self.no_round.wait()
             started()
-            async with self.engine.session(job.work) as session:
+            async with self.engine.session(job.work) as prove:
                 while todo and self.no_round.is_set():
                     width = job.work.scheme.width
-                    batch = await self._until_computed(session, todo[0], width)
+                    batch = await self._until_computed(prove, todo[0], width)
                     self.totals.computed(work, len(batch.nonces), len(batch.failed))
                     done.append(batch)
                     todo.popleft()
@@ -202,16 +204,19 @@ class Computation:
     ) -> DistanceVerdict:
         """Judge ``claims`` by the parameters of the round ``spec`` and the prover's public key.
 
-        Raises OtherRound (the claims are about another block), QueueFull (too many nonces wait for
-        the engine), EngineFault (the recomputation is incomplete, or chat deferred it past the
-        deadline), EngineGone and ProtocolError (as ``comparison.compare_distances``).
+        Raises Refused (OTHER_ROUND, QUEUE_FULL), EngineFault (the recomputation is incomplete, or
+        chat deferred it past the deadline), EngineGone and ProtocolError (as
+        ``comparison.compare_distances``).
         """
         for field, claimed, ours in (
             ("block_hash", claims.block.hash, spec.work.block.hash),
             ("block_height", claims.block.height, spec.work.block.height),
         ):
             if claimed != ours:
-                raise OtherRound(f"{field} {claimed!r} is not the {ours!r} of the configured round")
+                raise Refused(
+                    Refusal.OTHER_ROUND,
+                    f"{field} {claimed!r} is not the {ours!r} of the configured round",
+                )
         return await self.totals.judged(self._recompute(spec, target, claims))
 
     async def _recompute(
@@ -219,23 +224,21 @@ class Computation:
     ) -> DistanceVerdict:
         work = replace(spec.work, public_key=claims.public_key)
         with self.admission.admitted(len(claims.nonces)):
-            async with self.engine.session(work) as session:
+            async with self.engine.session(work) as prove:
                 done = [
-                    await self._until_computed(session, chunk, work.scheme.width)
+                    await self._until_computed(prove, chunk, work.scheme.width)
                     for chunk in chunks(claims.nonces, spec.batch_size)
                 ]
         return await asyncio.to_thread(_judged, target, claims, done)
 
-    async def _until_computed(
-        self, session: ProofSession, nonces: Sequence[int], width: int
-    ) -> ProofBatch:
+    async def _until_computed(self, prove: Prove, nonces: Sequence[int], width: int) -> ProofBatch:
         """Call ``ask`` until the engine computes the batch or chat has delayed it for too long.
 
         Raises EngineFault (the computation failed, or chat delayed it) and EngineGone.
         """
         deadline = self.clock() + self.chunk_timeout_s
         while True:
-            answer = await ask(session, nonces, width)
+            answer = await ask(prove, nonces, width)
             if not isinstance(answer, Deferred):
                 return answer
             if self.clock() >= deadline:
@@ -298,7 +301,7 @@ def winners_among(verdict: DistanceVerdict) -> int:
 async def self_check(engine: ProofEngine) -> None:
     """Run one small fixed forward on every engine core at the same time.
 
-    Raises ChatBusy (chat deferred it), EngineFault (it failed or is not finite) and EngineGone.
+    Raises Refused (CHAT_BUSY), EngineFault (it failed or is not finite) and EngineGone.
     """
     checks = (_check_core(engine, core) for core in range(engine.cores))
     for result in await asyncio.gather(*checks, return_exceptions=True):
@@ -311,12 +314,12 @@ async def _check_core(engine: ProofEngine, core: int) -> None:
     work = Workload(tried, BLOCK, KEY, min(SEQ_LEN, engine.engine_info.max_seq_len))
     of_core = f"engine core {core}: " if engine.cores > 1 else ""
     try:
-        async with engine.session(work, core) as session:
-            answer = await ask(session, NONCES, tried.width)
+        async with engine.session(work, core) as prove:
+            answer = await ask(prove, NONCES, tried.width)
     except EngineFault as fault:
         raise EngineFault(f"{of_core}{fault}") from fault
     if isinstance(answer, Deferred):
         text = f"chat is busy: no forward could run within {answer.seconds:.1f} s"
-        raise ChatBusy(f"{of_core}{text}")
+        raise Refused(Refusal.CHAT_BUSY, f"{of_core}{text}")
     if answer.failed:
         raise EngineFault(f"{of_core}{NOT_FINITE}")

@@ -1,84 +1,69 @@
 """The errors of rounds, jobs, the engine and the outbox."""
 
+from enum import StrEnum
+
 
 class RoundsError(Exception):
     """Base class. The API shows the text to its client."""
 
 
+class Refusal(StrEnum):
+    """Why the present state does not allow a valid request. The metric of refusals has these."""
+
+    ALREADY_GENERATING = "already_generating"
+    """A round is running; stop it before starting another."""
+    NOT_INITIALISED = "not_initialised"
+    """No round of the distance protocol is configured."""
+    OTHER_PROTOCOL = "other_protocol"
+    """The call is of the distance protocol, the configured round of the artifact protocol."""
+    OTHER_ROUND = "other_round"
+    """The claims are about another block than the configured round."""
+    LANE_UNSET = "lane_unset"
+    """The configured round has no node number and node count, so it has no nonces to prove."""
+    QUEUE_FULL = "queue_full"
+    """The job would exceed the number of nonces that may wait."""
+    UNKNOWN_JOB = "unknown_job"
+    """No job has this id: it never existed, has expired, or a stop removed it."""
+    UNKNOWN_ROUND = "unknown_round"
+    """The outbox has no round of this block and key: there never was one, or it is deleted."""
+    UNKNOWN_NONCE = "unknown_nonce"
+    """The nonce is in no batch of the round, or not yet."""
+    NOT_COMMITTED = "not_committed"
+    """The round publishes vectors, so that there is no root to open."""
+    SEVERAL_ROUNDS = "several_rounds"
+    """Several rounds of the block and key publish roots, and the request names none of them."""
+    VECTORS_DELETED = "vectors_deleted"
+    """The vectors of the nonce's batch were deleted some days after their root was delivered."""
+    UNKNOWN_RECEIPT = "unknown_receipt"
+    """No answer with this id has a receipt, or not yet, or its receipt was deleted long ago."""
+    RECEIPT_DELETED = "receipt_deleted"
+    """The receipt was deleted after its time to live."""
+    RECEIPT_NOT_LOGGED = "receipt_not_logged"
+    """The receipt is stored, and enters the log within about a second."""
+    WAITS_FULL = "waits_full"
+    """Too many requests wait for receipts that are not known yet."""
+    CHAT_BUSY = "chat_busy"
+    """Chat used the engine for as long as the call may wait."""
+    SHUTTING_DOWN = "shutting_down"
+    """The server shuts down and starts nothing new."""
+    UNKNOWN_MEMBER = "unknown_member"
+    """No member of the fleet has this id: there never was one, or it was removed."""
+    UNKNOWN_LANE = "unknown_lane"
+    """The fleet's round has given no lane of this number, or there is no such round."""
+    NO_LANE = "no_lane"
+    """A fleet's round gives a member no lane: the text says why. A lane is never given twice."""
+    FLEET_FULL = "fleet_full"
+    """The fleet has as many members as it may have."""
+    NOTHING_TO_VERIFY = "nothing_to_verify"
+    """No verdict about the member is possible: the text says what is missing."""
+
+
 class Refused(RoundsError):
     """A valid request that the present state does not allow. Nothing was changed."""
 
-
-class AlreadyGenerating(Refused):
-    """A round is running; stop it before starting another."""
-
-
-class NotInitialised(Refused):
-    """No round of the distance protocol is configured."""
-
-
-class OtherProtocol(Refused):
-    """The call is of the distance protocol, the configured round of the artifact protocol."""
-
-
-class OtherRound(Refused):
-    """The claims are about another block than the configured round."""
-
-
-class LaneUnset(Refused):
-    """The configured round has no node number and node count, so it has no nonces to prove."""
-
-
-class QueueFull(Refused):
-    """The job would exceed the number of nonces that may wait."""
-
-
-class UnknownJob(Refused):
-    """No job has this id: it never existed, has expired, or a stop removed it."""
-
-
-class UnknownRound(Refused):
-    """The outbox has no round of this block and key: there never was one, or it is deleted."""
-
-
-class UnknownNonce(Refused):
-    """The nonce is in no batch of the round, or not yet."""
-
-
-class NotCommitted(Refused):
-    """The round publishes vectors, so that there is no root to open."""
-
-
-class SeveralRounds(Refused):
-    """Several rounds of the block and key publish roots, and the request names none of them."""
-
-
-class VectorsDeleted(Refused):
-    """The vectors of the nonce's batch were deleted some days after their root was delivered."""
-
-
-class UnknownReceipt(Refused):
-    """No answer with this id has a receipt, or not yet, or its receipt was deleted long ago."""
-
-
-class ReceiptDeleted(Refused):
-    """The receipt was deleted after its time to live."""
-
-
-class ReceiptNotLogged(Refused):
-    """The receipt is stored, and enters the log within about a second."""
-
-
-class WaitsFull(QueueFull):
-    """Too many requests wait for receipts that are not known yet."""
-
-
-class ShuttingDown(Refused):
-    """The server shuts down and starts nothing new."""
-
-
-class ChatBusy(RoundsError):
-    """Chat used the engine for as long as the call may wait. Nothing was computed."""
+    def __init__(self, reason: Refusal, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class EngineFault(RoundsError):

@@ -5,10 +5,11 @@ import logging
 from collections import deque
 from contextlib import AsyncExitStack, suppress
 
+from proofserve.rounds.computation import failures_of, findings_of
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.ports import Outbox, ProofEngine
-from proofserve.rounds.prover import Finished, Prover
-from proofserve.rounds.records import Limits, RoundProgress, RoundSpec
+from proofserve.rounds.prover import Prover
+from proofserve.rounds.records import Limits, ProofBatch, RoundProgress, RoundSpec
 from proofserve.rounds.status import CoreStatus, Counters
 from proofserve.rounds.tasks import end, reason_of
 
@@ -19,14 +20,18 @@ class RoundRecorder:
     """Stores the batches of one round while the engine computes the next ones.
 
     Batches that finish during a transaction share the next one: a slow disk delays no forward.
+    They come in the order of the lane, from its index ``next_index`` on.
     """
 
-    def __init__(self, outbox: Outbox, round_id: str, counters: Counters, limits: Limits) -> None:
+    def __init__(
+        self, outbox: Outbox, spec: RoundSpec, next_index: int, counters: Counters, limits: Limits
+    ) -> None:
         self._outbox = outbox
-        self._round_id = round_id
+        self._spec = spec
+        self._next_index = next_index
         self._counters = counters
         self._limits = limits
-        self._waiting: deque[Finished] = deque()
+        self._waiting: deque[ProofBatch] = deque()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -36,9 +41,9 @@ class RoundRecorder:
 
     @property
     def unstored_nonces(self) -> int:
-        return sum(batch.processed + len(batch.failed) for batch in self._waiting)
+        return sum(len(batch.nonces) + len(batch.failed) for batch in self._waiting)
 
-    def add(self, batch: Finished) -> None:
+    def add(self, batch: ProofBatch) -> None:
         self._waiting.append(batch)
         self._wake.set()
         if len(self._waiting) >= self._limits.max_unrecorded:
@@ -61,28 +66,30 @@ class RoundRecorder:
             if self._closing.is_set():
                 return
 
-    async def _store(self, batches: tuple[Finished, ...]) -> bool:
-        findings = tuple(finding for batch in batches for finding in batch.findings)
-        failed = {nonce: reason for batch in batches for nonce, reason in batch.failed.items()}
+    async def _store(self, batches: tuple[ProofBatch, ...]) -> bool:
+        target = self._spec.target
+        findings = [finding for batch in batches for finding in findings_of(batch, target)]
+        failed = {
+            nonce: reason for batch in batches for nonce, reason in failures_of(batch).items()
+        }
+        next_index = self._next_index + len(batches) * self._spec.batch_size
         while True:
             last_try = self._closing.is_set()
             try:
-                await self._outbox.record(self._round_id, batches[-1].next_index, findings, failed)
+                await self._outbox.record(self._spec.round_id, next_index, findings, failed)
             except OutboxUnavailable as error:
                 self.trouble = f"outbox: {error}"
                 if last_try:
                     return False
                 await self._pause()
                 continue
-            self._settle(batches)
+            self.trouble, self._next_index = None, next_index
+            for _ in batches:
+                self._waiting.popleft()
+            processed = sum(len(batch.nonces) for batch in batches)
+            self._counters.done(processed, len(findings), len(failed))
+            self._room.set()
             return True
-
-    def _settle(self, batches: tuple[Finished, ...]) -> None:
-        self.trouble = None
-        for batch in batches:
-            self._waiting.popleft()
-            self._counters.done(batch.processed, len(batch.findings), len(batch.failed))
-        self._room.set()
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
@@ -131,7 +138,7 @@ class Generation:
         ``close``, so that it can go on after a fault or a restart.
         """
         recorder = self._recorder = RoundRecorder(
-            self._outbox, spec.round_id, self._counters, self._limits
+            self._outbox, spec, opened.next_index, self._counters, self._limits
         )
         stopped = asyncio.create_task(self._stopping.wait())
         logging_progress = asyncio.create_task(self._log_progress(spec))

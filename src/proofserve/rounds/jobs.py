@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from proofserve.rounds.computation import Computation
-from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
+from proofserve.rounds.errors import OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Limits, Outcome
 from proofserve.rounds.tasks import end, reason_of
@@ -35,7 +35,7 @@ class JobQueue:
         self._ended_nonces = 0
 
     def submit(self, job: Job) -> str:
-        """Queue ``job`` and return its id. Raises QueueFull if too many nonces wait."""
+        """Queue ``job`` and return its id. Raises Refused if too many nonces wait."""
         self._admission.admit(len(job.nonces))
         entry = _QueuedJob(str(uuid.uuid4()), job, self._places_in_order.join())
         self._entries[entry.request_id] = entry
@@ -47,8 +47,8 @@ class JobQueue:
     async def run(self, job: Job) -> Outcome:
         """Compute ``job`` in its turn while the caller waits; its result is not kept.
 
-        ``cancel`` does not end this job; cancelling the caller does. Raises QueueFull and as
-        ``Computation.run``.
+        ``cancel`` does not end this job; cancelling the caller does. Raises Refused
+        (QUEUE_FULL) and as ``Computation.run``.
         """
         with self._admission.admitted(len(job.nonces)):
             async with self._places_in_order.turn():
@@ -57,7 +57,7 @@ class JobQueue:
     def result(self, request_id: str) -> JobView:
         entry = self._entries.get(request_id)
         if entry is None:
-            raise UnknownJob(f"Request {request_id} not found")
+            raise Refused(Refusal.UNKNOWN_JOB, f"Request {request_id} not found")
         return entry.view
 
     async def cancel(self, grace_s: float) -> None:

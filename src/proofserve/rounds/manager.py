@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from proofserve.rounds.computation import Computation, NonceLimit, self_check, winners_among
-from proofserve.rounds.errors import EngineFault, ShuttingDown
+from proofserve.rounds.errors import EngineFault, Refusal, Refused
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.ports import Outbox, ProofEngine
@@ -160,7 +160,9 @@ class RoundManager:
 
     def require_open(self) -> None:
         if self._closing:
-            raise ShuttingDown("the server is shutting down; ask again after its restart")
+            raise Refused(
+                Refusal.SHUTTING_DOWN, "the server is shutting down; ask again after its restart"
+            )
 
     async def aclose(self) -> None:
         self._closing = True

@@ -1,8 +1,8 @@
 """What a round needs of an engine and of an outbox, and what the API needs of rounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from proofserve.protocol.commitments import Opening
 from proofserve.protocol.receipts.answer import FinishedAnswer
@@ -17,7 +17,6 @@ from proofserve.rounds.records import (
     Finding,
     Job,
     JobView,
-    Measurement,
     Outcome,
     ProofBatch,
     RoundProgress,
@@ -28,14 +27,9 @@ from proofserve.rounds.records import (
 )
 from proofserve.rounds.status import EngineGauges, NodeTotals, OutboxGauges, ReceiptGauges, Status
 
-
-class ProofSession(Protocol):
-    async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
-        """Compute the proofs of ``nonces``. Calls may overlap; the engine runs them in order.
-
-        Raises EngineFault (the computation failed; the engine still runs) and EngineGone.
-        """
-        ...
+# Computes the proofs of the given nonces. Calls may overlap; the engine runs them in order. Raises
+# EngineFault (the computation failed; the engine still runs) and EngineGone.
+Prove = Callable[[Sequence[int]], Awaitable[ProofBatch | Deferred]]
 
 
 class ProofEngine(Protocol):
@@ -51,7 +45,7 @@ class ProofEngine(Protocol):
 
     def session(
         self, work: Workload, core: int | None = None
-    ) -> AbstractAsyncContextManager[ProofSession]:
+    ) -> AbstractAsyncContextManager[Prove]:
         """Open a lease; the end of the context returns it and cancels deferred calls.
 
         All calls go to ``core``, an index below ``cores``. Without one the engine chooses, and
@@ -62,13 +56,10 @@ class ProofEngine(Protocol):
     async def gauges(self) -> EngineGauges: ...
 
 
-class MeasurableEngine(Protocol):
-    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
-        """Time ``forwards`` forwards of ``nonces`` back to back; chat waits for all of them.
-
-        Raises EngineFault (a forward failed; the engine still runs) and EngineGone.
-        """
-        ...
+# Times a number of forwards of the nonces back to back; chat waits for all of them. Gives how many
+# nonces were proved, and the seconds. Raises EngineFault (a forward failed; the engine still runs)
+# and EngineGone.
+Measure = Callable[[Workload, Sequence[int], int], Awaitable[tuple[int, float]]]
 
 
 class AnsweringEngine(Protocol):
@@ -103,14 +94,14 @@ class PublishedResults(Protocol):
     ) -> CommittedRound:
         """The round with roots of a block and key; its id chooses among several.
 
-        Raises UnknownRound, NotCommitted and SeveralRounds.
+        Raises Refused (UNKNOWN_ROUND, NOT_COMMITTED, SEVERAL_ROUNDS).
         """
         ...
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
         """The vectors of ``nonces``, in their order, and the paths to their roots.
 
-        Raises UnknownNonce and VectorsDeleted, naming the nonce.
+        Raises Refused (UNKNOWN_NONCE, VECTORS_DELETED), naming the nonce.
         """
         ...
 
@@ -156,7 +147,7 @@ class NodeManager(Protocol):
     """The rounds, jobs and judgements of a node, as its routes use them.
 
     ``state.step`` decides which calls are legal; a refused call changes nothing. After the server
-    began to shut down every call but ``stop`` raises ShuttingDown.
+    began to shut down every call but ``stop`` raises Refused (SHUTTING_DOWN).
     """
 
     @property
@@ -165,38 +156,38 @@ class NodeManager(Protocol):
         ...
 
     async def init(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` without starting it. Raises AlreadyGenerating."""
+        """Configure ``spec`` without starting it. Raises Refused (ALREADY_GENERATING)."""
         ...
 
     async def init_validate(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and judge claims by it. Raises AlreadyGenerating."""
+        """Configure ``spec`` and judge claims by it. Raises Refused (ALREADY_GENERATING)."""
         ...
 
     async def start(self, spec: RoundSpec) -> None:
         """Configure ``spec`` and generate; jobs wait until the round ends.
 
-        Raises AlreadyGenerating (a round runs), LaneUnset (``spec`` has no node number and node
-        count) and OutboxUnavailable (the round could not be stored).
+        Raises Refused (ALREADY_GENERATING, LANE_UNSET) and OutboxUnavailable (the round could not
+        be stored).
         """
         ...
 
     async def generate(self) -> None:
         """Start the configured round, or continue it; no change if it already generates.
 
-        Raises NotInitialised, OtherProtocol, LaneUnset and OutboxUnavailable.
+        Raises Refused (NOT_INITIALISED, OTHER_PROTOCOL, LANE_UNSET) and OutboxUnavailable.
         """
         ...
 
     async def validate(self) -> None:
-        """Stop generating, and judge claims. Raises NotInitialised and OtherProtocol."""
+        """Stop generating, and judge claims. Raises Refused as ``generate``."""
         ...
 
     async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
         """Recompute ``claims`` by the configured round. In VALIDATING the verdict is also sent.
 
         One that is not ``of_round`` is neither sent nor counted in the round. Raises
-        NotInitialised, OtherProtocol, OutboxUnavailable (the callback could not be stored; nothing
-        was counted) and as ``Computation.judge``.
+        Refused (NOT_INITIALISED, OTHER_PROTOCOL), OutboxUnavailable (the callback could not be
+        stored; nothing was counted) and as ``Computation.judge``.
         """
         ...
 
@@ -210,15 +201,15 @@ class NodeManager(Protocol):
     def status(self) -> Status: ...
 
     async def submit(self, job: Job) -> str:
-        """Queue ``job`` and return its id. Raises QueueFull and OutboxUnavailable."""
+        """Queue ``job`` and return its id. Raises Refused (QUEUE_FULL) and OutboxUnavailable."""
         ...
 
     async def run(self, job: Job) -> Outcome:
-        """Compute ``job`` while the caller waits. Raises QueueFull and EngineFault."""
+        """Compute ``job`` while the caller waits. Raises Refused (QUEUE_FULL) and EngineFault."""
         ...
 
     async def result(self, request_id: str) -> JobView:
-        """Raises UnknownJob and OutboxUnavailable."""
+        """Raises Refused (UNKNOWN_JOB) and OutboxUnavailable."""
         ...
 
     async def engine_gauges(self) -> EngineGauges:
@@ -228,12 +219,12 @@ class NodeManager(Protocol):
     async def self_check(self) -> float:
         """Seconds of one small forward, with the time that chat and a round took before it.
 
-        Raises ChatBusy, EngineFault and EngineGone.
+        Raises Refused (CHAT_BUSY), EngineFault and EngineGone.
         """
         ...
 
     def require_open(self) -> None:
-        """Raises ShuttingDown once the server shuts down."""
+        """Raises Refused once the server shuts down."""
         ...
 
     async def aclose(self) -> None:
@@ -244,11 +235,8 @@ class NodeManager(Protocol):
         ...
 
 
-class NewReceipt(NamedTuple):
-    """A signed receipt with its digest, which is made once."""
-
-    signed: SignedReceipt
-    digest: bytes
+# A signed receipt with its digest, which is made once.
+NewReceipt = tuple[SignedReceipt, bytes]
 
 
 class ReceiptStorage(Protocol):

@@ -7,33 +7,20 @@ number as the progress of the round (ADR 30).
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.computation import ask, failures_of, findings_of
-from proofserve.rounds.errors import EngineFault, LaneUnset
-from proofserve.rounds.ports import ProofSession
-from proofserve.rounds.records import Deferred, Finding, Limits, RoundSpec
+from proofserve.rounds.computation import ask
+from proofserve.rounds.errors import EngineFault, Refusal, Refused
+from proofserve.rounds.ports import Prove
+from proofserve.rounds.records import Deferred, Limits, ProofBatch, RoundSpec
 from proofserve.rounds.status import CoreStatus, Counters
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A computed batch; ``next_index`` is the lane index of the first nonce after it.
-
-    ``processed`` nonces have a result; ``findings`` holds those that are published.
-    """
-
-    next_index: int
-    processed: int
-    findings: tuple[Finding, ...]
-    failed: Mapping[int, str]
 
 
 @dataclass(slots=True)
@@ -97,7 +84,7 @@ class _Core:
     """One engine core: its session, its calls, and what became of them."""
 
     index: int
-    session: ProofSession
+    prove: Prove
     calls: "list[asyncio.Task[None]]" = field(default_factory=list)
     proved: int = 0
     # The last fault of each of its calls that waits to try again.
@@ -119,7 +106,7 @@ class Prover:
 
     def __init__(
         self,
-        sessions: Sequence[ProofSession],
+        sessions: Sequence[Prove],
         spec: RoundSpec,
         first_index: int,
         counters: Counters,
@@ -129,12 +116,12 @@ class Prover:
         self._nonces = lane_of(spec)
         self._counters = counters
         self._limits = limits
-        self._cores = [_Core(index, session) for index, session in enumerate(sessions)]
+        self._cores = [_Core(index, prove) for index, prove in enumerate(sessions)]
         ahead = limits.depth
         if len(sessions) > 1:
             many = limits.max_ahead_nonces // spec.batch_size
             ahead = max(len(sessions) * limits.depth, many)
-        self._lane = SharedLane[Finished | ProtocolError](
+        self._lane = SharedLane[ProofBatch | ProtocolError](
             first_index, spec.batch_size, ahead, set(range(len(sessions)))
         )
         self._changed = asyncio.Event()
@@ -150,7 +137,7 @@ class Prover:
         troubles = [status.trouble for status in self.cores]
         return next(iter(troubles)) if all(troubles) else None
 
-    async def next(self) -> Finished:
+    async def next(self) -> ProofBatch:
         """The next batch of the lane; later calls are already in flight.
 
         Raises EngineFault (every core had ``max_faults`` faults in a row), EngineGone and
@@ -207,7 +194,7 @@ class Prover:
             self._failure = error
             self._announce()
 
-    async def _prove(self, core: _Core, batch: int) -> Finished | None:
+    async def _prove(self, core: _Core, batch: int) -> ProofBatch | None:
         """Prove ``batch``, or give it back because chat has the core. Raises EngineFault."""
         try:
             nonces = self._nonces.batch(batch, self._spec.batch_size)
@@ -215,22 +202,16 @@ class Prover:
             self._lane.finish(batch, error)
             self._announce()
             return None
-        answer = await ask(core.session, nonces, self._spec.work.scheme.width)
+        answer = await ask(core.prove, nonces, self._spec.work.scheme.width)
         if isinstance(answer, Deferred):
             self._counters.deferred(answer.seconds)
             self._lane.give_back(batch, core.index)
             self._announce()
             return None
-        finished = Finished(
-            next_index=batch + self._spec.batch_size,
-            processed=len(answer.nonces),
-            findings=findings_of(answer, self._spec.target),
-            failed=failures_of(answer),
-        )
         core.proved += len(nonces)
-        self._lane.finish(batch, finished)
+        self._lane.finish(batch, answer)
         self._announce()
-        return finished
+        return answer
 
     async def _back_off(self, core: _Core, number: int, faults: int, fault: EngineFault) -> None:
         """Wait after a fault; the last allowed one stops ``core``. Raises it for the last core."""
@@ -258,7 +239,7 @@ class Prover:
 
 
 def lane_of(spec: RoundSpec) -> NonceLane:
-    """The nonces of a round. Raises LaneUnset if it has no node number and node count."""
+    """The nonces of a round. Raises Refused if it has no node number and node count."""
     if spec.lane is None:
-        raise LaneUnset("Node ID and node count must be set")
+        raise Refused(Refusal.LANE_UNSET, "Node ID and node count must be set")
     return spec.lane

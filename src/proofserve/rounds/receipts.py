@@ -12,15 +12,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.record import Receipt, token_hash
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
-from proofserve.rounds.errors import (
-    EngineFault,
-    EngineGone,
-    OutboxUnavailable,
-    ReceiptDeleted,
-    ReceiptNotLogged,
-    UnknownReceipt,
-    WaitsFull,
-)
+from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import AnsweringEngine, NewReceipt, ReceiptStorage
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.status import INVALID, NO_SKETCHES, ReceiptGauges
@@ -139,8 +131,8 @@ class ReceiptService:
     async def of_response(self, response_id: str) -> list[SignedReceipt]:
         """The receipts of a response in the order of its choices, each in the log.
 
-        Waits up to ``wait_s`` for one that is not known. Raises UnknownReceipt, ReceiptDeleted,
-        ReceiptNotLogged (it is stored already), WaitsFull and OutboxUnavailable.
+        Waits up to ``wait_s`` for one that is not known. Raises OutboxUnavailable, and
+        Refused (UNKNOWN_RECEIPT, RECEIPT_DELETED, WAITS_FULL, RECEIPT_NOT_LOGGED: stored already).
         """
         found = await self._storage.of_response(response_id)
         if not found:
@@ -153,23 +145,31 @@ class ReceiptService:
                             await came.wait()
                     found = await self._storage.of_response(response_id)
         if not found:
-            raise UnknownReceipt(
+            raise Refused(
+                Refusal.UNKNOWN_RECEIPT,
                 "no answer with this id has a receipt, or it was deleted long ago; an answer gets"
-                " its receipt when it has ended"
+                " its receipt when it has ended",
             )
         kept = [each for each in found if each is not None]
         if len(kept) < len(found):
-            raise ReceiptDeleted("the receipt is deleted: its time to live has passed")
+            raise Refused(
+                Refusal.RECEIPT_DELETED, "the receipt is deleted: its time to live has passed"
+            )
         if any(each.inclusion is None for each in kept):
-            raise ReceiptNotLogged("the receipt is stored, and enters the log within a second")
+            raise Refused(
+                Refusal.RECEIPT_NOT_LOGGED,
+                "the receipt is stored, and enters the log within a second",
+            )
         return kept
 
     @contextmanager
     def _arrival(self, response_id: str) -> Iterator[asyncio.Event]:
-        """An event that a receipt of ``response_id`` sets. Raises WaitsFull."""
+        """An event that a receipt of ``response_id`` sets. Raises Refused (WAITS_FULL)."""
         if len(self._arrivals) >= MOST_WAITS:
             waiting = len(self._arrivals)
-            raise WaitsFull(f"{waiting} requests wait for receipts that are not known yet")
+            raise Refused(
+                Refusal.WAITS_FULL, f"{waiting} requests wait for receipts that are not known yet"
+            )
         came = asyncio.Event()
         self._arrivals[came] = response_id
         try:
@@ -235,7 +235,7 @@ class ReceiptService:
                 self._has_answers.clear()
             if self._waiting_bytes <= self.most_waiting_bytes:
                 self._has_room.set()
-        stored = {each.signed.receipt.response_id for each in receipts}
+        stored = {signed.receipt.response_id for signed, _ in receipts}
         for came, response_id in self._arrivals.items():
             if response_id in stored:
                 came.set()
@@ -257,7 +257,7 @@ class ReceiptService:
                 _logger.warning("answer %r gets no receipt: %s", answer.response_id, error)
                 without[INVALID] += 1
             else:
-                made.append(NewReceipt(SignedReceipt(receipt, self.public_key, signature), digest))
+                made.append((SignedReceipt(receipt, self.public_key, signature), digest))
         return made, without
 
     # -- the log -----------------------------------------------------------------------------------

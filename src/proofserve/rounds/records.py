@@ -88,12 +88,6 @@ class Deferred:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    nonces: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """``kernels`` says on what the model runs: dtypes, ranks and processor, as far as known.
 
@@ -109,14 +103,6 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
-    """One published result: ``vector_b64`` is k float16, little-endian, in base64."""
-
-    nonce: int
-    vector_b64: str
-
-
-@dataclass(frozen=True, slots=True)
 class Winner:
     """One published result of a distance round, a float32 widened to a Python float."""
 
@@ -124,7 +110,8 @@ class Winner:
     distance: float
 
 
-Finding = Artifact | Winner
+# What a round publishes: a vector (k float16, little-endian, in base64), or a winner.
+Finding = Claim | Winner
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +165,7 @@ class Job:
 class Proofs:
     """The result of a job without claims; ``failed`` maps a nonce to its error."""
 
-    artifacts: tuple[Artifact, ...]
+    artifacts: tuple[Claim, ...]
     failed: Mapping[int, str]
 
 

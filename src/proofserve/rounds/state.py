@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from proofserve.rounds.errors import AlreadyGenerating, NotInitialised, OtherProtocol, Refused
+from proofserve.rounds.errors import Refusal, Refused
 
 
 class State(StrEnum):
@@ -39,10 +39,10 @@ class Configured(StrEnum):
     DISTANCE = "distance"
 
 
-_BUSY = AlreadyGenerating("Already generating")
+_BUSY = Refusal.ALREADY_GENERATING
 # The next state: one line for each move, one column for each state in the order of State. None
 # keeps the state.
-_LINES: Mapping[Move, tuple[State | Refused | None, ...]] = {
+_LINES: Mapping[Move, tuple[State | Refusal | None, ...]] = {
     Move.INIT: (State.IDLE, _BUSY, State.IDLE, State.IDLE),
     Move.START: (State.GENERATING, _BUSY, State.GENERATING, State.GENERATING),
     Move.INIT_VALIDATE: (State.VALIDATING, _BUSY, State.VALIDATING, State.VALIDATING),
@@ -51,30 +51,26 @@ _LINES: Mapping[Move, tuple[State | Refused | None, ...]] = {
     Move.JUDGE: (None, None, None, None),
     Move.STOP: (State.STOPPED, State.STOPPED, State.STOPPED, None),
 }
-# These moves need a configured round of the distance protocol.
-_NEEDS_ROUND: Mapping[Move, Refused] = {
-    Move.GENERATE: NotInitialised("PoC not initialized"),
-    Move.VALIDATE: NotInitialised("PoC not initialized"),
-    Move.JUDGE: NotInitialised("No round configured"),
+# These moves need a configured round of the distance protocol; the text says that there is none.
+_NEEDS_ROUND: Mapping[Move, str] = {
+    Move.GENERATE: "PoC not initialized",
+    Move.VALIDATE: "PoC not initialized",
+    Move.JUDGE: "No round configured",
 }
 
 
 def step(state: State, move: Move, configured: Configured = Configured.NOTHING) -> State:
-    """The state after ``move``. Raises the Refused error of a move that is not allowed."""
+    """The state after ``move``. Raises Refused for a move that is not allowed."""
     if move in _NEEDS_ROUND:
         if configured is Configured.NOTHING:
-            raise _fresh(_NEEDS_ROUND[move])
+            raise Refused(Refusal.NOT_INITIALISED, _NEEDS_ROUND[move])
         if configured is Configured.ARTIFACT:
-            raise OtherProtocol(
+            raise Refused(
+                Refusal.OTHER_PROTOCOL,
                 "the configured round is of the artifact protocol; this call belongs to the"
-                " distance protocol: initialise a round with r_target first"
+                " distance protocol: initialise a round with r_target first",
             )
     target = _LINES[move][list(State).index(state)]
-    if isinstance(target, Refused):
-        raise _fresh(target)
+    if isinstance(target, Refusal):
+        raise Refused(target, "Already generating")
     return state if target is None else target
-
-
-def _fresh(error: Refused) -> Refused:
-    # A new object each time: a raised exception carries the traceback of its raising.
-    return type(error)(*error.args)

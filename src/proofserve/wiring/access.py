@@ -6,7 +6,7 @@ It imports little, because `serve` uses it before vLLM starts.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.outbox.post import Allowlist, Outward
 from proofserve.settings.node import NodeSettings, node_keys
 from proofserve.web import is_loopback
@@ -33,14 +33,14 @@ def access_of(chosen: "NodeSettings | FleetSettings") -> Access:
         Role.VIEWER: chosen.viewer_key,
     }
     keys = [
-        ApiKey(key.get_secret_value(), Caller(f"{role}-{number}", role))
+        known_key(key.get_secret_value(), Caller(f"{role}-{number}", role))
         for role, of_role in given.items()
         for number, key in enumerate(of_role, 1)
     ]
     for each in node_keys(chosen.api_keys_file) if chosen.api_keys_file else ():
         limits = each.requests_per_minute, each.nonces_per_hour
         caller = Caller(each.name, Role(each.role), *limits)
-        keys.append(ApiKey(each.key.get_secret_value(), caller))
+        keys.append(known_key(each.key.get_secret_value(), caller))
     return Access(keys, chosen.allow_anonymous)
 
 

@@ -14,7 +14,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.node import CallLimits, Deployment, Node
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
@@ -269,7 +269,7 @@ def join_access(settings: FleetSettings, access: Access) -> Access:
     if not settings.join_key:
         return access
     joining = [
-        ApiKey(key.get_secret_value(), Caller(f"join-{number}", Role.OPERATOR))
+        known_key(key.get_secret_value(), Caller(f"join-{number}", Role.OPERATOR))
         for number, key in enumerate(settings.join_key, 1)
     ]
     return access.with_more(joining)

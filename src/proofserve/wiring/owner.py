@@ -280,7 +280,7 @@ class ForwardingRoute(BaseRoute):
         body = b""
         if request.method not in READING:
             self._access.admit(request, role_for({request.method}, _path(request.scope)))
-            read = await with_whole_body(Request, request, self._max_body_bytes)
+            read = await with_whole_body(request, self._max_body_bytes)
             body = await read.body()
         return await while_connected(request, _ask_owner(ownership, request, body))
 

@@ -4,10 +4,10 @@ import asyncio
 import sys
 from threading import Barrier
 
-from proofserve.fleet.errors import NoLane
 from proofserve.fleet.records import MemberSource
 from proofserve.fleet.sql.locks import Leadership
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.rounds.errors import Refused
 
 from .support import give_lane
 
@@ -25,7 +25,7 @@ async def _give_lanes(url: str, round_id: str, giver: int, together: Barrier) ->
             member = await store.put_member(f"http://{name}", name, MemberSource.LIST)
             try:
                 lane = await give_lane(store, round_id, member.id)
-            except NoLane:
+            except Refused:
                 return taken
             taken.append(lane.lane)
 

@@ -10,7 +10,6 @@ import numpy as np
 from sqlalchemy import select
 
 from proofserve.fleet.callback_bodies import read
-from proofserve.fleet.errors import NoLane
 from proofserve.fleet.records import (
     DesiredState,
     FleetModel,
@@ -30,6 +29,7 @@ from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
+from proofserve.rounds.errors import Refused
 from proofserve.rounds.records import RoundSpec, Target, Workload
 
 WIDTH = 12
@@ -63,7 +63,7 @@ async def another_lane(store: FleetStore, opened: FleetRound, name: str) -> Lane
 async def give_lane(store: FleetStore, round_id: str, member_id: str) -> Lane:
     """One lane. Raises why there is none."""
     (found,) = await store.give_lanes(round_id, [member_id], FleetModel())
-    if isinstance(found, NoLane):
+    if isinstance(found, Refused):
         raise found
     return found
 

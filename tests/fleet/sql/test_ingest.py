@@ -4,9 +4,10 @@ import json
 import numpy as np
 import pytest
 
-from proofserve.fleet.errors import BadCallback, UnknownLane
 from proofserve.fleet.records import Lane, MemberVectors
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.protocol.errors import ProtocolError
+from proofserve.rounds.errors import Refused
 from proofserve.rounds.records import StoredResult
 from proofserve.rounds.state import Move
 
@@ -54,9 +55,9 @@ async def test_a_nonce_of_another_lane_is_refused(store: FleetStore) -> None:
     opened, lane = await a_lane(store)
     other = await another_lane(store, opened, "m2")
     mixed = (*nonces_of(opened, lane, 0, 5), *nonces_of(opened, other, 7, 1))
-    with pytest.raises(BadCallback, match=rf"artifacts: nonce {mixed[-1]} is not of the member"):
+    with pytest.raises(ProtocolError, match=rf"artifacts: nonce {mixed[-1]} is not of the member"):
         await send(store, opened, lane, "k1", artifacts_body(opened.spec, mixed))
-    with pytest.raises(BadCallback, match="is not of the member's lane"):
+    with pytest.raises(ProtocolError, match="is not of the member's lane"):
         await store.ingest(opened, lane, "k1", vectors_of(mixed))
     assert await nonces_in(store) == []
     assert await send(store, opened, other, "k1", artifacts_body(opened.spec, mixed[-1:]))
@@ -112,13 +113,13 @@ async def test_a_lane_that_was_never_given_is_named(store: FleetStore) -> None:
     bad = store.ingest(opened, never, "k", vectors_of(nonces_of(opened, never, 0, 2)))
     stored, refused = await asyncio.gather(good, bad, return_exceptions=True)
     assert stored is True
-    assert isinstance(refused, UnknownLane)
+    assert isinstance(refused, Refused)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a\0b", "\xe9"])
 async def test_a_key_that_cannot_be_kept_is_refused(store: FleetStore, key: str) -> None:
     opened, lane = await a_lane(store)
-    with pytest.raises(BadCallback, match="Idempotency-Key"):
+    with pytest.raises(ProtocolError, match="Idempotency-Key"):
         await store.ingest(opened, lane, key, vectors_of(nonces_of(opened, lane, 0, 1)))
 
 

@@ -6,11 +6,13 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
 
-from proofserve.fleet.errors import NoLane, StoreUnavailable, UnknownLane
+from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.records import MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.tables import lanes
+from proofserve.rounds.errors import Refusal
 from proofserve.rounds.state import Move
+from support.refusals import refused
 
 from .giver import give_lanes
 from .support import a_lane, a_spec, another_lane, give_lane, lanes_of
@@ -22,14 +24,14 @@ GIVERS = 8
 
 async def test_lanes_are_given_in_order_and_once(store: FleetStore) -> None:
     opened, first = await a_lane(store, lanes=3)
-    with pytest.raises(NoLane, match="still has lane 0 of round r1"):
+    with refused(Refusal.NO_LANE, match="still has lane 0 of round r1"):
         await give_lane(store, opened.id, first.member_id)
     await store.note_lanes({}, {first: "its start was lost"})
     second = await give_lane(store, opened.id, first.member_id)
     third = await another_lane(store, opened, "m2")
     assert [each.lane for each in (first, second, third)] == [0, 1, 2]
     await store.note_lanes({}, {second: "again"})
-    with pytest.raises(NoLane, match="all of its 3 lanes"):
+    with refused(Refusal.NO_LANE, match="all of its 3 lanes"):
         await give_lane(store, opened.id, second.member_id)
     given = await lanes_of(store, opened.id)
     assert [(each.lane, each.end_reason) for each in given] == [
@@ -50,21 +52,21 @@ async def test_a_lane_keeps_what_became_of_it(store: FleetStore) -> None:
     assert (now.member_round_id, now.end_reason) == ("of the member", "lost")
     assert now.started_at is not None
     for round_id, number in (("r1", 1), ("r1", -1), ("r1", 2**70), ("none", 0), ("\0", 0)):
-        with pytest.raises(UnknownLane):
+        with refused(Refusal.UNKNOWN_LANE):
             await store.lane(round_id, number)
 
 
 async def test_only_a_member_of_a_round_that_runs_gets_a_lane(store: FleetStore) -> None:
     opened, lane = await a_lane(store)
-    with pytest.raises(NoLane, match="there is no member"):
+    with refused(Refusal.NO_LANE, match="there is no member"):
         await give_lane(store, opened.id, "unknown")
     await store.remove_member(lane.member_id)
-    with pytest.raises(NoLane, match="there is no member"):
+    with refused(Refusal.NO_LANE, match="there is no member"):
         await give_lane(store, opened.id, lane.member_id)
     other = await store.put_member("http://m2:8000", "m2", MemberSource.LIST)
     await store.move(Move.STOP)
     for round_id in (opened.id, "none"):
-        with pytest.raises(NoLane, match="has ended, so it gives no more lanes"):
+        with refused(Refusal.NO_LANE, match="has ended, so it gives no more lanes"):
             await give_lane(store, round_id, other.id)
 
 

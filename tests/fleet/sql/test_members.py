@@ -4,10 +4,11 @@ import pytest
 from sqlalchemy import column, table, update
 
 from fleet.records import DEPLOYED, body, proving
-from proofserve.fleet.errors import FleetFull, UnknownMember
 from proofserve.fleet.records import MemberLook, MemberSource, Wish, read_status
 from proofserve.fleet.sql import rounds
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.rounds.errors import Refusal
+from support.refusals import refused
 
 from .support import a_lane, lanes_of, members_of
 
@@ -31,7 +32,7 @@ async def test_a_removed_member_comes_back_as_new(store: FleetStore) -> None:
     (ended,) = await lanes_of(store, opened.id)
     assert ended.end_reason == "gone for good"
     assert await store.open_lanes() == []
-    with pytest.raises(UnknownMember):
+    with refused(Refusal.UNKNOWN_MEMBER):
         await store.remove_member(lane.member_id)
     back = await store.put_member("http://m1:8000", "m1", MemberSource.LIST)
     assert (back.id, back.wish, back.wish_reason) == (lane.member_id, Wish.ACTIVE, None)
@@ -42,7 +43,7 @@ async def test_wishes_are_kept_with_their_reason(store: FleetStore) -> None:
     changed = await store.wish(member.id, Wish.DRAINING, "a new card comes\0")
     assert (changed.wish, changed.wish_reason) == (Wish.DRAINING, "a new card comes\ufffd")
     assert await members_of(store) == [changed]
-    with pytest.raises(UnknownMember, match="no member 'x'"):
+    with refused(Refusal.UNKNOWN_MEMBER, match="no member 'x'"):
         await store.wish("x", Wish.ACTIVE, None)
 
 
@@ -87,7 +88,7 @@ async def test_a_fleet_has_a_largest_size(
     for name in ("a", "b", "b"):
         await store.put_member(f"http://{name}:8000", name, MemberSource.JOINED)
     assert len(await members_of(store)) == 2
-    with pytest.raises(FleetFull, match="2 members"):
+    with refused(Refusal.FLEET_FULL, match="2 members"):
         await store.put_member("http://c:8000", "c", MemberSource.JOINED)
 
 

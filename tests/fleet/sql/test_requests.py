@@ -9,9 +9,8 @@ from proofserve.fleet.sql.requests import RequestStore, read_job
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.errors import QueueFull
+from proofserve.rounds.errors import Refusal
 from proofserve.rounds.records import (
-    Artifact,
     CompletedJob,
     Job,
     JobState,
@@ -23,13 +22,14 @@ from proofserve.rounds.records import (
     Verdict,
 )
 from rounds.doubles import job
+from support.refusals import refused
 
 pytestmark = pytest.mark.anyio
 
 URL = "http://network"
 CLAIMS = (Claim(1, "AAAA"), Claim(2, ""))
 BY_COUNT = StatTest(dist_threshold=0.03, p_mismatch=0.01)
-PROOFS = Proofs((Artifact(1, "AAAA"), Artifact(2**62, "BBBB")), {3: "not finite"})
+PROOFS = Proofs((Claim(1, "AAAA"), Claim(2**62, "BBBB")), {3: "not finite"})
 KEEP_S = 60.0
 
 
@@ -138,7 +138,7 @@ async def test_the_limit_is_that_of_all_waiting_jobs(
 ) -> None:
     await requests.add("a", job(*range(6)), 10)
     await requests.begin()
-    with pytest.raises(QueueFull, match="Queue full: 6 nonces queued, limit is 10"):
+    with refused(Refusal.QUEUE_FULL, match="Queue full: 6 nonces queued, limit is 10"):
         await requests.add("b", job(*range(5)), 10)
     assert await requests.view("b", KEEP_S) is None
     assert (await store.view()).queued_nonces == 6

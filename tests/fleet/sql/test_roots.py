@@ -8,7 +8,8 @@ from proofserve.fleet.manager import FleetResults
 from proofserve.fleet.records import MemberRound
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.errors import SeveralRounds, UnknownRound
+from proofserve.rounds.errors import Refusal
+from support.refusals import refused
 
 from .support import a_lane, a_spec, another_lane, lanes_of, roots_body, send
 
@@ -56,7 +57,7 @@ async def test_a_member_cannot_hide_the_round_of_another_one(store: FleetStore) 
     assert (found.lane, found.next_index) == (opened.nonces_of(second.lane), 32)
     own = roots_body(opened, first, 32, [32]) | {"round_id": "its own"}
     await send(store, opened, first, "k2", own)
-    with pytest.raises(SeveralRounds, match="give one of these"):
+    with refused(Refusal.SEVERAL_ROUNDS, match="give one of these"):
         await results.committed_round(*ABOUT, None)
-    with pytest.raises(UnknownRound, match="no member has committed"):
+    with refused(Refusal.UNKNOWN_ROUND, match="no member has committed"):
         await results.committed_round(*ABOUT, "another")

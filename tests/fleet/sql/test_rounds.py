@@ -6,8 +6,9 @@ from proofserve.fleet.records import DesiredState
 from proofserve.fleet.sql.rounds import MOST_LANES
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.errors import AlreadyGenerating, LaneUnset, NotInitialised, OtherProtocol
+from proofserve.rounds.errors import Refusal
 from proofserve.rounds.state import Move, State
+from support.refusals import refused
 
 from .support import a_distance_spec, a_spec, desired_of, round_of
 
@@ -40,7 +41,7 @@ async def test_the_next_round_ends_the_one_before(store: FleetStore) -> None:
     ended = await round_of(store, "r1")
     assert ended is not None
     assert ended.ended_at is not None
-    with pytest.raises(AlreadyGenerating):
+    with refused(Refusal.ALREADY_GENERATING):
         await store.open_round(a_spec("r3"), 8)
     assert await desired_of(store) == DesiredState(State.GENERATING, second)
     assert await round_of(store, "r3") is None
@@ -57,16 +58,16 @@ async def test_a_stopped_distance_round_goes_on(store: FleetStore) -> None:
 
 
 async def test_moves_are_legal_as_on_a_node(store: FleetStore) -> None:
-    with pytest.raises(NotInitialised):
+    with refused(Refusal.NOT_INITIALISED):
         await store.move(Move.GENERATE)
     judged = replace(a_distance_spec(), lane=None)
-    with pytest.raises(LaneUnset):
+    with refused(Refusal.LANE_UNSET):
         await store.open_round(judged, 8)
     assert (await store.open_round(judged, 8, Move.INIT_VALIDATE)).lanes == 0
-    with pytest.raises(LaneUnset):
+    with refused(Refusal.LANE_UNSET):
         await store.move(Move.GENERATE)
     await store.open_round(a_spec(), 8, Move.INIT)
-    with pytest.raises(OtherProtocol):
+    with refused(Refusal.OTHER_PROTOCOL):
         await store.move(Move.GENERATE)
 
 

@@ -22,10 +22,6 @@ from proofserve.engines.vllm.support import UnsupportedEngine
 PLACES = 256
 
 
-class MemoryLost(RuntimeError):
-    """This process cannot read the memory of a core: it runs on another machine, for example."""
-
-
 class Doing(IntEnum):
     """What the loop of an engine core does."""
 
@@ -94,22 +90,22 @@ class CoreMemory:
 
     @staticmethod
     def of_core(address: MemoryAddress) -> "CoreMemory":
-        """Raises MemoryLost if the address is not that of a core on this machine."""
+        """Raises OSError unless the address is that of a core on this machine."""
         path = Path(f"/proc/{address.process}/fd/{address.descriptor}")
         try:
             # Of another process with this id it could be a pipe, which would block.
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise MemoryLost(f"{path} cannot be opened: {error.strerror}") from error
+            raise OSError(f"{path} cannot be opened: {error.strerror}") from error
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_size != _BYTES:
-                raise MemoryLost(f"{path} is not the memory of an engine core")
+                raise OSError(f"{path} is not the memory of an engine core")
             memory = CoreMemory(descriptor)
         finally:
             os.close(descriptor)
         if memory.token != address.token:
-            raise MemoryLost(f"{path} is the memory of another engine core")
+            raise OSError(f"{path} is the memory of another engine core")
         return memory
 
     @property

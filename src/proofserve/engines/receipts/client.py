@@ -10,11 +10,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from proofserve.engines.receipts.collector import EndedAnswer, TapPlan, ended_answer, token_ids
+from proofserve.engines.receipts.collector import EndedAnswer, ended_answer, token_ids
 from proofserve.engines.receipts.compat_outputs import RequestNotes
 from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.support import require_receipts
 from proofserve.protocol.receipts.answer import FinishedAnswer
+from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.rounds.records import EngineInfo
 
 _logger = logging.getLogger(__name__)
@@ -124,9 +125,9 @@ async def start(
     if digest is None:
         raise ValueError("POC_RECEIPTS needs a checkpoint with safetensors files")
     key = new_sketch_key()
-    plan = TapPlan(key, digest, k_dim, most_rows)
+    scheme = asdict(ReceiptScheme(key, digest, k_dim))
     for core in range(compat_client.core_count(engine_client)):
-        await compat_client.call_engine(engine_client, START, asdict(plan), core=core)
+        await compat_client.call_engine(engine_client, START, scheme, most_rows, core=core)
     return VllmAnswers(engine_client, engine_info, key, k_dim)
 
 

@@ -33,16 +33,6 @@ Rows = list[bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class TapPlan:
-    """How the workers make sketches. ``most_rows``: rows that a worker keeps at most."""
-
-    sketch_key: str
-    weights_digest: str
-    k_dim: int
-    most_rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """The rows of one request at the ``count`` positions from ``first`` on.
 

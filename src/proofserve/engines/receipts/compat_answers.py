@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from proofserve.engines.receipts import tap
-from proofserve.engines.receipts.collector import EndedAnswer, Rows, TapPlan, Wanted
+from proofserve.engines.receipts.collector import EndedAnswer, Rows, Wanted
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.receipts.record import Sampling
+from proofserve.protocol.receipts.sketches import ReceiptScheme
 
 # The attribute of a Request that keeps the id which vLLM's API gave to it.
 EXTERNAL_ID = "proofserve_external_id"
@@ -21,12 +22,12 @@ class WatchedCore:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    def start_tap(self, plan: TapPlan) -> None:
+    def start_tap(self, scheme: ReceiptScheme, most_rows: int) -> None:
         """Tap the workers. Raises UnsupportedEngine unless exactly one rank has the rows.
 
         Relies on: EngineCore.collective_rpc taking a callable that the workers can import.
         """
-        tapped = sum(self._engine.collective_rpc(tap.start, None, (plan,)))
+        tapped = sum(self._engine.collective_rpc(tap.start, None, (scheme, most_rows)))
         if tapped != 1:
             raise UnsupportedEngine(f"{tapped} workers have the rows that chose tokens, not one")
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from proofserve.engines.receipts import compat_tap
-from proofserve.engines.receipts.collector import TapPlan, Wanted
+from proofserve.engines.receipts.collector import Wanted
 from proofserve.engines.receipts.compat_tap import SampledRows
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 
@@ -167,8 +167,10 @@ class RowStore:
         return made.tobytes() if found.all() else None
 
 
-def start(worker: Any, plan: TapPlan) -> bool:
+def start(worker: Any, scheme: ReceiptScheme, most_rows: int) -> bool:
     """Tap this worker if its rank has the rows; return whether it has. Runs on every rank.
+
+    The worker keeps at most ``most_rows`` rows.
 
     Raises UnsupportedEngine for a model runner that lacks the names which the tap reads.
     """
@@ -176,9 +178,8 @@ def start(worker: Any, plan: TapPlan) -> bool:
         return False
     runner = worker.model_runner
     device = torch.device(runner.device)
-    scheme = ReceiptScheme(plan.sketch_key, plan.weights_digest, plan.k_dim)
     projection = scheme.rows(runner.model_config.get_hidden_size(), device)
-    tap = Tap(projection, plan.most_rows)
+    tap = Tap(projection, most_rows)
     compat_tap.before_sampling(worker, tap.take)
     worker.proofserve_tap = tap
     return True

@@ -4,11 +4,10 @@
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from proofserve.engines.vetting.start import Feature, Name, Pin
+from proofserve.engines.vetting.start import Name, Pin
 
 # A feature, then our functions (with a colon), and below each what it relies on: a module, names in
 # it, and in brackets what each must have. "older" says what older versions have instead, all of it.
@@ -207,7 +206,8 @@ _WORDS: Final = re.compile(
 )
 
 
-def _pins(rows: str) -> list[Pin]:
+def _pins(section: str) -> tuple[Pin, ...]:
+    feature, _, rows = section.partition("\n")
     pins: list[Pin] = []
     function, module, is_older = "", "", False
     for word in _WORDS.finditer(rows):
@@ -220,20 +220,19 @@ def _pins(rows: str) -> list[Pin]:
             if is_older:
                 pins[-1] = replace(pins[-1], older=(*pins[-1].older, name))
             else:
-                pins.append(Pin(function, name))
-    return pins
+                pins.append(Pin(feature, function, name))
+    return tuple(pins)
 
 
-def _features() -> Iterator[Feature]:
-    for section in _TABLE.split("\n\n"):
-        name, _, rows = section.partition("\n")
-        yield Feature(name, tuple(_pins(rows)))
+PROOFS, CHAT_FIRST, ORDERLY_END, LIVENESS, RECEIPTS, EMBEDDED, SEVERAL, OFFLINE = map(
+    _pins, _TABLE.split("\n\n")
+)
+ALL: Final = (
+    *(*PROOFS, *CHAT_FIRST, *ORDERLY_END, *LIVENESS),
+    *(*RECEIPTS, *EMBEDDED, *SEVERAL, *OFFLINE),
+)
 
 
-ALL: Final = tuple(_features())
-PROOFS, CHAT_FIRST, ORDERLY_END, LIVENESS, RECEIPTS, EMBEDDED, SEVERAL, OFFLINE = ALL
-
-
-def of_node(receipts: bool) -> tuple[Feature, ...]:
+def of_node(receipts: bool) -> tuple[Pin, ...]:
     """What a server with proofs needs, with or without receipts."""
-    return (PROOFS, CHAT_FIRST, ORDERLY_END, LIVENESS, *([RECEIPTS] if receipts else []))
+    return (*PROOFS, *CHAT_FIRST, *ORDERLY_END, *LIVENESS, *(RECEIPTS if receipts else ()))

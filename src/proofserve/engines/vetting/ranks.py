@@ -18,16 +18,10 @@ RANKS = "proofserve_ranks"
 SHOWN_DIGITS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class EqualRanks:
-    """What every rank of every core has, in words, and the ``obstacle`` as in ``RankReport``."""
-
-    text: str
-    obstacle: str | None
-
-
-async def require_equal_ranks(engine_client: Any) -> EqualRanks:
+async def require_equal_ranks(engine_client: Any) -> tuple[str, str | None]:
     """Ask every rank of every core. Blocks while it reads the package's sources.
+
+    Returns what all of them have, in words, and the ``obstacle`` as in ``RankReport``.
 
     Raises EngineFault, by ``require_equal``, if a rank has something else, lacks proofserve
     or does not answer; and EngineGone.
@@ -40,7 +34,7 @@ async def require_equal_ranks(engine_client: Any) -> EqualRanks:
         hosts.update(found["hosts"])
         obstacle = obstacle or found["obstacle"]
     text = f"{RankReport(**own)} on every rank, hosts: {', '.join(sorted(hosts))}"
-    return EqualRanks(text, obstacle)
+    return text, obstacle
 
 
 def require_equal(engine: Any, own: dict[str, Any]) -> dict[str, Any]:

@@ -47,28 +47,22 @@ class Name:
 class Pin:
     """A name that our function ``used_by`` relies on, in the spelling of the newest version.
 
+    ``feature``: what an operator loses without it; completes "needed by …".
     ``used_by``: ``module.function``, below ``engines.vllm``, ``engines`` or ``proofserve``.
     ``older``: what older versions have in its place, if that differs; they have all of it.
     """
 
+    feature: str
     used_by: str
     newest: Name
     older: tuple[Name, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """What an operator loses with any of ``pins``; ``name`` completes "needed by …"."""
-
-    name: str
-    pins: tuple[Pin, ...]
-
-
-def require_vetted(allow_unvetted: bool, features: Sequence[Feature]) -> str:
+def require_vetted(allow_unvetted: bool, pins: Sequence[Pin]) -> str:
     """Why the version of the installed vLLM is accepted.
 
     With ``allow_unvetted`` a version that was not vetted is accepted if its sources define every
-    name that ``features`` rely on. Raises UnsupportedEngine with the reason and what to do.
+    name of ``pins``. Raises UnsupportedEngine with the reason and what to do.
     """
     version = str(vllm.__version__)
     row = vetting_of(version)
@@ -83,14 +77,14 @@ def require_vetted(allow_unvetted: bool, features: Sequence[Feature]) -> str:
         )
     began = time.monotonic()
     with _no_collections():
-        lost = moved(features, Sources(Path(vllm.__file__).parent))
+        lost = moved(pins, Sources(Path(vllm.__file__).parent))
     if lost:
         raise UnsupportedEngine(
             f"vLLM {version} was not vetted, and --poc-unvetted / POC_UNVETTED cannot start it: "
             f"it has {'; '.join(lost)}. Install a vetted version, or start without what needs this."
         )
-    count, seconds = sum(len(each.pins) for each in features), time.monotonic() - began
-    found = f"version {version} was not vetted; {count} pins hold, checked in {seconds:.2f} s"
+    seconds = time.monotonic() - began
+    found = f"version {version} was not vetted; {len(pins)} pins hold, checked in {seconds:.2f} s"
     _logger.warning("vLLM %s. Verify a round of this server before it earns anything.", found)
     return found
 
@@ -204,19 +198,18 @@ def _set_on_self(found: ast.ClassDef) -> frozenset[str]:
     )
 
 
-def moved(features: Iterable[Feature], sources: Sources) -> list[str]:
+def moved(pins: Iterable[Pin], sources: Sources) -> list[str]:
     """A line for each pin of which the sources have neither spelling, and the feature it breaks."""
 
     def missing(name: Name) -> tuple[str, ...] | None:
         return sources.missing(name.module, name.name, name.has)
 
     lines = []
-    for feature in features:
-        for pin in feature.pins:
-            gone, newest = missing(pin.newest), pin.newest
-            if gone == () or (pin.older and all(missing(each) == () for each in pin.older)):
-                continue
-            place = ".".join(filter(None, (newest.module, newest.name)))
-            text = f"no {place}" if gone is None else f"{place} without {', '.join(gone)}"
-            lines.append(f"{text}, needed by {feature.name} ({pin.used_by})")
+    for pin in pins:
+        gone, newest = missing(pin.newest), pin.newest
+        if gone == () or (pin.older and all(missing(each) == () for each in pin.older)):
+            continue
+        place = ".".join(filter(None, (newest.module, newest.name)))
+        text = f"no {place}" if gone is None else f"{place} without {', '.join(gone)}"
+        lines.append(f"{text}, needed by {pin.feature} ({pin.used_by})")
     return lines

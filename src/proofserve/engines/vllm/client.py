@@ -14,13 +14,14 @@ import torch
 
 from proofserve.engines.checkpoints import checkpoint_folder, model_facts
 from proofserve.engines.liveness.compat_progress import unfinished_by_core
-from proofserve.engines.liveness.memory import CoreMemory, MemoryAddress, MemoryLost
+from proofserve.engines.liveness.memory import CoreMemory, MemoryAddress
 from proofserve.engines.liveness.watch import CoreView, LivenessWatch
 from proofserve.engines.vllm import compat_client, core_messages
 from proofserve.engines.vllm.core_messages import ProveCall
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
-from proofserve.rounds.records import Deferred, EngineInfo, Measurement, ProofBatch, Workload
+from proofserve.rounds.ports import Prove
+from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges, over_cores
 
 _logger = logging.getLogger(__name__)
@@ -60,16 +61,14 @@ class VllmEngine:
         return compat_client.core_count(self._client)
 
     @asynccontextmanager
-    async def session(
-        self, work: Workload, core: int | None = None
-    ) -> AsyncIterator["VllmSession"]:
+    async def session(self, work: Workload, core: int | None = None) -> AsyncIterator[Prove]:
         """A lease; it is taken by the first call and returned at the context's end."""
         stays = core is not None
         if core is None:
             core, self._turn = self._turn % self.cores, self._turn + 1
         session = VllmSession(self, work, core, stays)
         try:
-            yield session
+            yield session.prove
         finally:
             # Shielded: a cancelled round must still give its blocks back.
             await asyncio.shield(session.release())
@@ -77,8 +76,10 @@ class VllmEngine:
     async def gauges(self) -> EngineGauges:
         return over_cores([_gauges(reply) for reply in await self._call_all(GAUGES)])
 
-    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
-        """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit.
+    async def measure(
+        self, work: Workload, nonces: Sequence[int], forwards: int
+    ) -> tuple[int, float]:
+        """See ``rounds.ports.Measure``. It has no time limit.
 
         All cores run ``forwards`` forwards at the same time, and the slowest one counts.
         """
@@ -87,7 +88,7 @@ class VllmEngine:
         )
         measured = await self._call_all(MEASURE, call, forwards)
         proved = sum(each["nonces"] for each in measured)
-        return Measurement(proved, max(each["seconds"] for each in measured))
+        return proved, max(each["seconds"] for each in measured)
 
     async def take_over(self) -> None:
         """End the calls and leases of an API process that owned the proofs before this one.
@@ -191,7 +192,7 @@ async def _watched(engine: VllmEngine, core: int) -> CoreView | None:
     address = MemoryAddress(**await engine.call(LIVENESS, core=core))
     try:
         return CoreView(core, address, CoreMemory.of_core(address))
-    except MemoryLost as error:
+    except OSError as error:
         text = "engine core %d cannot be watched, so that a hang of it is not noticed: %s"
         _logger.warning(text, core, error)
         return None

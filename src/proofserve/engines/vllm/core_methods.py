@@ -6,10 +6,11 @@ from typing import Any
 
 from proofserve.engines.liveness.compat_progress import report_steps, requests_in_core
 from proofserve.engines.liveness.memory import CoreReporter
-from proofserve.engines.receipts.collector import AnswerCollector, TapPlan
+from proofserve.engines.receipts.collector import AnswerCollector
 from proofserve.engines.receipts.compat_answers import WatchedCore
 from proofserve.engines.vllm.core_gate import ProofGate
 from proofserve.engines.vllm.core_port import CorePort
+from proofserve.protocol.receipts.sketches import ReceiptScheme
 
 
 def report_progress(
@@ -29,7 +30,7 @@ def report_progress(
     return beat
 
 
-def start_receipts(engine: Any, plan: dict[str, Any]) -> None:
+def start_receipts(engine: Any, scheme: dict[str, Any], most_rows: int) -> None:
     """Tap the workers and watch the scheduler from now on.
 
     Raises UnsupportedEngine, RuntimeError if that was done before, and what a worker raised.
@@ -37,7 +38,7 @@ def start_receipts(engine: Any, plan: dict[str, Any]) -> None:
     if hasattr(engine, "proofserve_answers"):
         raise RuntimeError("receipts were started before")
     core = WatchedCore(engine)
-    core.start_tap(TapPlan(**plan))
+    core.start_tap(ReceiptScheme(**scheme), most_rows)
     engine.proofserve_answers = AnswerCollector(core)
     core.watch(engine.proofserve_answers.ended, engine.proofserve_answers.stepped)
 

@@ -29,7 +29,7 @@ class SyncProver:
     """
 
     def __init__(self, llm_engine: Any, allow_unvetted: bool = False) -> None:
-        require_vetted(allow_unvetted, (PROOFS, OFFLINE))
+        require_vetted(allow_unvetted, (*PROOFS, *OFFLINE))
         require_vetted_runner(llm_engine.vllm_config)
         require_supported_options(llm_engine.vllm_config)
         from proofserve.engines.vllm.client import served_facts  # noqa: PLC0415
@@ -76,7 +76,7 @@ async def vllm_app(
         RuntimeError: the engine core did not start; vLLM has logged the reason.
         Exception: vLLM's own errors about a model or options that it refuses.
     """
-    require_vetted(allow_unvetted, (EMBEDDED,))
+    require_vetted(allow_unvetted, EMBEDDED)
     from proofserve.engines.vllm import compat_server  # noqa: PLC0415
 
     args = compat_server.server_arguments(model, options)

@@ -15,15 +15,17 @@ from proofserve.api.node import Deployment, Node, ServedNode
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
 from proofserve.fleet import callback_bodies
-from proofserve.fleet.errors import BadCallback, StoreUnavailable, UnknownLane
+from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.routes import operators
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.snapshot import StoredAnswer
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch
+from proofserve.protocol.errors import ProtocolError
 from proofserve.receiver import callbacks
 from proofserve.receiver.callbacks import SignatureCheck
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.status import NodeTotals
 from proofserve.wire.callbacks import KEY_HEADER
 from proofserve.wire.paths import FLEET, GENERATED
@@ -140,11 +142,11 @@ def callback_router(
             async with parsing:
                 found = await asyncio.to_thread(callback_bodies.read, body, round_, lane)
             fresh = await store.ingest(round_, given, key, found)
-        except UnknownLane as error:
+        except Refused as error:
             return JSONResponse({"detail": str(error)}, 404)
-        except BadCallback as error:
+        except ProtocolError as error:
             _logger.warning("a callback of member %s, lane %d: %s", member_id, lane, error)
-            return _refused("body", error.field, error.reason)
+            return _refused("body", error.field, error.message)
         except StoreUnavailable as error:
             return JSONResponse({"detail": f"not stored: {error}"}, 503)
         if fresh:
@@ -157,10 +159,12 @@ def callback_router(
 async def _given(
     store: FleetStore, member_id: str, round_id: str, lane: int
 ) -> tuple[FleetRound, Lane]:
-    """The round and its lane. Raises UnknownLane also for a lane of another member."""
+    """The round and its lane. Raises Refused also for a lane of another member."""
     round_, given = await store.lane(round_id, lane)
     if given.member_id != member_id:
-        raise UnknownLane(f"round {round_id!r} has not given lane {lane} to {member_id!r}")
+        raise Refused(
+            Refusal.UNKNOWN_LANE, f"round {round_id!r} has not given lane {lane} to {member_id!r}"
+        )
     return round_, given
 
 

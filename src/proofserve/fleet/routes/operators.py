@@ -22,7 +22,6 @@ from proofserve.api.response_models import documented, refused
 from proofserve.api.schemas import Body
 from proofserve.fleet.client import MemberError
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.errors import NothingToVerify, UnknownMember
 from proofserve.fleet.manager import FleetManager
 from proofserve.fleet.reconciler import Reconciler
 from proofserve.fleet.records import MemberSource, MemberState, Wish
@@ -48,6 +47,7 @@ from proofserve.fleet.verification import VerificationControl
 from proofserve.fleet.verification_records import JobPhase, MemberVerdict, VerdictOutcome
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.errors import ProtocolError
+from proofserve.rounds.errors import Refused
 from proofserve.wire.paths import FLEET
 from proofserve.wire.records import UnicodeText
 
@@ -175,7 +175,7 @@ def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
     async def wish(member_id: str, wanted: Wish, reason: str | None) -> dict[str, Any]:
         try:
             await parts.store.wish(member_id, wanted, reason)
-        except UnknownMember as error:
+        except Refused as error:
             raise ApiError("member_not_found", str(error)) from error
         await parts.changed()
         return parts.record(member_id)
@@ -217,7 +217,7 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
                 await parts.reconciler.client(member.url).change("/stop")
         try:
             await parts.store.remove_member(member_id, body.reason)
-        except UnknownMember as error:
+        except Refused as error:
             raise ApiError("member_not_found", str(error)) from error
         await parts.changed()
         return {"id": member_id, "name": member.name, "removed": True}
@@ -261,7 +261,7 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
             )
         try:
             job = await parts.verification.ask(member_id)
-        except NothingToVerify as error:
+        except Refused as error:
             raise ApiError("no_verdict_possible", f"{name}: {error}") from error
         return {"id": job.id, "member_id": member_id, "member_name": name, "queue": job.queue}
 

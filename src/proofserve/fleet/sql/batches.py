@@ -26,7 +26,6 @@ from sqlalchemy import (
 
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.callback_bodies import check_lane
-from proofserve.fleet.errors import BadCallback
 from proofserve.fleet.records import (
     BatchKind,
     FleetRound,
@@ -49,6 +48,7 @@ from proofserve.fleet.sql.tables import (
     roots,
     rounds,
 )
+from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.records import StoredResult, Winner
 
 # As the API's own header allows.
@@ -128,11 +128,11 @@ class NewBatch:
 
 
 def new_batch(round_: FleetRound, lane: Lane, callback_key: str, found: MemberFindings) -> NewBatch:
-    """Raises BadCallback for a nonce of another lane, and for a key that cannot be stored."""
+    """Raises ProtocolError for a nonce of another lane, and for a key that cannot be stored."""
     if not (callback_key.isascii() and callback_key.isprintable()):
-        raise BadCallback("Idempotency-Key", "it has characters outside ASCII")
+        raise ProtocolError("Idempotency-Key", "it has characters outside ASCII")
     if not 1 <= len(callback_key) <= _LONGEST_KEY:
-        raise BadCallback("Idempotency-Key", f"it has not 1..{_LONGEST_KEY} characters")
+        raise ProtocolError("Idempotency-Key", f"it has not 1..{_LONGEST_KEY} characters")
     indices = check_lane(found.nonces, round_.nonces_of(lane.lane), "nonces")
     counts = np.ones_like(indices)
     roots: MemberRoots | None = None

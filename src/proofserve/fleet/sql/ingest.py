@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, update
 
-from proofserve.fleet.errors import StoreUnavailable, UnknownLane
+from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql.batches import NewBatch, add_roots
 from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.tables import batches, counters, deleted_spans, lanes, rounds
+from proofserve.rounds.errors import Refusal, Refused
 
 # The most callbacks in one transaction, and the nonces after which no more are added.
 _MOST = 256
@@ -25,7 +26,7 @@ _MOST_NONCES = 1_000_000
 
 _Place = tuple[int, int]
 # Whether it was new, or why it is not stored.
-Stored = bool | UnknownLane
+Stored = bool | Refused
 
 
 class BatchWriter:
@@ -140,7 +141,9 @@ class _Adding:
     def add(self, batch: NewBatch) -> Stored:
         lane = self._lanes.get((batch.round_number, batch.lane))
         if lane is None:
-            return UnknownLane(f"round {batch.round_number} has given no lane {batch.lane}")
+            return Refused(
+                Refusal.UNKNOWN_LANE, f"round {batch.round_number} has given no lane {batch.lane}"
+            )
         if batch.callback_key in lane.keys:
             return False
         if len(batch.indices) and int(batch.indices.min()) < lane.next_index:

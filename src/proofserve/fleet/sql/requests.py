@@ -10,9 +10,8 @@ from proofserve.fleet.sql.database import StorePart, announces, reads, writes
 from proofserve.fleet.sql.tables import desired, kept, requests, work_fields, work_of
 from proofserve.outbox.callbacks import callback_text
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.errors import QueueFull
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
-    Artifact,
     CompletedJob,
     Job,
     JobState,
@@ -33,12 +32,14 @@ class RequestStore(StorePart):
 
     @writes
     def add(self, connection: Connection, request_id: str, job: Job, limit: int) -> None:
-        """Queue a job. Raises QueueFull if more than ``limit`` nonces would wait in all."""
+        """Queue a job. Raises Refused if more than ``limit`` nonces would wait in all."""
         # One after another, and not during a stop: the limit is that of all controllers together.
         connection.execute(select(desired.c.id).with_for_update())
         queued = queued_nonces(connection)
         if queued + len(job.nonces) > limit:
-            raise QueueFull(f"Queue full: {queued} nonces queued, limit is {limit}")
+            raise Refused(
+                Refusal.QUEUE_FULL, f"Queue full: {queued} nonces queued, limit is {limit}"
+            )
         row = {"id": request_id, "nonces": len(job.nonces), "job": _job_text(job)}
         connection.execute(requests.insert().values(**row, state=JobState.QUEUED.value))
 
@@ -177,4 +178,4 @@ def _read_outcome(text: str) -> Outcome:
     fields = json.loads(text)
     if (verdict := fields.get("verdict")) is not None:
         return Verdict(**{**verdict, "mismatch_nonces": tuple(verdict["mismatch_nonces"])})
-    return Proofs(tuple(Artifact(*each) for each in fields["artifacts"]), dict(fields["failed"]))
+    return Proofs(tuple(Claim(*each) for each in fields["artifacts"]), dict(fields["failed"]))

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, insert, select, update
 
-from proofserve.fleet.errors import FleetFull, NoLane, UnknownLane, UnknownMember
 from proofserve.fleet.records import (
     DesiredState,
     FleetModel,
@@ -35,6 +34,7 @@ from proofserve.fleet.sql.tables import (
     rounds,
     spec_text,
 )
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import Move, State, step
@@ -77,7 +77,7 @@ class RoundStore(StorePart):
     ) -> Member:
         """The member with this URL: a new one, or the known one with this name and source.
 
-        A member that was removed comes back with its id, active. Raises FleetFull.
+        A member that was removed comes back with its id, active. Raises Refused (FLEET_FULL).
         """
         url = kept(url, 2000).rstrip("/")
         told = {"name": kept(name, 200), "source": source.value}
@@ -95,8 +95,9 @@ class RoundStore(StorePart):
         connection.execute(update(members).where(members.c.id == row.id).values(**told, **back))
         count = connection.execute(select(func.count()).where(_KNOWN)).scalar_one()
         if count > MOST_MEMBERS:
-            raise FleetFull(
-                f"the fleet has {count - 1} members, the most that it may have: remove some"
+            raise Refused(
+                Refusal.FLEET_FULL,
+                f"the fleet has {count - 1} members, the most that it may have: remove some",
             )
         return _known_member(connection, row.id)
 
@@ -104,7 +105,7 @@ class RoundStore(StorePart):
     def remove_member(
         self, connection: Connection, member_id: str, reason: str = "the member was removed"
     ) -> None:
-        """Forget a member and end its lanes. Its results stay. Raises UnknownMember."""
+        """Forget a member and end its lanes. Its results stay. Raises Refused (UNKNOWN_MEMBER)."""
         _known_member(connection, member_id)
         now = self.clock()
         connection.execute(update(members).where(members.c.id == member_id).values(removed_at=now))
@@ -116,7 +117,7 @@ class RoundStore(StorePart):
     def wish(
         self, connection: Connection, member_id: str, wish: Wish, reason: str | None
     ) -> Member:
-        """Store what the operator wants of a member. Raises UnknownMember."""
+        """Store what the operator wants of a member. Raises Refused (UNKNOWN_MEMBER)."""
         values = {"wish": wish.value, "wish_reason": kept_if(reason)}
         connection.execute(update(members).where(members.c.id == kept(member_id)).values(**values))
         return _known_member(connection, member_id)
@@ -156,8 +157,9 @@ class RoundStore(StorePart):
         """Configure ``spec`` by one of the moves INIT, START and INIT_VALIDATE.
 
         Any other round is ended. Legality is decided within the transaction, so that one of two
-        controllers wins. Raises what ``rounds.state.step`` raises, LaneUnset (START of a spec
-        without a lane) and ValueError (``lanes`` outside 1..MOST_LANES, or a known round id).
+        controllers wins. Raises what ``rounds.state.step`` raises, Refused (LANE_UNSET: START of
+        a spec without a lane) and ValueError (``lanes`` outside 1..MOST_LANES, or a known round
+        id).
         """
         if move not in _OPENS:
             raise ValueError(f"the move {move.value} configures no round")
@@ -190,7 +192,7 @@ class RoundStore(StorePart):
     def move(self, connection: Connection, move: Move) -> DesiredState:
         """Apply GENERATE, VALIDATE or STOP to the configured round; returns the new desired state.
 
-        Raises what ``rounds.state.step`` raises, and LaneUnset for GENERATE without a lane.
+        Raises what ``rounds.state.step`` raises, and Refused for GENERATE without a lane.
         """
         before = _locked(connection)
         state = step(before.state, move, before.configured)
@@ -216,25 +218,25 @@ class RoundStore(StorePart):
     @writes
     def give_lanes(
         self, connection: Connection, round_id: str, member_ids: Sequence[str], served: FleetModel
-    ) -> list[Lane | NoLane]:
+    ) -> list[Lane | Refused]:
         """A lane for each of ``member_ids``, once and for ever, or why it gets none.
 
         That is that all were given, that the member has one which was not ended, or that there is
-        no such member. ``served`` is what the fleet serves now. Raises NoLane if the round was
-        stopped or replaced, or if there is none.
+        no such member. ``served`` is what the fleet serves now. Raises Refused (NO_LANE) if the
+        round was stopped or replaced, or if there is none.
         """
         # Locks the round: two controllers give lanes of it one after the other.
         row = connection.execute(
             select(rounds).where(rounds.c.id == kept(round_id)).with_for_update()
         ).first()
         if row is None or row.ended_at is not None:
-            raise NoLane(f"round {round_id} has ended, so it gives no more lanes")
+            raise Refused(Refusal.NO_LANE, f"round {round_id} has ended, so it gives no more lanes")
         known = set(
             connection.execute(select(members.c.id).where(members.c.removed_at.is_(None))).scalars()
         )
         open_lanes = select(lanes.c.member, lanes.c.lane).where(lanes.c.round == row.number, _OPEN)
         held: dict[str, int] = {each.member: each.lane for each in connection.execute(open_lanes)}
-        now, found, new = self.clock(), list[Lane | NoLane](), list[Lane]()
+        now, found, new = self.clock(), list[Lane | Refused](), list[Lane]()
         for member_id in member_ids:
             given = row.given + len(new)
             if refusal := _refusal(row, given, member_id, known, held):
@@ -258,7 +260,7 @@ class RoundStore(StorePart):
         """Note members' ids of their rounds, and why lanes ended.
 
         A lane that was ended before stays as it is; late callbacks of it are still stored. Raises
-        UnknownLane, and notes nothing then.
+        Refused (UNKNOWN_LANE), and notes nothing then.
         """
         now = self.clock()
         for lane, member_round_id in started.items():
@@ -270,7 +272,7 @@ class RoundStore(StorePart):
 
     @reads
     def lane(self, connection: Connection, round_id: str, lane: int) -> tuple[FleetRound, Lane]:
-        """The round and its lane of this number. Raises UnknownLane."""
+        """The round and its lane of this number. Raises Refused (UNKNOWN_LANE)."""
         return find_lane(connection, round_id, lane)
 
     @reads
@@ -319,13 +321,13 @@ def lanes_of(connection: Connection, round_number: int) -> list[Lane]:
 
 
 def find_lane(connection: Connection, round_id: str, lane: int) -> tuple[FleetRound, Lane]:
-    """Raises UnknownLane."""
+    """Raises Refused (UNKNOWN_LANE)."""
     chosen = _lanes_where(rounds.c.id == kept(round_id), lanes.c.lane == lane)
     # A number from a URL may be larger than any column.
     row = connection.execute(chosen).first() if 0 <= lane < MOST_LANES else None
     of = find_round(connection, kept(round_id)) if row else None
     if row is None or of is None:
-        raise UnknownLane(f"round {round_id!r} has given no lane {lane}")
+        raise Refused(Refusal.UNKNOWN_LANE, f"round {round_id!r} has given no lane {lane}")
     return of, _lane(row)
 
 
@@ -343,27 +345,32 @@ def _end_round(connection: Connection, of: FleetRound | None, now: float) -> Non
 
 def _refusal(
     row: AnyRow, given: int, member_id: str, known: Collection[str], held: Mapping[str, int]
-) -> NoLane | None:
+) -> Refused | None:
     """Why the member gets no lane of the round in ``row``, of which ``given`` are given."""
     if member_id not in known:
-        return NoLane(f"there is no member {member_id!r}")
+        return Refused(Refusal.NO_LANE, f"there is no member {member_id!r}")
     if member_id in held:
         lane = held[member_id]
-        return NoLane(f"member {member_id} still has lane {lane} of round {row.id}")
+        return Refused(
+            Refusal.NO_LANE, f"member {member_id} still has lane {lane} of round {row.id}"
+        )
     if given >= row.lanes:
-        return NoLane(
+        return Refused(
+            Refusal.NO_LANE,
             f"round {row.id} has given all of its {row.lanes} lanes, and gives none twice:"
-            " start the next round with more --lanes"
+            " start the next round with more --lanes",
         )
     return None
 
 
 def _change(connection: Connection, lane: Lane, **values: Any) -> None:
-    """Raises UnknownLane."""
+    """Raises Refused (UNKNOWN_LANE)."""
     number = select(rounds.c.number).where(rounds.c.id == lane.round_id).scalar_subquery()
     of_lane = (lanes.c.round == number) & (lanes.c.lane == lane.lane)
     if not connection.execute(update(lanes).where(of_lane).values(**values)).rowcount:
-        raise UnknownLane(f"round {lane.round_id!r} has given no lane {lane.lane}")
+        raise Refused(
+            Refusal.UNKNOWN_LANE, f"round {lane.round_id!r} has given no lane {lane.lane}"
+        )
 
 
 def _lanes_where(*conditions: ColumnElement[bool]) -> Select[Any]:
@@ -388,11 +395,12 @@ def find_member(connection: Connection, member_id: str) -> Member:
 
 
 def _known_member(connection: Connection, member_id: str) -> Member:
-    """Raises UnknownMember."""
+    """Raises Refused (UNKNOWN_MEMBER)."""
     known = select(members.c.id).where(_KNOWN, members.c.id == kept(member_id))
     if connection.execute(known).first() is None:
-        raise UnknownMember(
-            f"there is no member {member_id!r}: `proofserve fleet members` lists them"
+        raise Refused(
+            Refusal.UNKNOWN_MEMBER,
+            f"there is no member {member_id!r}: `proofserve fleet members` lists them",
         )
     return find_member(connection, kept(member_id))
 

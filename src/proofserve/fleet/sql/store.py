@@ -59,7 +59,7 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
 
         ``callback_bodies.read`` makes ``found`` of a body. False: a callback of the lane with this
         key was stored before. A nonce that another callback of the lane has is not stored again.
-        Raises BadCallback for a nonce of another lane.
+        Raises ProtocolError for a nonce of another lane.
         """
         batch = await asyncio.to_thread(new_batch, round_, lane, callback_key, found)
         return await self._writer.add(batch)
