@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
@@ -62,17 +61,13 @@ class CheckpointTruths:
         measured = options.calibration
         setup = ValidatorSetup(folder, self._device).serving_as(measured)
         if setup not in self._loaded:
-            self._loaded[setup] = CheckpointValidator(setup, _no_work)
+            self._loaded[setup] = CheckpointValidator(setup)
         known = self._loaded[setup]
         models, shape = [job.model or folder.name, folder.name], checkpoint_shape(folder)
         if measured is not None:
             measured.require(work, models, shape, known.weights_digest, known.is_dense)
         validator = known.with_other(proofs_of(work, self._forward_batch))
         return validator.as_truth(work.scheme.width, self._forward_batch)
-
-
-def _no_work(*_: object) -> NoReturn:
-    raise AssertionError("each job brings its own work")
 
 
 def check_sample(

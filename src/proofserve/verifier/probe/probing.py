@@ -262,7 +262,10 @@ class Probing:
         ``all_fields`` says of the first group whether the endpoint took all fields of a request.
         """
         known = [r if isinstance(r, LeftOut) else resolved(r, self._tokens) for r in raws]
-        self._count(raws)
+        for each in raws:
+            if isinstance(each, RawAnswer):
+                self._used[0] += each.prompt_tokens or 0
+                self._used[1] += each.completion_tokens or 0
         answers = [each for each in known if isinstance(each, ProbeAnswer)]
         lost = [each for each in known if isinstance(each, LeftOut)]
         self._left_out += lost
@@ -369,12 +372,6 @@ class Probing:
         clearing = _LOGS_CLEAR if self._sizes is not None else _TOKENS_CLEAR
         number = prompts_more(opinions, clearing, self._chances, len(self._answers))
         return "nothing yet shows how many more prompts" if number is None else _about(number)
-
-    def _count(self, raws: Sequence[RawAnswer | LeftOut]) -> None:
-        for each in raws:
-            if isinstance(each, RawAnswer):
-                self._used[0] += each.prompt_tokens or 0
-                self._used[1] += each.completion_tokens or 0
 
 
 def probe(
