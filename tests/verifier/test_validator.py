@@ -66,7 +66,7 @@ def test_what_is_expected_is_computed_in_one_call_and_nothing_twice(
     # The published weights come first, for all nonces: others hold the experts that they choose.
     assert proofs.calls[0][0] == (0, 1, 2, 3)
     assert Counter(proofs.calls[0]) == {(0, 1, 2, 3): 3, (0, 2): 1, (1,): 1}
-    assert proofs.networks[0][0] is validator.published
+    assert proofs.networks[0][0] == validator.published
     validator.own_errors(range(4))
     validator.kernel_errors(KERNELS, range(4))
     validator.predictions(SUSPECT, [0, 2])
