@@ -6,15 +6,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 from proofserve.protocol.codec import encode
 from proofserve.protocol.nonces import draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.calibration_file import CalibrationFile, calibrated
+from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.direction import Truth
-from proofserve.verifier.judging import JudgingOptions, SampleOptions, judged
+from proofserve.verifier.judging import JudgingOptions, judged
+from proofserve.verifier.verification import Truth
 from soundness.results import Forged
 from soundness.runs import KeptRuns
 from soundness.subjects import FORWARD_BATCH
@@ -37,12 +37,11 @@ def forged_files(
 def _verdicts(
     runs: KeptRuns, calibration: CalibrationFile, tests: Sequence[str], times: int
 ) -> Forged:
-    options = JudgingOptions(tuple(tests), ALPHA, BETA, None, 0.5, True, calibrated(calibration))
-    truth = Truth(runs.truth, runs.weights_digest, runs)
+    options = JudgingOptions(tuple(tests), ALPHA, BETA, None, 0.5, True, calibration)
+    truth = Truth(runs.truth, runs.work.scheme.width, FORWARD_BATCH, runs.weights_digest, runs)
     claimed, used = _claimed(runs), []
     for _ in range(times):
-        sampling = SampleOptions(fresh_seed(), None, FORWARD_BATCH)
-        found = judged(claimed, runs.work, truth, options, sampling, NoProgress()).outcome
+        found = judged(claimed, truth, options, fresh_seed(), None, Progress()).outcome
         if found.verdict is SequentialResult.FRAUD:
             used.append(found.nonces_used)
     return Forged(" and ".join(tests) or "the defaults", len(used), times, max(used, default=0))

@@ -21,8 +21,7 @@ from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.deployment import Price, changed_weights, shape_of
 from proofserve.verifier.calibration_file import KernelFacts
-from proofserve.verifier.direction import BankRun
-from proofserve.verifier.judges import Recompute, Vectors
+from proofserve.verifier.judges import BankRun, Recompute, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from soundness.subjects import FOLDER, FORWARD_BATCH, Subject
 

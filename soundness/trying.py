@@ -13,15 +13,14 @@ from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.sketch import TWINS
 from proofserve.protocol.verdict.leaning import LEAST_SD
-from proofserve.verifier.calibration_file import FORMAT, VERSION, CalibrationFile, read
+from proofserve.verifier.calibration_file import CalibrationFile, read
 from proofserve.verifier.judges import Chances, Vectors, default_share
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
     checked,
     figure_fields,
-    honest_figures,
-    honest_threshold,
+    measured_calibration,
 )
 from proofserve.verifier.populations import RunFigures
 from proofserve.verifier.simulation import (
@@ -35,8 +34,6 @@ from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, F
 from soundness.runs import KeptRuns
 
 ALPHA, BETA = 1e-6, 1e-3
-# Of the share of honest nonces beyond the count's threshold, which is not tried here.
-RATE: Final = 0.01
 POWER: Final = 0.999
 
 Floats = NDArray[np.float64]
@@ -88,28 +85,18 @@ def calibration_of(
     nonces = subject.calibrated
     twins = work.scheme.sequences_per_nonce == TWINS
     plan = MeasuringPlan(nonces, len(nonces), subject.bank, twins)
-    figures = honest_figures(runs, [], plan, progress)
-    made = CalibrationFile(
-        format=FORMAT,
-        version=VERSION,
-        model=subject.arch,
-        shape=None,
-        weights_digest=runs.weights_digest,
-        served_dtype=runs.served_dtype,
-        kv_dtype="auto",
-        scheme=work.scheme.name,
-        stronger_rng=False,
-        seq_len=work.seq_len,
-        k_dim=work.scheme.width // work.scheme.sequences_per_nonce,
-        block_hash=work.block.hash,
-        public_key=work.public_key,
-        own=figures.own,
-        populations=figures.populations,
-        suspects=figures.suspects,
-        dist_threshold=honest_threshold(figures.populations, RATE),
-        p_mismatch=RATE,
-        left_out=None,
-    )
+    about = {
+        "model": subject.arch,
+        "shape": None,
+        "kv_dtype": "auto",
+        "scheme": work.scheme.name,
+        "stronger_rng": False,
+        "seq_len": work.seq_len,
+        "k_dim": work.scheme.width // work.scheme.sequences_per_nonce,
+        "block_hash": work.block.hash,
+        "public_key": work.public_key,
+    }
+    made = measured_calibration(runs, [], plan, about, progress)
     return checked(made, progress, verifications)
 
 

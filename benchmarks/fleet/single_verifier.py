@@ -7,13 +7,14 @@ It computes what ``proofserve verify`` computes, once to load the checkpoint, wr
 import json
 import pickle
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from proofserve.fleet.verification_records import VerdictOutcome
-from proofserve.verifier.member_jobs import CheckpointTruths, SampleChecker, WorkerCheckpoints
+from proofserve.verifier.member_jobs import CheckpointTruths, check_sample
 
 READY, GO, DONE = "ready", "go", "done.json"
 
@@ -26,13 +27,12 @@ def main(
     """Verify ``count`` times, and write when the last one ended."""
     # The benchmark wrote the file a moment ago.
     task = pickle.loads(task_file.read_bytes())  # noqa: S301
-    checkpoints = WorkerCheckpoints({task.job.queue: model})
-    checker = SampleChecker(CheckpointTruths(checkpoints), checkpoints.forward_batch)
-    checker.check(task)
+    check = partial(check_sample, truth=CheckpointTruths({task.job.queue: model}))
+    check(task)
     Path(READY).touch()
     while not (task_file.parent / GO).exists():
         time.sleep(0.005)
-    found = [checker.check(task).outcome for _ in range(count)]
+    found = [check(task).outcome for _ in range(count)]
     if set(found) != {VerdictOutcome.HONEST}:
         raise SystemExit(f"verdicts are {', '.join(found)}")
     part = Path(f"{DONE}.part")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from proofserve.cli.main import app
 from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
-from proofserve.verifier.member_jobs import SampleChecker
+from proofserve.verifier.member_jobs import check_sample
 from proofserve.wiring.fleet_worker import run_worker
 from proofserve.wiring.node import running_node
 
@@ -44,8 +45,8 @@ def worker(database: str, name: str, call_s: float) -> None:
     """``proofserve fleet worker``, which recomputes by the fake engine and not by a checkpoint."""
     _log_to_stderr()
     settings = FleetWorkerSettings(database=database, worker_name=name, forward_batch=4)
-    checker = SampleChecker(ToyTruths(call_s), settings.forward_batch)
-    asyncio.run(run_worker(settings, [TOY_QUEUE], checker.check))
+    check = partial(check_sample, truth=ToyTruths(call_s, settings.forward_batch))
+    asyncio.run(run_worker(settings, [TOY_QUEUE], check))
 
 
 def _log_to_stderr() -> None:

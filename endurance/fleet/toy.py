@@ -8,9 +8,9 @@ from proofserve.engines.fake import TOY_FACTS, FakeEngine
 from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
-from proofserve.verifier.direction import Truth
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.judging import JudgingOptions
+from proofserve.verifier.verification import Truth
 
 TOY_QUEUE = queue_name(TOY_FACTS.weights_digest, None)
 
@@ -25,16 +25,19 @@ class CheatEngine(FakeEngine):
 
 
 class ToyTruths:
-    """Computes a worker's vectors by the fake engine; each call takes ``call_s`` seconds."""
+    """Computes a worker's vectors by the fake engine, as ``CheckpointTruths`` by checkpoints.
 
-    def __init__(self, call_s: float) -> None:
+    Each call takes ``call_s`` seconds and is for up to ``at_once`` nonces.
+    """
+
+    def __init__(self, call_s: float, at_once: int) -> None:
         self._call_s = call_s
+        self._at_once = at_once
 
-    def truth(self, task: VerificationTask, _options: JudgingOptions) -> Truth:
-        """Implements ``TruthSource``."""
+    def __call__(self, task: VerificationTask, _options: JudgingOptions) -> Truth:
         work = task.round.spec.work
         vectors = lambda nonces: toy_vectors(work, nonces, self._call_s)  # noqa: E731
-        return Truth(vectors, TOY_FACTS.weights_digest)
+        return Truth(vectors, work.scheme.width, self._at_once, TOY_FACTS.weights_digest)
 
 
 def toy_vectors(work: Workload, nonces: Sequence[int], call_s: float = 0.0) -> Vectors:

@@ -35,7 +35,7 @@ def kept(folder: Path) -> list[Conversation]:
 
 def honest(chat: Conversation) -> int:
     """The number of its answers, all of which fit their receipts."""
-    found = checked_answers(chat, TOKENIZER, NodeFacts(WEIGHTS))
+    found = checked_answers([chat], TOKENIZER, NodeFacts(WEIGHTS))
     assert (found.failures, found.unknown) == ((), ())
     return len(found.answers)
 

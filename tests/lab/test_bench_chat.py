@@ -16,7 +16,7 @@ from proofserve.lab.bench.chat import (
 from proofserve.lab.chats import Reply
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
-from proofserve.lab.report import NoProgress, Report
+from proofserve.lab.report import Progress, Report
 from proofserve.rounds.status import EngineGauges
 
 SATURATION = Saturation([100.0], [98.5], [0.97], proofs_afterwards=32)
@@ -98,6 +98,6 @@ def test_a_whole_run_against_a_node_with_this_habit(
     monkeypatch.setattr(module, "STALL", 1_000.0)
     plan = ChatPlan(Work("stub"), 4, 4, Load(clients=4, words=1000, window_s=0.3, pairs=1))
     with stub_node(habits) as (_, url), NodeClient(url) as node:
-        found = bench_chat(node, plan, NoProgress()).json()
+        found = bench_chat(node, plan, Progress()).json()
     # A window this short does not tell one speed from another.
     assert [name for name in found["failed"] if name != "throughput_ratio"] == failed

@@ -13,7 +13,7 @@ from proofserve.lab.bench.generation import (
 )
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import BareSpeed, DistanceWork, Work, work_of_scheme
-from proofserve.lab.report import LabError, NoProgress, Report
+from proofserve.lab.report import LabError, Progress, Report
 
 PLAN = GenerationPlan(Work("stub", seq_len=100), seconds=1.0, windows=2, busy=0.9)
 
@@ -80,7 +80,7 @@ def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) 
     plan = replace(PLAN, seconds=3.0)
     habits = Habits(bare=100.0, round=100.0 * share, chat_tokens=2_500.0)
     with stub_node(habits) as (stub, url), NodeClient(url) as node:
-        found = bench_generation(node, plan, NoProgress())
+        found = bench_generation(node, plan, Progress())
         # One look at the speed, then a window before, between and after the rounds.
         assert len(stub.measured) == 1 + 3
         assert [order["forwards"] for order in stub.measured] == [2, 19, 19, 19]
@@ -95,7 +95,7 @@ def test_of_the_distance_protocol_every_nonce_is_stored_and_counted() -> None:
     plan = GenerationPlan(DistanceWork("stub", seq_len=100), seconds=3.0, windows=3, busy=0.9)
     habits = Habits(bare=100.0, round=100.0, chat_tokens=2_500.0)
     with stub_node(habits) as (stub, url), NodeClient(url) as node:
-        found = bench_generation(node, plan, NoProgress())
+        found = bench_generation(node, plan, Progress())
     for number in range(1, stub.rounds + 1):
         nonces = [row["nonce"] for row in stub.rows if row["round_id"] == str(number)]
         assert nonces == list(range(len(nonces)))
@@ -113,4 +113,4 @@ def test_a_failing_nonce_is_no_work_done() -> None:
         NodeClient(url) as node,
         pytest.raises(LabError, match=r"nonce 3 .*not finite"),
     ):
-        bench_generation(node, PLAN, NoProgress())
+        bench_generation(node, PLAN, Progress())

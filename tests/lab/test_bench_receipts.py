@@ -9,7 +9,7 @@ from lab.stub_node import Habits, stub_node
 from proofserve.lab import node_client
 from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts, receipt_figures
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import Figure, NodeError, NoProgress
+from proofserve.lab.report import Figure, NodeError, Progress
 
 PLAN = ReceiptsPlan("stub", 0.97)
 # Tokens a second of a stub: a chat takes it about 0.1 s.
@@ -69,7 +69,7 @@ def test_a_whole_run_with_receipts_on_a_server_of_this_habit(
         NodeClient(plain) as off,
         NodeClient(kept) as on,
     ):
-        found = bench_receipts(off, on, plan, NoProgress()).json()
+        found = bench_receipts(off, on, plan, Progress()).json()
     assert found["failed"] == names
     assert len(found["windows"]["off_tokens_per_second"]) == 3
 

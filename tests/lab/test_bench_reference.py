@@ -7,7 +7,7 @@ from proofserve.lab.bench.reference import (
     multiply_rate,
     seconds_of,
 )
-from proofserve.lab.report import LabError, NoProgress
+from proofserve.lab.report import LabError, Progress
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def subject(room: int) -> ReferenceSubject:
 
 
 def test_what_there_is_no_memory_for_is_left_out() -> None:
-    report = bench_reference(subject(room=16), (4, 8), (1, 2, 4), 0.001, NoProgress())
+    report = bench_reference(subject(room=16), (4, 8), (1, 2, 4), 0.001, Progress())
     figures = {figure.name: figure for figure in report.figures}
     assert "nonces_per_second_4_4" in figures
     assert "nonces_per_second_8_2" in figures
@@ -36,7 +36,7 @@ def test_what_there_is_no_memory_for_is_left_out() -> None:
 
 def test_no_memory_at_all_is_said() -> None:
     with pytest.raises(LabError, match="no memory for a forward of 64 tokens"):
-        bench_reference(subject(room=16), (4, 64), (1, 2), 0.001, NoProgress())
+        bench_reference(subject(room=16), (4, 64), (1, 2), 0.001, Progress())
 
 
 def test_the_first_call_only_warms_up() -> None:

@@ -11,7 +11,7 @@ from proofserve.lab.bench.share import MeasuredShare, measure_share, share_repor
 from proofserve.lab.chats import Stream
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 from proofserve.rounds.status import EngineGauges
 
 WORK, LOAD = Work("stub"), Load()
@@ -143,7 +143,7 @@ def failed_of_a_run(
         monkeypatch.setattr(module, name, limit)
     load = Load(clients=4, words=20, window_s=0.5, pairs=3)
     with stub_node(habits) as (stub, url), NodeClient(url) as node:
-        found = measure_share(node, 0.5, WORK, load, NoProgress())
+        found = measure_share(node, 0.5, WORK, load, Progress())
     assert stub.rounds == 3
     assert stub.state == "STOPPED"
     return found, set(share_report(WORK, load, [found], {}).json()["failed"])

@@ -5,7 +5,7 @@ from proofserve.lab.bench.chat import compare_answers, measure_answers
 from proofserve.lab.chats import Reply
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
-from proofserve.lab.report import Figure, NoProgress
+from proofserve.lab.report import Figure, Progress
 
 
 def said(*texts: str) -> list[Reply]:
@@ -58,7 +58,7 @@ def test_a_run_that_is_short_is_an_error() -> None:
 @pytest.mark.parametrize(("truthful", "identical"), [(True, 6), (False, 0)])
 def test_a_node_whose_answers_change_is_found_out(truthful: bool, identical: int) -> None:
     with stub_node(Habits(truthful=truthful)) as (stub, url), NodeClient(url) as node:
-        figures, _ = measure_answers(node, Work("stub"), 6, 4, NoProgress())
+        figures, _ = measure_answers(node, Work("stub"), 6, 4, Progress())
         assert stub.chats == 8 + 7 * 6
     assert values(figures)["identical"] == identical
     assert values(figures)["differing_without_proofs"] == 0

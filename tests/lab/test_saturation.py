@@ -5,7 +5,7 @@ from proofserve.lab.bench import chat as module
 from proofserve.lab.bench.chat import Load, Saturation, measure_saturation
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 
 # Long enough that a busy machine leaves the stub no idle moment between two of them.
 LOAD = Load(clients=4, words=1000, window_s=0.5, pairs=2)
@@ -32,7 +32,7 @@ def test_without_windows_there_is_no_ratio() -> None:
 
 def test_a_polite_node_stores_nothing_under_load_and_resumes() -> None:
     with stub_node() as (_, url), NodeClient(url) as node:
-        found = measure_saturation(node, Work("stub"), LOAD, NoProgress())
+        found = measure_saturation(node, Work("stub"), LOAD, Progress())
     assert len(found.plain) == len(found.beside_round) == len(found.chat_share) == 2
     assert found.proofs_while_saturated == 0
     assert found.proofs_afterwards > 0
@@ -45,5 +45,5 @@ def test_a_polite_node_stores_nothing_under_load_and_resumes() -> None:
 
 def test_a_node_that_does_not_give_way_is_found_out() -> None:
     with stub_node(Habits(polite=False)) as (_, url), NodeClient(url) as node:
-        found = measure_saturation(node, Work("stub"), LOAD, NoProgress())
+        found = measure_saturation(node, Work("stub"), LOAD, Progress())
     assert found.proofs_while_saturated > 100

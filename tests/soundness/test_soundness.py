@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.report import LabError, NoProgress
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
 from soundness import page as pages
@@ -33,11 +33,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> KeptRuns:
 @pytest.fixture(scope="module")
 def found(runs: KeptRuns) -> Found:
     with one_thread():
-        calibration = calibration_of(runs, NoProgress(), TRIAL.runs)
+        calibration = calibration_of(runs, Progress(), TRIAL.runs)
         truth = runs.truth(MIXTURE.judged)
         errors = runs.kernel_errors("vLLM on a GPU", MIXTURE.judged)
         real = RealNode("a node", "a card", {n: truth[n] + errors[n] for n in MIXTURE.judged})
-        return tried(runs, calibration, [real], TRIAL, NoProgress())
+        return tried(runs, calibration, [real], TRIAL, Progress())
 
 
 def test_no_honest_node_is_convicted_and_the_cheat_is(found: Found) -> None:

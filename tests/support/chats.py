@@ -15,7 +15,7 @@ from proofserve.protocol.receipts.record import Receipt, Sampling, sketch_bytes,
 from proofserve.protocol.receipts.signature import SignedReceipt, SigningKey
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from proofserve.verifier.chat.conversation import Conversation, conversation
-from proofserve.verifier.chat.validator import CheckpointTokenizer
+from proofserve.verifier.validator import CheckpointTokenizer
 from proofserve.wire.receipts import signed_receipt_body
 from support.decoders import decoder_of
 

@@ -19,7 +19,7 @@ from endurance.fleet.verdicts import VerdictAccount, VerdictFile, account_verdic
 from endurance.witness import Comparison
 from proofserve.fleet.sql.database import database_url
 from proofserve.lab.node_client import wait_until
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 
 KILLS = 4
 WAIT_S = 60.0
@@ -60,7 +60,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     try:
         with deployed(tmp_path_factory.mktemp("fleet"), 2, 2, with_postgres=True) as fleet:
             with fleet:
-                trial = FleetTrial(fleet, random.Random(2), NoProgress())
+                trial = FleetTrial(fleet, random.Random(2), Progress())
                 trial.run(KILLS)
             database = database_url(fleet.database)
             yield Ended(trial, fleet, read_fleet(database), read_verdicts(database))

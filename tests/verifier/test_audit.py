@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proofserve.lab.report import LabError, NoProgress
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.verifier.audit.audit import Audit, AuditOptions, ConvictionRule, ProverResult, audit
 from proofserve.verifier.audit.report import UNEXPLAINED, verdict_of
@@ -15,7 +15,7 @@ OPTIONS = AuditOptions(RULE, 64, runs=300)
 
 
 def run(deployment: ToyDeployment, options: AuditOptions | None = None) -> Audit:
-    return audit(deployment, options or OPTIONS, NoProgress())
+    return audit(deployment, options or OPTIONS, Progress())
 
 
 def by_name(found: Audit) -> dict[str, ProverResult]:

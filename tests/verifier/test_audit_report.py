@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 from proofserve.verifier.audit.audit import AuditOptions, ConvictionRule, audit
 from proofserve.verifier.audit.report import COLUMNS, TESTS, AuditReport, page, verdict_of
 from verifier.toy_deployment import PRIVATE, ToyDeployment
@@ -21,7 +21,7 @@ OPTIONS = AuditOptions(ConvictionRule(max_nonces=200), 32, runs=300)
 
 
 def made(deployment: ToyDeployment) -> AuditReport:
-    found = audit(deployment, OPTIONS, NoProgress())
+    found = audit(deployment, OPTIONS, Progress())
     setup = {"model": "<b>small</b>", "seq_len": 256}
     return AuditReport(found, deployment.price, setup, {"cores": 2})
 
@@ -111,7 +111,7 @@ def test_the_json_says_it_all(report: AuditReport) -> None:
 def test_another_routing_stands_beside_and_decides_nothing(report: AuditReport) -> None:
     # Under the other routing nothing shows this attack.
     hidden = ToyDeployment(apart={"int4 g128": 0.0})
-    other = audit(hidden, replace(OPTIONS, only={"int4 g128"}), NoProgress())
+    other = audit(hidden, replace(OPTIONS, only={"int4 g128"}), Progress())
     both = replace(report, beside={"sketch-v1": other})
     *rows, own, last = both.rows
     assert rows == report.rows

@@ -37,7 +37,7 @@ NONCES = range(3)
 
 @pytest.fixture(scope="module", params=[ArtifactScheme(), SketchScheme()], ids=lambda s: s.name)
 def setup(request: pytest.FixtureRequest, tiny: Path) -> AuditSetup:
-    return AuditSetup(tiny, request.param, seq_len=32, forward_batch=4)
+    return AuditSetup(tiny, scheme=request.param, seq_len=32, forward_batch=4)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,9 @@ def test_the_bank_and_private_weights_are_provers(deployment: CheckpointDeployme
 
 def test_a_mixture_may_lack_its_least_used_experts(small_models: SmallModels) -> None:
     natural = CheckpointDeployment(
-        AuditSetup(small_models.get("qwen3_moe"), SketchScheme(), seq_len=32, forward_batch=4)
+        AuditSetup(
+            small_models.get("qwen3_moe"), scheme=SketchScheme(), seq_len=32, forward_batch=4
+        )
     )
     assert natural.mixes_experts
     seeded = natural.with_routing(SketchScheme(seeded_experts=True))
@@ -152,7 +154,7 @@ def test_every_attack_on_a_mixture_has_vectors_where_the_block_chooses_its_exper
 ) -> None:
     scheme = SketchScheme(seeded_experts=True)
     deployment = CheckpointDeployment(
-        AuditSetup(small_models.mixture(), scheme, seq_len=16, forward_batch=1)
+        AuditSetup(small_models.mixture(), scheme=scheme, seq_len=16, forward_batch=1)
     )
     made = {each.name: each.prepare()([0])[0] for each in attacks(deployment, 0.01)}
     assert {"model skipped", "first token only", *PRUNED_EXPERTS} < made.keys()
@@ -242,7 +244,7 @@ def test_a_smaller_checkpoint_saves_what_it_leaves_out(
     assert smaller.saving == pytest.approx(1 / 3, abs=0.05)
     assert len(smaller.prepare()(NONCES)) == 3
     larger = CheckpointDeployment(
-        AuditSetup(small_models.flat(), ArtifactScheme(), 32, other=setup.model)
+        AuditSetup(small_models.flat(), scheme=ArtifactScheme(), seq_len=32, other=setup.model)
     )
     assert larger.other_checkpoint().saving == 0.0
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proofserve.lab.report import LabError, NoProgress
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol import SKETCHES, schemes
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
@@ -257,17 +257,17 @@ def test_a_calibration_of_something_else_is_not_added(change: dict[str, Any], me
 
 
 def test_kernels_that_are_alike_hold_when_one_is_left_out() -> None:
-    found = left_out(made(), NoProgress())
+    found = left_out(made(), Progress())
     assert found is not None
     assert (found.room, found.convicted) == (1.0, {})
     assert "in 0 of 10000 verifications of 1000 nonces each" in left_out_lines(found)[0]
-    assert left_out(made(populations=[population("alone", 1)]), NoProgress()) is None
+    assert left_out(made(populations=[population("alone", 1)]), Progress()) is None
 
 
 def test_a_kernel_that_the_others_would_convict_widens_the_margins_and_is_named() -> None:
     populations = [population("a", 1), population("b", 2), population("noisy", 3, size=3.0)]
     file = made(populations=populations)
-    found = left_out(file, NoProgress())
+    found = left_out(file, Progress())
     assert found is not None
     assert list(found.convicted) == ["noisy"]
     assert found.room > 1.0

@@ -8,14 +8,12 @@ import pytest
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.direction import (
-    OWN,
-    BankRun,
     CalibratedYardstick,
     DirectionJudge,
     EmulatedYardstick,
     Yardstick,
 )
-from proofserve.verifier.judges import Chances
+from proofserve.verifier.judges import OWN, BankRun, Chances
 from verifier.toy_null import WIDTH, Kernel, ToyBank, claims, toy_null
 
 CHANCES = Chances(1e-6, 1e-3)

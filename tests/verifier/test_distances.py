@@ -7,7 +7,7 @@ import pytest
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import DistanceWork, Judgement
-from proofserve.lab.report import NodeError, NoProgress
+from proofserve.lab.report import NodeError, Progress
 from proofserve.rounds.records import Winner
 from proofserve.verifier.target import LAYER_HOOKS, SIGN_FLIPS, Sample, collect
 
@@ -58,7 +58,7 @@ def test_a_method_is_one_of_the_two_options_and_not_the_other(
     method: str, sign_flips: bool, layer_hooks: bool
 ) -> None:
     with stub_node() as (_, url), Listener(url) as node:
-        collect(node, "stub", method, SAMPLE, NoProgress())
+        collect(node, "stub", method, SAMPLE, Progress())
     assert len(node.orders) == 2
     assert len({order.block_hash for order in node.orders}) == 2
     for order in node.orders:
@@ -68,7 +68,7 @@ def test_a_method_is_one_of_the_two_options_and_not_the_other(
 
 def test_every_nonce_of_every_block_and_key_has_its_place() -> None:
     with stub_node() as (stub, url), Listener(url) as node:
-        distances = collect(node, "stub", SIGN_FLIPS, SAMPLE, NoProgress())
+        distances = collect(node, "stub", SIGN_FLIPS, SAMPLE, Progress())
         assert distances.shape == (2, 3, 7)
         for b, order in enumerate(node.orders):
             for k in range(3):
@@ -80,7 +80,7 @@ def test_every_nonce_of_every_block_and_key_has_its_place() -> None:
 
 def test_the_node_ends_up_stopped_with_nothing_stored() -> None:
     with stub_node() as (stub, url), NodeClient(url) as node:
-        collect(node, "stub", LAYER_HOOKS, SAMPLE, NoProgress())
+        collect(node, "stub", LAYER_HOOKS, SAMPLE, Progress())
         assert (stub.state, stub.rows) == ("STOPPED", [])
 
 
@@ -96,7 +96,7 @@ def test_a_round_that_generates_is_left_alone() -> None:
     with stub_node() as (stub, url), NodeClient(url) as node:
         node.start_round(DistanceWork("stub"))
         with pytest.raises(NodeError, match="409"):
-            collect(node, "stub", SIGN_FLIPS, SAMPLE, NoProgress())
+            collect(node, "stub", SIGN_FLIPS, SAMPLE, Progress())
         assert stub.state == "GENERATING"
 
 
@@ -106,7 +106,7 @@ def test_a_gap_is_an_error() -> None:
         NodeClient(url) as node,
         pytest.raises(NodeError, match="4 of 5"),
     ):
-        collect(node, "stub", SIGN_FLIPS, SAMPLE, NoProgress())
+        collect(node, "stub", SIGN_FLIPS, SAMPLE, Progress())
 
 
 def test_a_distance_that_is_not_a_number_is_an_error() -> None:
@@ -117,5 +117,5 @@ def test_a_distance_that_is_not_a_number_is_an_error() -> None:
 
     with stub_node() as (stub, url), Confused(url) as node:
         with pytest.raises(NodeError, match="not a number"):
-            collect(node, "stub", SIGN_FLIPS, SAMPLE, NoProgress())
+            collect(node, "stub", SIGN_FLIPS, SAMPLE, Progress())
         assert stub.state == "STOPPED"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.judges import SHARES_EXCLUDED, Chances
@@ -37,7 +37,7 @@ def judged(
         for nonce, error in enumerate(errors)
     ]
     judge = ExactJudge(chances, OURS, theirs)
-    return decide(range(len(claims)), lambda ns: [claims[n] for n in ns], 8, [judge], NoProgress())
+    return decide(range(len(claims)), lambda ns: [claims[n] for n in ns], 8, [judge], Progress())
 
 
 def text(found: Verification) -> str:

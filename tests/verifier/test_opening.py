@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from outbox.support import serving
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import LabError, NodeError, NoProgress
+from proofserve.lab.report import LabError, NodeError, Progress
 from proofserve.protocol.commitments import leaf, root
 from proofserve.protocol.nonces import NonceLane, draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Reason
@@ -27,11 +27,10 @@ from proofserve.verifier.judges import CountJudge, CountRule, Vectors
 from proofserve.verifier.openings import (
     ENOUGH_FAULTS,
     CommittedSource,
-    Patience,
     committed_from_file,
     open_sample,
 )
-from proofserve.verifier.verification import Recomputation, Verification, verify
+from proofserve.verifier.verification import Truth, Verification, verify
 from proofserve.wire.records import root_record
 from support.committed import (
     ANYTHING,
@@ -47,7 +46,7 @@ from support.committed import (
 
 LANE = NonceLane(1, 3)
 RULE = CountRule(SequentialTest(p_honest=0.001, p_fraud=0.5), 0.01)
-IMPATIENT = Patience(seconds=0.1, pause_s=0.02)
+IMPATIENT = 0.1
 
 
 @contextmanager
@@ -74,13 +73,13 @@ def changeable(tmp_path: Path) -> Iterator[tuple[FakeNode, Receiver]]:
 
 def opened(node: FakeNode, source: CommittedSource, seed: str, most: int = 60) -> ClaimedArtifacts:
     with NodeClient(node.url) as client:
-        return open_sample(source, client, seed, most, NoProgress(), IMPATIENT)
+        return open_sample(source, client, seed, most, Progress(), IMPATIENT)
 
 
 def judged(claimed: ClaimedArtifacts, vectors: Callable[..., Vectors] = recomputed) -> Verification:
     judges = [CountJudge(RULE, len(claimed.nonces))]
-    ours = Recomputation(vectors, 12, 8)
-    return verify(claimed, claimed.nonces, ours, judges, NoProgress())
+    ours = Truth(vectors, 12, 8)
+    return verify(claimed, claimed.nonces, ours, judges, Progress())
 
 
 def never(_nonces: object) -> Vectors:
@@ -263,7 +262,7 @@ def test_whatever_a_node_answers_it_is_no_proof(
 ) -> None:
     source = committed[1].roots()
     with answering(answer) as url, NodeClient(url) as client:
-        claimed = open_sample(source, client, "s", 40, NoProgress(), IMPATIENT)
+        claimed = open_sample(source, client, "s", 40, Progress(), IMPATIENT)
     assert claimed.claims == ()
     assert {fault.reason for fault in claimed.faults.values()} == {Reason.NOT_OPENED}
     assert set(claimed.faults) == set(claimed.nonces)
@@ -278,7 +277,7 @@ def test_a_text_that_is_no_vector_does_not_fit_a_root(committed: tuple[FakeNode,
         return JSONResponse({"openings": [{"nonce": n, **known} for n in body["nonces"]]})
 
     with answering(answer) as url, NodeClient(url) as client:
-        claimed = open_sample(source, client, "s", 4, NoProgress(), IMPATIENT)
+        claimed = open_sample(source, client, "s", 4, Progress(), IMPATIENT)
     assert {fault.reason for fault in claimed.faults.values()} == {Reason.NOT_COMMITTED}
 
 
@@ -292,8 +291,7 @@ def test_a_node_may_be_busy_for_a_moment(committed: tuple[FakeNode, Receiver]) -
         return JSONResponse(node.open(nonces=body["nonces"]).json())
 
     with answering(answer) as url, NodeClient(url) as client:
-        patient = Patience(seconds=30, pause_s=0.01)
-        claimed = open_sample(received.roots(), client, "s", 40, NoProgress(), patient)
+        claimed = open_sample(received.roots(), client, "s", 40, Progress(), 30.0)
     assert (claimed.faults, len(claimed.claims)) == ({}, 40)
 
 
@@ -303,14 +301,14 @@ def test_a_refusal_of_the_validator_itself_is_no_verdict(
 ) -> None:
     refusing = answering(lambda _body: JSONResponse({"detail": "your key"}, status))
     with refusing as url, NodeClient(url) as client, pytest.raises(NodeError, match="your key"):
-        open_sample(committed[1].roots(), client, "s", 4, NoProgress(), IMPATIENT)
+        open_sample(committed[1].roots(), client, "s", 4, Progress(), IMPATIENT)
 
 
 def test_a_node_that_was_never_reached_is_no_verdict(committed: tuple[FakeNode, Receiver]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with NodeClient(url) as client, pytest.raises(NodeError, match="refused"):
-        open_sample(committed[1].roots(), client, "s", 4, NoProgress(), IMPATIENT)
+        open_sample(committed[1].roots(), client, "s", 4, Progress(), IMPATIENT)
 
 
 def test_the_receivers_file_is_read_beside_the_receiver(

@@ -1,24 +1,17 @@
 """What a probe concludes about endpoints of a made-up model, whose kernels may err as mixtures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proofserve.verifier.judges import Chances
-from proofserve.verifier.probe.answers import (
-    Alternatives,
-    Kind,
-    ProbePrompt,
-    RawAnswer,
-    TokensRead,
-    prompts,
-)
-from proofserve.verifier.probe.probing import Label, ProbeResult, Probing
-from proofserve.verifier.probe.readings import PUBLISHED, SERVED
+from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Chances
+from proofserve.verifier.probe.endpoint import Alternatives, Kind, ProbePrompt, RawAnswer
+from proofserve.verifier.probe.probing import Label, ProbeResult, Probing, prompts
 
 VOCABULARY, TOKENS = 60, 32
 CHANCES = Chances(alpha=1e-6, beta=1e-3)
@@ -28,6 +21,8 @@ KERNELS = tuple(f"kernel {n}" for n in range(8))
 SUSPECTS = ("int8", "fp8", "int4")
 
 Logits = NDArray[np.float32]
+# The ids of a prompt and of its answer.
+Read = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def seeded(*of: object) -> np.random.Generator:
@@ -47,36 +42,37 @@ class MadeUpModel:
     names: Sequence[str] = SUSPECTS
     kernels: Sequence[str] = KERNELS
 
-    def logits(self, name: str, conversations: Sequence[TokensRead]) -> Iterator[Logits]:
-        make = {PUBLISHED: self.exact, SERVED: partial(self.honest, SERVED)}
-        return map(make.get(name, partial(self.suspected, name)), conversations)
+    def read(self, run: BankRun, answers: Sequence[Read]) -> Iterator[Logits]:
+        if run == PUBLISHED:
+            return map(self.exact, answers)
+        if run.weights is not None:
+            return map(partial(self.suspected, run.weights), answers)
+        kernel = "served" if run == OWN else run.kernels
+        return map(partial(self.honest, kernel), answers)
 
-    def kernel_logits(self, kernel: str, conversations: Sequence[TokensRead]) -> Iterator[Logits]:
-        return map(partial(self.honest, kernel), conversations)
-
-    def exact(self, read: TokensRead) -> Logits:
+    def exact(self, read: Read) -> Logits:
         # Only the prompt decides, so that an answer can be drawn at once.
-        return seeded(read.prompt_ids).normal(0, 2, (TOKENS, VOCABULARY)).astype(np.float32)
+        return seeded(read[0]).normal(0, 2, (TOKENS, VOCABULARY)).astype(np.float32)
 
-    def suspected(self, name: str, read: TokensRead) -> Logits:
+    def suspected(self, name: str, read: Read) -> Logits:
         return self.exact(read) + self._moved(name, read)
 
-    def honest(self, kernel: str, read: TokensRead) -> Logits:
+    def honest(self, kernel: str, read: Read) -> Logits:
         lean = self.lean * self._moved("int8", read)
         return self.exact(read) + lean + self._noise(kernel, read)
 
-    def cheat(self, name: str, read: TokensRead) -> Logits:
+    def cheat(self, name: str, read: Read) -> Logits:
         return self.honest("a foreign kernel", read) + self._moved(name, read)
 
-    def rough(self, read: TokensRead) -> Logits:
+    def rough(self, read: Read) -> Logits:
         """Weights changed in no known way."""
         return self.honest("a foreign kernel", read) + 8 * self._noise("rough", read)
 
-    def _moved(self, name: str, read: TokensRead) -> Logits:
-        return seeded(name, read.prompt_ids).normal(0, MOVED, (TOKENS, VOCABULARY)).astype("f4")
+    def _moved(self, name: str, read: Read) -> Logits:
+        return seeded(name, read[0]).normal(0, MOVED, (TOKENS, VOCABULARY)).astype("f4")
 
-    def _noise(self, name: str, read: TokensRead) -> Logits:
-        noise = seeded(name, read.prompt_ids).normal(0, self.rounded, (TOKENS, VOCABULARY))
+    def _noise(self, name: str, read: Read) -> Logits:
+        noise = seeded(name, read[0]).normal(0, self.rounded, (TOKENS, VOCABULARY))
         return noise.astype("f4")
 
 
@@ -87,12 +83,13 @@ class NoTokenizer:
     def pieces(self) -> dict[str, int]:
         return {f"t{n}": n for n in range(VOCABULARY)}
 
-    def of_chat(self, text: str) -> tuple[int, ...]:
+    def prompt_ids(self, request: Mapping[str, Any]) -> tuple[int, ...]:
+        return self.answer_ids(request.get("prompt") or request["messages"][0]["content"])
+
+    def answer_ids(self, text: str) -> tuple[int, ...]:
         return tuple(text.encode())
 
-    of_completion = of_answer = of_chat
-
-    def text_of(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Sequence[int]) -> str:
         return "".join(f"t{each}" for each in ids)
 
 
@@ -105,10 +102,10 @@ def answered(prompt: ProbePrompt, logits: Logits, top: int) -> RawAnswer:
         places = {token, *np.argsort(-row)[:top].tolist()}
         tops.append(Alternatives(f"t{token}", tuple((f"t{n}", float(row[n])) for n in places)))
     text = prompt.text
-    read = NoTokenizer().of_chat(text)
+    read = NoTokenizer().answer_ids(text)
     return RawAnswer(
         prompt,
-        NoTokenizer().text_of(ids),
+        NoTokenizer().text(ids),
         "length",
         len(read),
         len(ids),
@@ -123,7 +120,7 @@ def probed(model: MadeUpModel, serve: object, count: int = 24, top: int = 20) ->
     asked = tuple(prompts("seed", count, (Kind.CHAT, Kind.COMPLETION)))
     for first in range(0, count, 4):
         group = asked[first : first + 4]
-        reads = [TokensRead(NoTokenizer().of_chat(each.text), (0,)) for each in group]
+        reads = [(NoTokenizer().answer_ids(each.text), (0,)) for each in group]
         raws = [answered(p, serve(r), top) for p, r in zip(group, reads, strict=True)]  # type: ignore[operator]
         if probing.add(raws) in {"honest", "fraud"}:
             break
@@ -139,7 +136,7 @@ def test_an_endpoint_that_rounds_as_honest_kernels_do_is_not_convicted(
     """Also where these lean to a suspect: near a tie between experts errors do."""
     model = MadeUpModel(lean)
     found = probed(model, partial(model.honest, "a foreign kernel"))
-    assert found.judgement.label in labels, found.opinions
+    assert found.label in labels, found.opinions
 
 
 @pytest.mark.parametrize("lean", [0.0, 0.2])
@@ -147,14 +144,14 @@ def test_an_endpoint_that_rounds_as_honest_kernels_do_is_not_convicted(
 def test_suspected_weights_are_named(name: str, lean: float) -> None:
     model = MadeUpModel(lean)
     found = probed(model, partial(model.cheat, name))
-    assert (found.judgement.label, found.judgement.suspect) == (Label.QUANTISED, name)
+    assert (found.label, found.suspect) == (Label.QUANTISED, name)
     assert found.asked <= 16
 
 
 def test_errors_far_larger_than_those_of_all_kernels_convict_by_their_size() -> None:
     model = MadeUpModel()
     found = probed(model, model.rough)
-    assert found.judgement.label is Label.OTHER_MODEL
+    assert found.label is Label.OTHER_MODEL
     assert [each.test for each in found.opinions if each.result == "fraud"] == ["sizes", "paired"]
 
 
@@ -162,7 +159,7 @@ def test_a_kernel_that_is_twice_as_rough_as_all_known_ones_is_no_fraud() -> None
     model = MadeUpModel()
     rougher = MadeUpModel(rounded=2 * ROUNDED)
     found = probed(model, partial(rougher.honest, "a foreign kernel"))
-    assert found.judgement.label is Label.CANNOT_TELL
+    assert found.label is Label.CANNOT_TELL
 
 
 @pytest.mark.parametrize("rounded", [0.05, 0.8])
@@ -170,7 +167,7 @@ def test_tokens_of_rough_kernels_are_honest_without_log_probabilities_too(rounde
     """Text of a mixture is that of logits which rounding has moved by much."""
     model = MadeUpModel(0.2, rounded)
     found = probed(model, partial(model.honest, "a foreign kernel"), count=80, top=0)
-    assert found.judgement.label in {Label.HONEST, Label.CANNOT_TELL}, found.opinions
+    assert found.label in {Label.HONEST, Label.CANNOT_TELL}, found.opinions
     other = MadeUpModel(0.2, rounded)
-    found = probed(model, lambda read: other.exact(TokensRead((1, *read.prompt_ids), (0,))), top=0)
-    assert found.judgement.label is Label.OTHER_MODEL
+    found = probed(model, lambda read: other.exact(((1, *read[0]), (0,))), top=0)
+    assert found.label is Label.OTHER_MODEL

@@ -5,16 +5,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from proofserve.verifier.probe.answers import (
-    Alternatives,
-    Kind,
-    LeftOut,
+from proofserve.verifier.probe.endpoint import Alternatives, Kind, LeftOut, ProbePrompt, RawAnswer
+from proofserve.verifier.probe.probing import prompts
+from proofserve.verifier.probe.readings import (
+    FROM_LOGS,
+    FROM_SERVER,
+    FROM_TEXT,
     ProbeAnswer,
-    ProbePrompt,
-    RawAnswer,
-    prompts,
+    resolved,
 )
-from proofserve.verifier.probe.readings import FROM_LOGS, FROM_SERVER, FROM_TEXT, resolved
 
 PROMPT = ProbePrompt(0, Kind.COMPLETION, "ab", greedy=False)
 
@@ -28,16 +27,13 @@ class Letters:
         default_factory=lambda: {chr(97 + i): i for i in range(26) if i != 23} | {"ab": 27}
     )
 
-    def of_chat(self, text: str) -> tuple[int, ...]:
-        return (25, *self.of_answer(text))
+    def prompt_ids(self, request: Mapping[str, str]) -> tuple[int, ...]:
+        return self.answer_ids(request["prompt"])
 
-    def of_completion(self, text: str) -> tuple[int, ...]:
-        return self.of_answer(text)
-
-    def of_answer(self, text: str) -> tuple[int, ...]:
+    def answer_ids(self, text: str) -> tuple[int, ...]:
         return tuple(27 if c == "#" else ord(c) - 97 for c in text.replace("ab", "#"))
 
-    def text_of(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Sequence[int]) -> str:
         return "".join("ab" if i == 27 else chr(97 + i) for i in ids if i != 26)
 
 
@@ -53,7 +49,7 @@ def logs(*tokens: str) -> tuple[Alternatives, ...]:
 
 def ids(answer: ProbeAnswer | LeftOut) -> tuple[tuple[int, ...], str]:
     assert isinstance(answer, ProbeAnswer), answer
-    return answer.read.output_ids, answer.ids_from
+    return answer.output_ids, answer.ids_from
 
 
 def test_ids_by_the_server_then_by_its_tokens_then_by_the_text() -> None:

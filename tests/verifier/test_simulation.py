@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -58,7 +58,7 @@ def verified(errors: Sequence[ClaimError], calibrated: bool) -> Verification:
     # A nonce that is drawn again has the same error.
     of = {error.nonce: error for error in errors}
     nonces = [error.nonce for error in errors]
-    return decide(nonces, lambda chunk: [of[nonce] for nonce in chunk], 8, judges, NoProgress())
+    return decide(nonces, lambda chunk: [of[nonce] for nonce in chunk], 8, judges, Progress())
 
 
 def ended_as(ended: Endings, run: int) -> tuple[str, int]:

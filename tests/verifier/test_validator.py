@@ -14,8 +14,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
-from proofserve.verifier.direction import OWN, PUBLISHED, BankRun
-from proofserve.verifier.judges import Vectors
+from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.models import SmallModels
 

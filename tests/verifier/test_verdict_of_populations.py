@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -45,7 +45,7 @@ def verdict(
     ]
     by_nonce = {error.nonce: error for error in errors}
     return decide(
-        list(by_nonce), lambda nonces: [by_nonce[n] for n in nonces], 8, judges, NoProgress()
+        list(by_nonce), lambda nonces: [by_nonce[n] for n in nonces], 8, judges, Progress()
     )
 
 

@@ -14,7 +14,7 @@ from proofserve.protocol.verdict.comparison import Claim, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import CountJudge, CountRule, Vectors
-from proofserve.verifier.verification import Recomputation, Verification, verify
+from proofserve.verifier.verification import Truth, Verification, verify
 
 K = 12
 TEST = SequentialTest(p_honest=0.001, p_fraud=0.5)
@@ -46,7 +46,7 @@ def honest(count: int) -> ClaimedArtifacts:
 def judged(claimed: ClaimedArtifacts, rule: CountRule, seed: str = "0") -> Verification:
     sample = draw(claimed.nonces, seed)
     judges = [CountJudge(rule, len(sample))]
-    return verify(claimed, sample, Recomputation(vectors, K, 8), judges, Silent())
+    return verify(claimed, sample, Truth(vectors, K, 8), judges, Silent())
 
 
 def figure(outcome: Verification, name: str) -> float:
@@ -104,7 +104,7 @@ def test_a_gap_of_our_own_is_no_verdict(gap: str) -> None:
         return found
 
     claimed = honest(64)
-    ours = Recomputation(recompute, K, 8)
+    ours = Truth(recompute, K, 8)
     with pytest.raises(LabError, match="no verdict is possible"):
         verify(claimed, claimed.nonces, ours, [CountJudge(SEQUENTIAL, 64)], Silent())
 

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.twins import alikeness
-from proofserve.verifier.direction import BankRun
-from proofserve.verifier.judges import Vectors
+from proofserve.verifier.judges import BankRun, Vectors
 from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
 
 K = 32

@@ -1,5 +1,6 @@
 """``proofserve bench``: the speed of proofs, receipts and verdicts, and their cost for chat."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,16 +33,17 @@ from proofserve.lab.bench.share import MeasuredShare, measure_share, share_repor
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, Progress, Report
+from proofserve.lab.report import Figure, LabError, Progress, Report
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import calibrated, checkpoint_shape, read
+from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
-from proofserve.verifier.judging import JudgingOptions, SampleOptions, bench_verification, judged
+from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.verification import Verification
 
 if TYPE_CHECKING:
@@ -153,13 +155,11 @@ def verify(
         found, measured = checkpoint_named(model, size), read(calibration)
         scheme = vector_scheme(measured.scheme, measured.k_dim, measured.stronger_rng)
         work = Workload(scheme, Block(fresh_seed(), 1), "bench", measured.seq_len)
-        setup = ValidatorSetup(
-            found.folder, device, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype
-        )
+        setup = ValidatorSetup(found.folder, device).serving_as(measured)
         node = CheckpointValidator(setup, proofs_of(work, forward_batch))
-        options = JudgingOptions((), ALPHA, BETA, None, P_FRAUD, True, calibrated(measured))
+        options = JudgingOptions((), ALPHA, BETA, None, P_FRAUD, True, measured)
         shape, digest = checkpoint_shape(found.folder), node.weights_digest
-        options.require(work, [found.name], shape, digest, node.is_dense)
+        measured.require(work, [found.name], shape, digest, node.is_dense)
         served = kernel or node.kernels[0]
         if served not in node.kernels:
             raise LabError(f"--kernel {served}: choose from {', '.join(node.kernels)}")
@@ -168,17 +168,27 @@ def verify(
         claims = tuple(claims_of_vectors(vectors))
         claimed = ClaimedArtifacts(work.block.hash, work.public_key, tuple(vectors), claims)
         validator = node.with_other(proofs_of(work, forward_batch))
-
-        def verified() -> Verification:
-            sampling = SampleOptions(fresh_seed(), None, forward_batch)
-            truth = validator.as_truth()
-            return judged(claimed, work, truth, options, sampling, session.line).outcome
-
+        truth, began = validator.as_truth(scheme.width, forward_batch), time.monotonic()
+        outcome = judged(claimed, truth, options, fresh_seed(), None, session.line).outcome
+        seconds = time.monotonic() - began
+        share, title = validator.suspects_s / seconds, f"verification, {found.name}"
         plan = {"model": found.name, "kernel": served, "scheme": scheme.name, "sample": nonces}
-        report = bench_verification(
-            found.name, verified, lambda: validator.suspects_s, plan, machine()
-        )
+        report = Report(title, _to_honest(outcome, seconds, share), plan, {}, machine())
         show(report, json, session)
+
+
+def _to_honest(outcome: Verification, seconds: float, share: float) -> tuple[Figure, ...]:
+    """Raises LabError if the node was not cleared: then it took no time to clear."""
+    if outcome.verdict is not SequentialResult.HONEST:
+        raise LabError(
+            f"the honest node ended {outcome.verdict} after {outcome.nonces_used} nonces;"
+            " give more --nonces, or a calibration of more kernels"
+        )
+    return (
+        Figure("seconds_to_honest", seconds, "from the first nonce to the verdict, model loaded"),
+        Figure("nonces", float(outcome.nonces_used), "recomputed until then"),
+        Figure("share_of_suspects", share, "of that time, for the direction test"),
+    )
 
 
 @app.command("generation")

@@ -27,14 +27,13 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import checkpoint_shape, measured_threshold, read
+from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.chat.statements import NodeFacts
-from proofserve.verifier.chat.verification import ChatVerification
+from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.direction import Truth
 from proofserve.verifier.judges import Chances
-from proofserve.verifier.judging import DIRECTION, JudgingOptions, SampleOptions, judged
+from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
 from proofserve.verifier.verification import Verification
 
 # Small, so that the round hardly delays the chat beside it.
@@ -181,16 +180,14 @@ class DemoValidator:
         self._session = session
         self._other = other.name
         with trained_calibration() as file:
-            threshold = measured_threshold(None, file, None)
-        self._options = JudgingOptions(
-            (), ALPHA, BETA, None, P_FRAUD, sequential=True, threshold=threshold
-        )
+            measured = read(file)
+        self._options = JudgingOptions((), ALPHA, BETA, None, P_FRAUD, True, measured)
         # The other model is in the bank of the forging node alone: nothing suspects it by name.
         setup, compute = ValidatorSetup(mine), proofs_of(WORKLOAD, FORWARD_BATCH)
         self._validator = honest = CheckpointValidator(setup, compute)
-        self._truth = Truth(honest.truth, honest.weights_digest, honest, honest.is_dense)
+        self._truth = honest.as_truth(WIDTH, FORWARD_BATCH)
         shape, digest = checkpoint_shape(mine), honest.weights_digest
-        self._options.require(WORKLOAD, [MODEL.name], shape, digest, honest.is_dense)
+        measured.require(WORKLOAD, [MODEL.name], shape, digest, honest.is_dense)
         self._forger = CheckpointValidator(replace(setup, suspects=(other,)), compute)
 
     def judge(self, claims: Sequence[Claim]) -> bool:
@@ -227,8 +224,8 @@ class DemoValidator:
     def _verification(self, claims: Sequence[Claim]) -> Verification:
         nonces = tuple(claim.nonce for claim in claims)
         claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, nonces, tuple(claims))
-        sampling, line = SampleOptions(fresh_seed(), None, FORWARD_BATCH), self._session.line
-        return judged(claimed, WORKLOAD, self._truth, self._options, sampling, line).outcome
+        line = self._session.line
+        return judged(claimed, self._truth, self._options, fresh_seed(), None, line).outcome
 
 
 def _latency(replies: Sequence[Reply]) -> str:
@@ -256,11 +253,11 @@ def _receipts_are_judged_right(
     model: Path, chats: Sequence[Conversation], session: CommandSession
 ) -> bool:
     """Print what the receipts say of the answers, and of an answer with another token."""
-    # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.verifier.chat.verification import ChatChecker, CheckerSetup  # noqa: PLC0415
+    # This import takes seconds, and --help must not wait for it.
+    from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
 
     with trained_calibration(RECEIPT_SCHEME) as file:
-        checker = ChatChecker(CheckerSetup(model, read(file)))
+        checker = ChatChecker(ValidatorSetup(model), read(file), fresh_seed())
     known, chances = NodeFacts(checker.weights_digest), Chances(ALPHA, BETA)
     honest = checker.outcome(chats, known, chances, session.line)
     forged = checker.outcome([_altered(chats[0])], known, chances, session.line)

@@ -90,7 +90,7 @@ def worker(**given: Any) -> None:
     with _logged_start("worker"):
         found = worker_checkpoints(chosen)
         checker = checker_of(chosen, found)
-        asyncio.run(run_worker(chosen, tuple(found.folders), checker.check))
+        asyncio.run(run_worker(chosen, tuple(found), checker))
 
 
 app.command("serve")(FLEET_OPTIONS.given_to(serve))

@@ -31,17 +31,15 @@ from proofserve.verifier.claims import (
     only_source,
     vector_scheme,
 )
-from proofserve.verifier.direction import Truth
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.judging import (
     ChosenTests,
     JudgingOptions,
-    SampleOptions,
     VerdictReport,
     exactly_judged,
     judged,
 )
-from proofserve.verifier.verification import TrustedEngine, leaves_open
+from proofserve.verifier.verification import Truth, leaves_open
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointValidator
@@ -151,13 +149,12 @@ def truths_of_checkpoint(
     """
     with reference_extra():
         from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
-    setup = ValidatorSetup(model, device, suspects)
-    if measured is not None:
-        setup = replace(setup, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype)
+    setup = ValidatorSetup(model, device, suspects).serving_as(measured)
     loaded = CheckpointValidator(setup, proofs_of(work, forward_batch, passed))
 
     def truth(about: Workload) -> Truth:
-        return loaded.with_other(proofs_of(about, forward_batch, passed)).as_truth()
+        other = loaded.with_other(proofs_of(about, forward_batch, passed))
+        return other.as_truth(about.scheme.width, forward_batch)
 
     return truth
 
@@ -179,14 +176,14 @@ def calibrating_validator(
     return CheckpointValidator(setup, proofs_of(task.work, task.forward_batch))
 
 
-def truth_of_node(node: NodeClient, work: Workload) -> Truth:
-    """Let ``node`` recompute. Raises NodeError, as the function that it returns."""
+def truth_of_node(node: NodeClient, work: Workload, at_once: int) -> Truth:
+    """Let ``node`` recompute, ``at_once`` nonces in a call. Raises NodeError, as its vectors."""
     compute = by_node(work, node, node.models()[0])
 
     def vectors(nonces: Sequence[int]) -> Vectors:
         return vectors_of(compute(nonces), work.scheme.width)
 
-    return Truth(vectors, node.weights_digest())
+    return Truth(vectors, work.scheme.width, at_once, node.weights_digest())
 
 
 def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
@@ -345,10 +342,12 @@ class EngineOptions:
         work: Workload,
         tests: ChosenTests,
         options: JudgingOptions,
-        sampling: SampleOptions,
+        sample: tuple[str, int | None],
         session: CommandSession,
     ) -> VerdictReport:
         """The verdict: by the engine's bits alone, or by other tests where they decide nothing.
+
+        ``sample`` is the seed that draws it, and how many nonces it has at most.
 
         Raises LabError for another checkpoint than the prover's and for tests that cannot be run,
         ServerFailed, NodeError, CheckpointError, ProtocolError and EngineFault.
@@ -360,22 +359,21 @@ class EngineOptions:
             # The server stops before a checkpoint is loaded: a card may not have room for both.
             with self._node(work, options, session) as node:
                 engine = self._trusted(node, work)
-                exact = exactly_judged(claimed, work, engine, options, sampling, session.line)
+                exact = exactly_judged(claimed, engine, options, *sample, session.line)
             if not (tests.judges and leaves_open(exact.outcome)):
                 return exact
         with session.interrupts.allowed(), ExitStack() as stack:
             truth = self._truth(work, options, session, stack)
-            others = judged(claimed, work, truth, options, sampling, session.line)
+            others = judged(claimed, truth, options, *sample, session.line)
         return others.after(exact) if exact else others
 
-    def _trusted(self, node: NodeClient, work: Workload) -> TrustedEngine:
-        truth, name = truth_of_node(node, work), self.engine or node.url
+    def _trusted(self, node: NodeClient, work: Workload) -> Truth:
+        truth, name = truth_of_node(node, work, self.forward_batch), self.engine or node.url
         if self.model is not None and truth.weights_digest is not None:
             served, ours = truth.weights_digest, weights_digest(self.model)
             if served != ours:
                 raise LabError(f"weights_digest: {name} serves {served}, {self.model} has {ours}")
-        facts = kernel_facts(name, node.kernels())
-        return TrustedEngine(name, truth.vectors, truth.weights_digest, facts)
+        return replace(truth, name=name, facts=kernel_facts(name, node.kernels()))
 
     def _truth(
         self, work: Workload, options: JudgingOptions, session: CommandSession, stack: ExitStack
@@ -393,8 +391,10 @@ class EngineOptions:
         else:
             session.line.step(f"asking {self.url}")
             node = stack.enter_context(NodeClient(str(self.url), self.api_key))
-            truth, models, shape = truth_of_node(node, work), node.models(), None
-        options.require(work, models, shape, truth.weights_digest, truth.is_dense)
+            truth = truth_of_node(node, work, self.forward_batch)
+            models, shape = node.models(), None
+        if measured := options.calibration:
+            measured.require(work, models, shape, truth.weights_digest, truth.is_dense)
         return truth
 
     def _node(

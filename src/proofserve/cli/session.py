@@ -15,7 +15,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.lab.report import LabError, TooSlowError
+from proofserve.lab.report import LabError, Progress, TooSlowError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed
 
@@ -81,11 +81,10 @@ class Interrupts:
             raise SystemExit(128 + number)
 
 
-class ProgressLine:
+class ProgressLine(Progress):
     """Shows the current step: one changing line on a terminal, one line per step in a log file.
 
     With ``log_every_s`` a log file gets a line about a longer step each so many seconds.
-    Implements ``lab.report.Progress``.
     """
 
     def __init__(self, console: Console, log_every_s: float | None = None) -> None:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from rich.table import Column, Table
@@ -41,20 +41,14 @@ class TooSlowError(LabError):
     """An event that a measurement waits for did not happen in time."""
 
 
-class Progress(Protocol):
-    """How a long measurement tells where it is."""
+class Progress:
+    """How a long measurement tells where it is; this one shows nothing."""
 
-    def step(self, text: str, total: int | None = None) -> None: ...
-
-    def advance(self) -> None: ...
-
-
-class NoProgress:
     def step(self, text: str, total: int | None = None) -> None:
-        """Show nothing."""
+        """Say what begins, and of how many parts it consists."""
 
     def advance(self) -> None:
-        """Show nothing."""
+        """Say that one part is done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,11 +274,6 @@ def read(path: Path) -> CalibrationFile:
         raise LabError(f"{error}; write it by `calibrate noise` or `calibrate chat`") from error
 
 
-def parse(text: str) -> CalibrationFile:
-    """The calibration in ``text``. Raises pydantic's ValidationError."""
-    return CalibrationFile.model_validate_json(text)
-
-
 class _Header(BaseModel):
     """What every version of the file has."""
 
@@ -346,18 +341,17 @@ def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredThreshold:
-    """A threshold, the share of honest vectors beyond it, and where both come from."""
+class GivenThreshold:
+    """A threshold that a user gives, and the share of honest vectors beyond it."""
 
     dist_threshold: float
     p_mismatch: float
-    origin: str
-    calibration: CalibrationFile | None = None
+    origin = "given as --dist-threshold"
 
 
 def measured_threshold(
     dist_threshold: float | None, calibration: Path | None, p_mismatch: float | None
-) -> MeasuredThreshold:
+) -> CalibrationFile | GivenThreshold:
     """What the three options say. There is no default: a threshold belongs to a model.
 
     Raises LabError if neither a threshold nor a calibration is given, or both are, for a broken
@@ -367,21 +361,14 @@ def measured_threshold(
         if dist_threshold is None:
             raise LabError(f"no threshold: {HOW_TO_CALIBRATE}")
         rate = NETWORK_P_MISMATCH if p_mismatch is None else p_mismatch
-        return MeasuredThreshold(dist_threshold, rate, "given as --dist-threshold")
+        return GivenThreshold(dist_threshold, rate)
     if dist_threshold is not None:
         raise LabError("two thresholds: give --calibration or --dist-threshold, not both")
     measured = read(calibration)
     if p_mismatch not in {None, measured.p_mismatch}:
         known = f"{calibration} has {measured.p_mismatch:g}"
         raise LabError(f"p_mismatch: {known}; leave --p-mismatch out")
-    return calibrated(measured)
-
-
-def calibrated(measured: CalibrationFile) -> MeasuredThreshold:
-    """The threshold of a calibration."""
-    return MeasuredThreshold(
-        measured.dist_threshold, measured.p_mismatch, measured.origin, measured
-    )
+    return measured
 
 
 def checkpoint_shape(folder: Path) -> dict[str, int] | None:

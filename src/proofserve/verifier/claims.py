@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AliasPath, BaseModel, BeforeValidator, Field
 
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError, parsed, read_json, write_json
@@ -76,10 +76,6 @@ class Selection:
                 raise LabError(f"{name}: expected is {wanted}, {source} has {found}")
 
 
-class _Params(BaseModel):
-    seq_len: int | None = Field(default=None, ge=1)
-
-
 class _Artifact(ArtifactRecord):
     nonce: Nonce
     vector_b64: Text = ""
@@ -97,7 +93,7 @@ class _Document(BaseModel):
     artifacts: list[_Artifact]
     encoding: VectorEncoding
     nonces: list[Nonce] | None = None
-    params: _Params = _Params()
+    seq_len: int | None = Field(None, ge=1, validation_alias=AliasPath("params", "seq_len"))
     scheme: str | None = None
     weights_digest: str | None = None
     ran_on: dict[str, Any] | None = None
@@ -219,7 +215,7 @@ def _claimed(read: _Document) -> ClaimedArtifacts:
         nonces=tuple(dict.fromkeys(nonces)),
         claims=claims,
         width=read.encoding.k_dim,
-        seq_len=read.params.seq_len,
+        seq_len=read.seq_len,
         scheme=read.scheme,
         block_height=read.block_height,
         weights_digest=read.weights_digest,

@@ -1,10 +1,10 @@
 """The direction test over a bank of suspects, with no more forwards than it needs."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,12 @@ from proofserve.protocol.verdict.leaning import (
 )
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.judges import (
+    OWN,
+    BankRun,
     Chances,
     Judge,
+    KernelBank,
     Opinion,
-    Recompute,
     Standing,
     Vectors,
     evidence_text,
@@ -40,63 +42,6 @@ LIKELY = 2
 NO_SUSPECTS: Final = "there are no suspects: the checkpoint is published as cheap as the whole bank"
 
 Vector = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class BankRun:
-    """A run of a validator: a suspect's ``weights``, None for the published ones, in ``kernels``.
-
-    These are a name of emulated ones, None for exact arithmetic.
-    """
-
-    weights: str | None = None
-    kernels: str | None = None
-
-    def __str__(self) -> str:
-        return ", ".join(filter(None, (self.weights or "published", self.kernels)))
-
-
-PUBLISHED: Final = BankRun()
-# The validator's own honest run, in the dtype that nodes serve.
-OWN: Final = BankRun(kernels="our own rounding")
-
-
-class KernelBank(Protocol):
-    """Suspected weights by name, and how each would move the results; and honest kernels."""
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def kernels(self) -> Sequence[str]: ...
-
-    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
-        """What will be asked for next: a bank may compute it together."""
-
-    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The suspect's vectors less the published model's, float32 [width] each."""
-
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        """The errors of the validator's own honest run, float32 [width] each."""
-
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        """The errors of an honest run with these kernels, float32 [width] each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """The vectors that a validator compares with, and the digest of their weights if known.
-
-    ``validator`` has other vectors of the checkpoint, None if a node recomputes. Of a model that
-    ``is_dense`` it is known that it mixes no experts. At least ``at_once`` nonces are to be asked
-    for in one call: fewer take as long.
-    """
-
-    vectors: Recompute
-    weights_digest: str | None
-    validator: KernelBank | None = None
-    is_dense: bool = False
-    at_once: int = 1
 
 
 @dataclass(slots=True)

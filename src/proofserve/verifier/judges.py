@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,48 @@ T = TypeVar("T")
 # Vectors by nonce, float32 [width] each, and a function that computes them.
 Vectors = Mapping[int, NDArray[np.float32]]
 Recompute = Callable[[Sequence[int]], Vectors]
+
+
+@dataclass(frozen=True, slots=True)
+class BankRun:
+    """A run of a validator: a suspect's ``weights``, None for the published ones, in ``kernels``.
+
+    These are a name of emulated ones, None for exact arithmetic.
+    """
+
+    weights: str | None = None
+    kernels: str | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.weights or "published", self.kernels)))
+
+
+PUBLISHED: Final = BankRun()
+# The validator's own honest run, in the dtype that nodes serve.
+OWN: Final = BankRun(kernels="our own rounding")
+
+
+class KernelBank(Protocol):
+    """Suspected weights by name, and how each would move the results; and honest kernels."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def kernels(self) -> Sequence[str]: ...
+
+    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
+        """What will be asked for next: a bank may compute it together."""
+
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        """The suspect's vectors less the published model's, float32 [width] each."""
+
+    def own_errors(self, nonces: Sequence[int]) -> Vectors:
+        """The errors of the validator's own honest run, float32 [width] each."""
+
+    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
+        """The errors of an honest run with these kernels, float32 [width] each."""
+
 
 # The shares of forged nonces of which a verdict says whether it excludes them.
 SHARES_EXCLUDED: Final = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)

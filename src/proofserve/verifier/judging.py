@@ -4,22 +4,19 @@ The options choose tests (``judges_of``), the tests judge a sample (``judged``),
 what they found.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from proofserve.lab.report import Figure, LabError, Progress, Report
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import (
     HOW_TO_CALIBRATE,
     CalibrationFile,
-    MeasuredThreshold,
-    Shape,
+    GivenThreshold,
     measured_threshold,
 )
 from proofserve.verifier.claims import ClaimedArtifacts
@@ -28,8 +25,6 @@ from proofserve.verifier.direction import (
     CalibratedYardstick,
     DirectionJudge,
     EmulatedYardstick,
-    KernelBank,
-    Truth,
     Yardstick,
 )
 from proofserve.verifier.judges import (
@@ -37,17 +32,12 @@ from proofserve.verifier.judges import (
     CountJudge,
     CountRule,
     Judge,
+    KernelBank,
     PairedJudge,
     TwinJudge,
     default_share,
 )
-from proofserve.verifier.verification import (
-    ExactJudge,
-    Recomputation,
-    TrustedEngine,
-    Verification,
-    verify,
-)
+from proofserve.verifier.verification import ExactJudge, Truth, Verification, verify
 
 # The most mismatches that the lines name.
 SHOWN: Final = 10
@@ -92,7 +82,7 @@ def threshold_of(
     dist_threshold: float | None,
     calibration: Path | None,
     p_mismatch: float | None,
-) -> MeasuredThreshold | None:
+) -> CalibrationFile | GivenThreshold | None:
     """What the options say of honest nodes; None if no test needs it and nothing is given."""
     if {*tests} == {DIRECTION} and not calibration and dist_threshold is None:
         return None
@@ -112,11 +102,11 @@ class JudgingOptions:
     share: float | None
     p_fraud: float
     sequential: bool
-    threshold: MeasuredThreshold | None
+    threshold: CalibrationFile | GivenThreshold | None
 
     @property
     def calibration(self) -> CalibrationFile | None:
-        return self.threshold.calibration if self.threshold else None
+        return self.threshold if isinstance(self.threshold, CalibrationFile) else None
 
     @property
     def origin(self) -> str:
@@ -126,18 +116,6 @@ class JudgingOptions:
         """Raises ProtocolError for a number out of range."""
         share = default_share(sample) if self.share is None else self.share
         return Chances(self.alpha, self.beta, share)
-
-    def require(
-        self,
-        work: Workload,
-        models: Collection[str],
-        shape: Shape | None,
-        digest: str | None,
-        is_dense: bool = False,
-    ) -> None:
-        """Raise LabError unless the honest figures hold for these artifacts."""
-        if self.calibration is not None:
-            self.calibration.require(work, models, shape, digest, is_dense)
 
     def count_rule(self) -> CountRule | None:
         """None if the verdict does not count. Raises ProtocolError for a number out of range."""
@@ -208,15 +186,6 @@ def _judge(
     if measured is not None and measured.honest.shares.suspects:
         yardstick = CalibratedYardstick(validator, measured.honest)
     return DirectionJudge(validator, yardstick, chances)
-
-
-@dataclass(frozen=True, slots=True)
-class SampleOptions:
-    """``seed`` draws ``most`` nonces, all for None; ``at_once`` are recomputed in one forward."""
-
-    seed: str
-    most: int | None
-    at_once: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,28 +292,25 @@ class VerdictReport:
 
 def judged(
     claimed: ClaimedArtifacts,
-    work: Workload,
     truth: Truth,
     options: JudgingOptions,
-    sampling: SampleOptions,
+    seed: str,
+    most: int | None,
     progress: Progress,
 ) -> VerdictReport:
-    """Recompute a sample of ``claimed`` and judge it.
+    """Recompute ``most`` nonces of ``claimed`` that ``seed`` draws, all for None, and judge them.
 
     Raises LabError for another checkpoint than the prover's, a test that cannot be run here, and
     an incomplete recomputation; ProtocolError for a number out of range; EngineFault.
     """
     claimed.require_digest(truth.weights_digest)
-    sample = draw(claimed.nonces, sampling.seed, sampling.most)
+    sample = draw(claimed.nonces, seed, most)
     judges = judges_of(options, len(sample), truth.validator)
-    at_once = max(sampling.at_once, truth.at_once)
-    ours = Recomputation(truth.vectors, work.scheme.width, at_once)
-    outcome = verify(claimed, sample, ours, judges, progress)
     measured = options.calibration
     return VerdictReport(
-        outcome=outcome,
+        outcome=verify(claimed, sample, truth, judges, progress),
         claimed=claimed,
-        seed=sampling.seed,
+        seed=seed,
         rule=options.count_rule(),
         origin=options.origin,
         kernels=measured.honest.names if measured else (),
@@ -355,10 +321,10 @@ def judged(
 
 def exactly_judged(
     claimed: ClaimedArtifacts,
-    work: Workload,
-    engine: TrustedEngine,
+    engine: Truth,
     options: JudgingOptions,
-    sampling: SampleOptions,
+    seed: str,
+    most: int | None,
     progress: Progress,
 ) -> VerdictReport:
     """Compare the bits of the first nonces of the sample of ``judged``, as many as clear a node.
@@ -366,46 +332,16 @@ def exactly_judged(
     Raises as ``judged``, and NodeError if the engine's server fails.
     """
     claimed.require_digest(engine.weights_digest)
-    sample = draw(claimed.nonces, sampling.seed, sampling.most)
+    sample = draw(claimed.nonces, seed, most)
     judge = ExactJudge(options.chances(len(sample)), engine.facts, claimed.ran_on)
-    unit = f"nonces, by {engine.name}"
-    ours = Recomputation(engine.vectors, work.scheme.width, sampling.at_once, unit)
+    ours = replace(engine, unit=f"nonces, by {engine.name}")
     return VerdictReport(
         outcome=verify(claimed, sample[: judge.needed], ours, [judge], progress),
         claimed=claimed,
-        seed=sampling.seed,
+        seed=seed,
         rule=None,
         origin=f"those whose bits are equal to the vectors of {engine.name}",
         kernels=(),
         alpha=options.alpha,
         beta=options.beta,
     )
-
-
-def bench_verification(
-    name: str,
-    verified: Callable[[], Verification],
-    suspects_s: Callable[[], float],
-    setup: Mapping[str, Any],
-    where: Mapping[str, str | int],
-) -> Report:
-    """Time one verification of an honest node of the model ``name`` by a validator that is loaded.
-
-    ``suspects_s`` are the seconds that it has spent in suspects' layers.
-
-    Raises LabError if it does not end with the node cleared: then it took no time to clear.
-    """
-    began = time.monotonic()
-    outcome = verified()
-    seconds = time.monotonic() - began
-    if outcome.verdict is not SequentialResult.HONEST:
-        raise LabError(
-            f"the honest node ended {outcome.verdict} after {outcome.nonces_used} nonces;"
-            " give more --nonces, or a calibration of more kernels"
-        )
-    figures = (
-        Figure("seconds_to_honest", seconds, "from the first nonce to the verdict, model loaded"),
-        Figure("nonces", float(outcome.nonces_used), "recomputed until then"),
-        Figure("share_of_suspects", suspects_s() / seconds, "of that time, for the direction test"),
-    )
-    return Report(f"verification, {name}", figures, setup, {}, where)

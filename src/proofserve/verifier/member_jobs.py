@@ -2,10 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -19,28 +17,17 @@ from proofserve.fleet.verification_records import (
     VerificationTask,
 )
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import LabError, NodeError, NoProgress
+from proofserve.lab.report import LabError, NodeError, Progress
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.calibration_file import (
-    MeasuredThreshold,
-    calibrated,
-    checkpoint_shape,
-    parse,
-)
+from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold, checkpoint_shape
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.direction import Truth
-from proofserve.verifier.judging import (
-    JudgingOptions,
-    SampleOptions,
-    VerdictReport,
-    judged,
-    threshold_of,
-)
+from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged, threshold_of
 from proofserve.verifier.openings import CommittedSource, open_sample
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.verifier.verification import Truth
 from proofserve.wire.records import CommittedRoots
 
 # As the option --p-fraud of ``proofserve verify``.
@@ -48,122 +35,105 @@ P_FRAUD = 0.5
 _WRONG = (LabError, ProtocolError, CheckpointError, ValueError)
 
 
-class TruthSource(Protocol):
-    """Computes the vectors that a job's artifacts are compared with."""
-
-    def truth(self, task: VerificationTask, options: JudgingOptions) -> Truth:
-        """Raises LabError and CheckpointError if this worker cannot compute them."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerCheckpoints:
-    """The checkpoints of a worker, by queue, and how it computes with them."""
-
-    folders: Mapping[str, Path]
-    device: str = "cpu"
-    forward_batch: int = 8
-
-
 class CheckpointTruths:
-    """The truth by checkpoints of this worker. Each is loaded once, at its first job."""
+    """The truth by checkpoints in ``folders``, by queue. Each is loaded once, at its first job.
 
-    def __init__(self, checkpoints: WorkerCheckpoints) -> None:
-        self._checkpoints = checkpoints
-        self._loaded: dict[ValidatorSetup, CheckpointValidator] = {}
-
-    def truth(self, task: VerificationTask, options: JudgingOptions) -> Truth:
-        job, work = task.job, task.round.spec.work
-        folder = self._checkpoints.folders.get(job.queue)
-        if folder is None:
-            raise LabError(f"this worker has no checkpoint for {job.queue}; give it --model")
-        setup = ValidatorSetup(folder, self._checkpoints.device)
-        if measured := options.calibration:
-            served, kv_dtype = measured.served_dtype, measured.kv_dtype
-            setup = replace(setup, served_dtype=served, kv_dtype=kv_dtype)
-        if setup not in self._loaded:
-            self._loaded[setup] = CheckpointValidator(setup, _no_work)
-        known = self._loaded[setup]
-        models, shape = [job.model or folder.name, folder.name], checkpoint_shape(folder)
-        options.require(work, models, shape, known.weights_digest, known.is_dense)
-        validator = known.with_other(proofs_of(work, self._checkpoints.forward_batch))
-        return validator.as_truth()
-
-
-def _no_work(*_: object) -> NoReturn:
-    raise AssertionError("each job brings its own work")
-
-
-class SampleChecker:
-    """Computes verdicts, one at a time.
-
-    ``at_once`` nonces are recomputed in one forward. ``member_key`` has members open their roots.
+    ``forward_batch`` nonces are recomputed in one forward.
     """
 
-    def __init__(self, source: TruthSource, at_once: int, member_key: str | None = None) -> None:
-        self._source = source
-        self._at_once = at_once
-        self._member_key = member_key
+    def __init__(
+        self, folders: Mapping[str, Path], device: str = "cpu", forward_batch: int = 8
+    ) -> None:
+        self._folders = folders
+        self._device = device
+        self._forward_batch = forward_batch
+        self._loaded: dict[ValidatorSetup, CheckpointValidator] = {}
 
-    def check(self, task: VerificationTask) -> JobFinding:
-        """The verdict, or an abstention. Raises EngineFault and NodeError: another try may do."""
-        began = time.perf_counter()
-        try:
-            wanted, stored = task.job.rule.nonces, task.sample.of
-            if stored < wanted:
-                raise LabError(f"too few nonces: the lane has {stored} of {wanted}")
-            report = self._report(task)
-        except NodeError:
-            raise
-        except _WRONG as error:
-            seconds = time.perf_counter() - began
-            return JobFinding(VerdictOutcome.ABSTAINED, seconds, reason=str(error))
-        return _judgement(report, task, time.perf_counter() - began)
+    def __call__(self, task: VerificationTask, options: JudgingOptions) -> Truth:
+        """What a job's artifacts are compared with.
 
-    def _report(self, task: VerificationTask) -> VerdictReport:
+        Raises LabError and CheckpointError if this worker cannot compute it.
+        """
         job, work = task.job, task.round.spec.work
-        rule, threshold = job.rule, _threshold(job.rule, task.calibration)
+        folder = self._folders.get(job.queue)
+        if folder is None:
+            raise LabError(f"this worker has no checkpoint for {job.queue}; give it --model")
+        measured = options.calibration
+        setup = ValidatorSetup(folder, self._device).serving_as(measured)
+        if setup not in self._loaded:
+            self._loaded[setup] = CheckpointValidator(setup)
+        known = self._loaded[setup]
+        models, shape = [job.model or folder.name, folder.name], checkpoint_shape(folder)
+        if measured is not None:
+            measured.require(work, models, shape, known.weights_digest, known.is_dense)
+        validator = known.with_other(proofs_of(work, self._forward_batch))
+        return validator.as_truth(work.scheme.width, self._forward_batch)
+
+
+def check_sample(
+    task: VerificationTask,
+    truth: Callable[[VerificationTask, JudgingOptions], Truth],
+    member_key: str | None = None,
+) -> JobFinding:
+    """The verdict, or an abstention. Raises EngineFault and NodeError: another try may do.
+
+    ``truth`` is as ``CheckpointTruths``. ``member_key`` has members open their roots.
+    """
+    began = time.perf_counter()
+    try:
+        wanted, stored = task.job.rule.nonces, task.sample.of
+        if stored < wanted:
+            raise LabError(f"too few nonces: the lane has {stored} of {wanted}")
+        job, rule = task.job, task.job.rule
+        threshold = _threshold(rule, task.calibration)
         options = JudgingOptions(
             rule.tests, job.alpha, rule.beta, rule.share, P_FRAUD, True, threshold
         )
-        truth = self._source.truth(task, options)
-        sampling = SampleOptions(job.seed, job.rule.nonces, self._at_once)
-        return judged(self._claimed(task), work, truth, options, sampling, NoProgress())
+        known, claimed = truth(task, options), _claimed(task, member_key)
+        report = judged(claimed, known, options, job.seed, rule.nonces, Progress())
+    except NodeError:
+        raise
+    except _WRONG as error:
+        seconds = time.perf_counter() - began
+        return JobFinding(VerdictOutcome.ABSTAINED, seconds, reason=str(error))
+    return _judgement(report, task, time.perf_counter() - began)
 
-    def _claimed(self, task: VerificationTask) -> ClaimedArtifacts:
-        if task.sample.kind is BatchKind.ROOTS:
-            return self._opened(task)
-        work, sample = task.round.spec.work, task.sample
-        nonces = tuple(sample.nonces.tolist())
-        texts = callback_bodies.encode_all(sample.vectors)
-        return ClaimedArtifacts(
-            block_hash=work.block.hash,
-            public_key=work.public_key,
-            nonces=nonces,
-            claims=tuple(map(Claim, nonces, texts)),
-            width=work.scheme.width,
-            seq_len=work.seq_len,
-            scheme=work.scheme.name,
-            block_height=work.block.height,
-            weights_digest=task.job.weights_digest,
-        )
 
-    def _opened(self, task: VerificationTask) -> ClaimedArtifacts:
-        work, job = task.round.spec.work, task.job
-        bodies = _of_one_round(task)
-        batches = [record.batch for body in bodies for record in body.roots]
-        source = CommittedSource(
-            round_id=bodies[0].round_id,
-            block=work.block,
-            public_key=work.public_key,
-            lane=bodies[0].lane,
-            scheme=work.scheme.name,
-            width=work.scheme.width,
-            seq_len=work.seq_len,
-            batches=tuple(sorted(batches, key=lambda batch: batch.first_index)),
-        )
-        with NodeClient(task.member.url, self._member_key) as node:
-            return open_sample(source, node, job.seed, job.rule.nonces, NoProgress())
+def _claimed(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts:
+    if task.sample.kind is BatchKind.ROOTS:
+        return _opened(task, member_key)
+    work, sample = task.round.spec.work, task.sample
+    nonces = tuple(sample.nonces.tolist())
+    texts = callback_bodies.encode_all(sample.vectors)
+    return ClaimedArtifacts(
+        block_hash=work.block.hash,
+        public_key=work.public_key,
+        nonces=nonces,
+        claims=tuple(map(Claim, nonces, texts)),
+        width=work.scheme.width,
+        seq_len=work.seq_len,
+        scheme=work.scheme.name,
+        block_height=work.block.height,
+        weights_digest=task.job.weights_digest,
+    )
+
+
+def _opened(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts:
+    work, job = task.round.spec.work, task.job
+    bodies = _of_one_round(task)
+    batches = [record.batch for body in bodies for record in body.roots]
+    source = CommittedSource(
+        round_id=bodies[0].round_id,
+        block=work.block,
+        public_key=work.public_key,
+        lane=bodies[0].lane,
+        scheme=work.scheme.name,
+        width=work.scheme.width,
+        seq_len=work.seq_len,
+        batches=tuple(sorted(batches, key=lambda batch: batch.first_index)),
+    )
+    with NodeClient(task.member.url, member_key) as node:
+        return open_sample(source, node, job.seed, job.rule.nonces, Progress())
 
 
 def _of_one_round(task: VerificationTask) -> list[CommittedRoots]:
@@ -175,9 +145,11 @@ def _of_one_round(task: VerificationTask) -> list[CommittedRoots]:
     return [body for body in bodies if body.round_id == drawn.round_id]
 
 
-def _threshold(rule: VerificationRule, calibration: str | None) -> MeasuredThreshold | None:
+def _threshold(
+    rule: VerificationRule, calibration: str | None
+) -> CalibrationFile | GivenThreshold | None:
     if calibration is not None:
-        return calibrated(parse(calibration))
+        return CalibrationFile.model_validate_json(calibration)
     return threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
 
 

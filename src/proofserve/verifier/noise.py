@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.twins import alikeness
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.calibration_file import (
+    FORMAT,
+    VERSION,
     CalibrationFile,
     FigureFields,
     KernelFacts,
@@ -22,12 +24,13 @@ from proofserve.verifier.calibration_file import (
     PopulationFields,
     rounded,
 )
-from proofserve.verifier.direction import KernelBank
-from proofserve.verifier.judges import Chances, Recompute, Vectors
+from proofserve.verifier.judges import Chances, KernelBank, Recompute, Vectors
 from proofserve.verifier.populations import HonestPopulations
 from proofserve.verifier.simulation import convictions, draws, node_figures
 from proofserve.verifier.target import CONFIDENCE, quantile_interval
 
+# The share of honest nonces beyond the threshold of the count.
+RATE: Final = 0.01
 # Nonces in one step of progress.
 AT_ONCE: Final = 16
 # Of the nonces on which suspects are measured, a node with a suspect's weights computes a part:
@@ -44,8 +47,18 @@ CHANCES: Final = Chances(alpha=1e-6, beta=1e-3)
 ROOMS: Final = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
 
+# Errors of an honest engine by nonce, less the published vectors, as on the wire.
+HonestRun = tuple[KernelFacts, Vectors]
+
+
 class CalibratingBank(KernelBank, Protocol):
     """A validator that can also deploy a suspect's weights, and knows its emulated kernels."""
+
+    @property
+    def weights_digest(self) -> str | None: ...
+
+    @property
+    def served_dtype(self) -> str: ...
 
     def truth(self, nonces: Sequence[int]) -> Vectors: ...
 
@@ -53,14 +66,6 @@ class CalibratingBank(KernelBank, Protocol):
 
     def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
         """The errors of a node that serves a suspect's weights, float32 [width] each."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
-    """Errors of an honest engine by nonce, less the published vectors; as on the wire."""
-
-    facts: KernelFacts
-    errors: Vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +81,17 @@ class MeasuringPlan:
     has_twins: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HonestFigures:
-    """For a ``CalibrationFile``."""
-
-    own: FigureFields
-    populations: list[PopulationFields]
-    suspects: dict[str, list[float]]
-
-
-def honest_figures(
-    bank: CalibratingBank, runs: Sequence[MeasuredRun], plan: MeasuringPlan, progress: Progress
-) -> HonestFigures:
+def measured_calibration(
+    bank: CalibratingBank,
+    runs: Sequence[HonestRun],
+    plan: MeasuringPlan,
+    about: Mapping[str, Any],
+    progress: Progress,
+) -> CalibrationFile:
     """The figures of our own run, of ``runs`` and of every emulated kernel of ``bank``.
 
-    Raises EngineFault if a forward fails, and LabError for a suspect with the published weights.
+    ``about`` has the other fields of the file. It lacks the check of ``left_out``. Raises
+    EngineFault if a forward fails, and LabError for a suspect with the published weights.
     """
     place = {nonce: row for row, nonce in enumerate(plan.nonces)}
     first = plan.nonces[: plan.bank]
@@ -108,13 +109,25 @@ def honest_figures(
     def fields(errors: Vectors) -> FigureFields:
         return figure_fields(errors, predicted, first, plan.has_twins, place)
 
-    made = [PopulationFields(facts=run.facts, figures=fields(run.errors)) for run in runs]
+    made = [PopulationFields(facts=facts, figures=fields(errors)) for facts, errors in runs]
     for kernel in bank.kernels:
         compute = partial(bank.kernel_errors, kernel)
         first_ones = plan.nonces[: plan.emulated]
         errors = _in_chunks(f"emulated kernel: {kernel}", compute, first_ones, progress)
         made.append(PopulationFields(facts=bank.kernel_facts(kernel), figures=fields(errors)))
-    return HonestFigures(fields(own), made, suspects)
+    return CalibrationFile(
+        format=FORMAT,
+        version=VERSION,
+        weights_digest=bank.weights_digest,
+        served_dtype=bank.served_dtype,
+        own=fields(own),
+        populations=made,
+        suspects=suspects,
+        dist_threshold=honest_threshold(made, RATE),
+        p_mismatch=RATE,
+        left_out=None,
+        **about,
+    )
 
 
 def figure_fields(

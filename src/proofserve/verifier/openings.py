@@ -29,6 +29,8 @@ SAMPLE: Final = 1000
 AT_ONCE: Final = 100
 # So many nonces that the node does not open convict it by every test: no more are asked for.
 ENOUGH_FAULTS: Final = 32
+# How long a node may be unreachable or too busy, all times together, and a pause between tries.
+PATIENCE_S, PAUSE_S = 60.0, 1.0
 # With these a node says that it has no such vectors. Other refusals are the validator's own fault.
 _HAS_NOT = (404, 409, 410)
 _TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
@@ -158,19 +160,11 @@ def only_round(path: Path, held: Mapping[str, str], round_id: str | None) -> str
     raise LabError(f"{path}: {problem}; choose by --round-id from\n{listed}")
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a node may be unreachable or too busy, all times together. Seconds."""
-
-    seconds: float = 60.0
-    pause_s: float = 1.0
-
-
 @dataclass(slots=True)
 class _Opener:
     node: NodeClient
     source: CommittedSource
-    patience: Patience
+    patience_s: float
     claims: list[Claim] = field(default_factory=list)
     faults: dict[int, Mismatch] = field(default_factory=dict)
     waited_s: float = 0.0
@@ -202,10 +196,10 @@ class _Opener:
                 )
             except NodeError as error:
                 self.waited_s += time.monotonic() - began
-                if not _is_passing(error) or self.waited_s >= self.patience.seconds:
+                if not _is_passing(error) or self.waited_s >= self.patience_s:
                     raise
-                time.sleep(self.patience.pause_s)
-                self.waited_s += self.patience.pause_s
+                time.sleep(PAUSE_S)
+                self.waited_s += PAUSE_S
 
     def _take(self, nonces: Sequence[int], answer: Sequence[Any]) -> None:
         opened: dict[int, OpeningRecord] = {}
@@ -237,18 +231,18 @@ def open_sample(
     seed: str,
     most: int,
     progress: Progress,
-    patience: Patience = Patience(),
+    patience_s: float = PATIENCE_S,
 ) -> ClaimedArtifacts:
     """Have ``node`` open up to ``most`` nonces that ``seed`` draws, and check every path.
 
     The claims are of vectors that fit their roots. All other drawn nonces are in ``faults``. A node
-    that cannot be reached for longer than ``patience`` has not opened. Raises NodeError if it
-    cannot be reached at all, or refuses the request itself, for example for its key.
+    that cannot be reached for longer than ``patience_s`` seconds has not opened. Raises NodeError
+    if it cannot be reached at all, or refuses the request itself, for example for its key.
     """
     digest = node.weights_digest()
     drawn = draw(source.nonces(), seed, most)
     progress.step(f"{node.url} opens up to {len(drawn)} nonces")
-    opener, asked = _Opener(node, source, patience), 0
+    opener, asked = _Opener(node, source, patience_s), 0
     while asked < len(drawn) and len(opener.faults) < ENOUGH_FAULTS:
         opener.ask(drawn[asked : asked + AT_ONCE])
         asked = min(asked + AT_ONCE, len(drawn))
@@ -270,23 +264,3 @@ def _is_passing(error: NodeError) -> bool:
     """Whether the same request may succeed later: no answer, too many requests, a fault."""
     status = error.status
     return status is None or status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR
-
-
-@dataclass(frozen=True, slots=True)
-class OpeningOptions:
-    """The node that posted the roots, and how many nonces it shall open; None for a default."""
-
-    url: str
-    api_key: str | None = None
-    round_id: str | None = None
-    nonces: int | None = None
-
-
-def opened_claims(
-    path: Path, wanted: Selection, options: OpeningOptions, seed: str, progress: Progress
-) -> ClaimedArtifacts:
-    """What a node opens of the roots in ``path``; see ``open_sample``. Raises LabError."""
-    source = read_committed(path, wanted, options.round_id)
-    patience = Patience()
-    with NodeClient(options.url, options.api_key, timeout_s=patience.seconds) as node:
-        return open_sample(source, node, seed, options.nonces or SAMPLE, progress, patience)

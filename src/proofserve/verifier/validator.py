@@ -1,16 +1,17 @@
-"""A validator with the published checkpoint: true vectors, honest runs, and suspected weights."""
+"""A validator with the published checkpoint: its tokens, true vectors, honest runs, suspects."""
 
 import copy
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import AutoTokenizer, GenerationConfig
 
 from proofserve.engines.reference.engine import ReferenceEngine, Run
 from proofserve.engines.reference.forward import Passed
@@ -22,15 +23,16 @@ from proofserve.engines.reference.kernels import (
     with_kernels,
 )
 from proofserve.engines.reference.network import DTYPES, Network, load, weights_alone
+from proofserve.engines.reference.reading import logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
 from proofserve.lab.report import LabError
 from proofserve.protocol.codec import to_float16
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
-from proofserve.verifier.calibration_file import KV_AUTO, KernelFacts
-from proofserve.verifier.direction import OWN, PUBLISHED, BankRun, Truth
-from proofserve.verifier.judges import Vectors
+from proofserve.verifier.calibration_file import KV_AUTO, CalibrationFile, KernelFacts
+from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors
+from proofserve.verifier.verification import Truth
 
 # What networks compute for nonces, each run for its own; they may add other nonces that they
 # computed with them.
@@ -46,6 +48,8 @@ KV_DTYPES: Final = (KV_AUTO, KV_FP8)
 NONCES_OF_A_PASS: Final = 32
 # Honest where a checkpoint declares that activations are rounded: a server that does not.
 FULL_ACTIVATIONS: Final = "activations in full"
+# Of tokens: four bytes each, where their number is not known.
+_MOST_IDS: Final = 2**32
 
 
 def proofs_of(
@@ -56,6 +60,10 @@ def proofs_of(
     ``passed`` hears of each layer, counted from 1, and how many there are.
     """
     return partial(ReferenceEngine(forward_batch, passed).compute_all, work)
+
+
+def _no_nonces(_runs: object) -> NoReturn:
+    raise AssertionError("this validator was made without nonces")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,12 @@ class ValidatorSetup:
     served_dtype: str | None = None
     kv_dtype: str = KV_AUTO
 
+    def serving_as(self, measured: CalibrationFile | None) -> Self:
+        """As honest nodes of a calibration serve; itself without one."""
+        if measured is None:
+            return self
+        return replace(self, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype)
+
 
 class CheckpointValidator:
     """Vectors and errors of the published checkpoint and of suspects. Nothing is computed twice.
@@ -85,7 +99,7 @@ class CheckpointValidator:
     Raises CheckpointError if a checkpoint cannot be used; the methods raise EngineFault.
     """
 
-    def __init__(self, setup: ValidatorSetup, compute: Compute) -> None:
+    def __init__(self, setup: ValidatorSetup, compute: Compute = _no_nonces) -> None:
         others = {folder.name: folder for folder in setup.suspects}
         self.forwards = 0
         self.suspects_s = 0.0
@@ -109,6 +123,13 @@ class CheckpointValidator:
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 
+    def as_truth(self, width: int, forward_batch: int) -> Truth:
+        """What a verdict compares with, of ``width`` values each."""
+        small = self.published.checkpoint.stays_in_memory
+        # From a disk fewer nonces take as long.
+        at_once = forward_batch if small else max(forward_batch, NONCES_OF_A_PASS)
+        return Truth(self.truth, width, at_once, self.weights_digest, self, self.is_dense)
+
     def with_other(self, compute: Compute) -> Self:
         """A validator of other nonces, with the networks that this one has loaded."""
         made = copy.copy(self)
@@ -119,12 +140,6 @@ class CheckpointValidator:
     @property
     def weights_digest(self) -> str | None:
         return self.published.facts.weights_digest
-
-    def as_truth(self) -> Truth:
-        """What a verdict compares with."""
-        small = self.published.checkpoint.stays_in_memory
-        at_once = 1 if small else NONCES_OF_A_PASS
-        return Truth(self.truth, self.weights_digest, self, self.is_dense, at_once)
 
     @property
     def is_dense(self) -> bool:
@@ -191,6 +206,42 @@ class CheckpointValidator:
         """The vectors of an honest node with these kernels."""
         return self._of(BankRun(kernels=kernel), nonces)
 
+    def states(
+        self, prompt: Sequence[int], output: Sequence[int], kernel: str | None = None
+    ) -> NDArray[np.float32]:
+        """The states [tokens, hidden] behind the tokens of an answer. Raises EngineFault."""
+        network = self._reader(kernel)
+        found: NDArray[np.float32] = states_of(network, prompt, output).cpu().numpy()
+        return found
+
+    def logits(self, states: NDArray[np.float32], kernel: str | None = None) -> NDArray[np.float32]:
+        """[n, vocabulary] of ``states`` [n, hidden]."""
+        on_device = torch.from_numpy(states).to(self.published.device)
+        made = logits_of(self._reader(kernel), on_device)
+        found: NDArray[np.float32] = made.cpu().numpy()
+        return found
+
+    def _reader(self, kernel: str | None) -> Network:
+        """The network as it is published, with roundings that it declares; or with a kernel."""
+        return self.published if kernel is None else self._network(BankRun(kernels=kernel))
+
+    def read(
+        self, run: BankRun, answers: Iterable[tuple[Sequence[int], Sequence[int]]]
+    ) -> Iterator[NDArray[np.float32]]:
+        """For each prompt and its output [tokens, vocabulary]: what chose each token.
+
+        The published weights have to read an answer before a suspect does, which uses the experts
+        that they chose. Raises EngineFault if a forward fails or a logit is not finite.
+        """
+        network = self._network(run)
+        experts = self._choice(run, network)
+        for prompt, output in answers:
+            states = states_of(network, prompt, output, experts)
+            logits: NDArray[np.float32] = logits_of(network, states).cpu().numpy()
+            if not np.isfinite(logits).all():
+                raise EngineFault(f"{run}: the logits of an answer are not finite")
+            yield logits
+
     def suspect(self, name: str) -> Network:
         """The published network with a suspect's weights.
 
@@ -255,6 +306,86 @@ class CheckpointValidator:
                 self.suspects_s += done.seconds
             rows = zip(batch.nonces, batch.values, strict=True)
             self._known |= {(run, nonce): vector for nonce, vector in rows}
+
+
+class CheckpointTokenizer:
+    """The checkpoint's tokenizer and chat template. Raises LabError if it cannot be loaded.
+
+    ``end_ids`` end an answer and do not show in its text; ``tells_time`` says that the template
+    writes the date into prompts. Ids below ``size`` have a logit.
+    """
+
+    def __init__(self, folder: Path, size: int = _MOST_IDS) -> None:
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise LabError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+        self.size = size
+        self.end_ids = _end_ids(folder, self._tokenizer.eos_token_id)
+        self.tells_time = "strftime_now" in str(self._tokenizer.chat_template)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    @cached_property
+    def pieces(self) -> Mapping[str, int]:
+        """The id of every text that exactly one id stands for."""
+        texts = [self._tokenizer.decode([token]) for token in range(len(self._tokenizer))]
+        often = Counter(texts)
+        return {text: token for token, text in enumerate(texts) if often[text] == 1}
+
+    def prompt_ids(self, request: Mapping[str, Any]) -> tuple[int, ...]:
+        """The ids of a request's prompt. Raises LabError if its fields make none."""
+        prompt = request.get("prompt")
+        if isinstance(prompt, str):
+            return tuple(self._tokenizer(prompt)["input_ids"])
+        if isinstance(prompt, list) and prompt and all(isinstance(each, int) for each in prompt):
+            return tuple(prompt)
+        if not isinstance(request.get("messages"), list):
+            raise LabError("request: it has neither messages nor one prompt")
+        return self._of_template(request)
+
+    def answer_ids(self, text: str) -> tuple[int, ...]:
+        """Without tokens that mark a beginning or an end."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text(self, ids: tuple[int, ...]) -> str:
+        """The text of an answer's ids, without special tokens."""
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def _of_template(self, request: Mapping[str, Any]) -> tuple[int, ...]:
+        try:
+            made = self._tokenizer.apply_chat_template(
+                request["messages"],
+                tools=request.get("tools"),
+                chat_template=request.get("chat_template"),
+                add_generation_prompt=request.get("add_generation_prompt", True),
+                continue_final_message=request.get("continue_final_message", False),
+                tokenize=True,
+                return_dict=True,
+                **(request.get("chat_template_kwargs") or {}),
+            )
+        # A template is a program in the checkpoint, and raises what it likes.
+        except Exception as error:
+            raise LabError(
+                f"messages: the checkpoint's chat template refuses them: {error}"
+            ) from error
+        return tuple(made["input_ids"])
+
+
+def _end_ids(folder: Path, of_tokenizer: int | None) -> tuple[int, ...]:
+    """The tokens that end an answer: of ``generation_config.json``, and the tokenizer's own."""
+    try:
+        stated = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    except OSError:
+        stated = None
+    several = stated if isinstance(stated, list) else [stated]
+    return tuple(dict.fromkeys(each for each in (*several, of_tokenizer) if each is not None))
 
 
 def _own_profile(served: str | None, published: Network) -> KernelProfile:

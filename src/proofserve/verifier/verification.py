@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +13,15 @@ from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.judges import Chances, Judge, Opinion, Recompute, Standing, result_of
+from proofserve.verifier.judges import (
+    Chances,
+    Judge,
+    KernelBank,
+    Opinion,
+    Recompute,
+    Standing,
+    result_of,
+)
 
 # Nonces are judged in growing groups, because the first ones show which suspects matter.
 FIRST_CHUNK = 1
@@ -22,15 +30,23 @@ _ROUNDS_BY: Final = ("engine", "processor", "torch", "dtype", "kv_dtype", "atten
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputation:
-    """How a validator computes vectors of ``width`` values: up to ``at_once`` in one call.
+class Truth:
+    """The vectors of ``width`` values that a validator compares with, ``at_once`` in one call.
 
-    ``unit`` is what a reader calls that of which they are.
+    ``weights_digest`` is that of their weights if it is known; of a model that ``is_dense`` it is
+    known that it mixes no experts. ``validator`` has other vectors of the checkpoint, None if an
+    engine recomputes. An engine has a ``name``, and ``facts``: the fields of ``KernelFacts``, None
+    for what it does not say. ``unit`` is what a reader calls that of which the vectors are.
     """
 
     vectors: Recompute
     width: int
     at_once: int
+    weights_digest: str | None = None
+    validator: KernelBank | None = None
+    is_dense: bool = False
+    name: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
     unit: str = "nonces"
 
 
@@ -66,7 +82,7 @@ class Verification:
 def verify(
     claimed: ClaimedArtifacts,
     sample: Sequence[int],
-    ours: Recomputation,
+    ours: Truth,
     judges: Sequence[Judge[ClaimError]],
     progress: Progress,
 ) -> Verification:
@@ -138,7 +154,7 @@ def _verification(
 
 def _errors(
     nonces: Sequence[int],
-    ours: Recomputation,
+    ours: Truth,
     about: Mapping[int, Sequence[Claim]],
     faults: Mapping[int, Mismatch],
 ) -> tuple[ClaimError, ...]:
@@ -182,22 +198,10 @@ def verdict_of(judges: Sequence[Judge[Any]]) -> tuple[SequentialResult, int]:
     return SequentialResult.UNDECIDED, closest
 
 
-@dataclass(frozen=True, slots=True)
-class TrustedEngine:
-    """An engine that serves the published checkpoint, as a node would.
-
-    ``vectors`` are as it publishes them: numbers of float16. ``facts`` are the fields of
-    ``KernelFacts``, None for what it does not say.
-    """
-
-    name: str
-    vectors: Recompute
-    weights_digest: str | None
-    facts: Mapping[str, object]
-
-
 class ExactJudge(Judge[ClaimError]):
-    """Counts the claims that are the trusted engine's vector, value by value in float16.
+    """Counts the claims that are the vector of an engine that we trust, value by value.
+
+    An engine publishes numbers of float16.
 
     If all are, they clear the node: whatever computed them, the published weights would have given
     the same. One that differs says nothing, because honest engines differ, and ends the test: what

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +24,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet import FleetWorkerSettings
-from proofserve.verifier.member_jobs import CheckpointTruths, SampleChecker, WorkerCheckpoints
+from proofserve.verifier.member_jobs import CheckpointTruths, check_sample
 
 _logger = logging.getLogger(__name__)
 
@@ -131,8 +131,8 @@ def _is_passing(error: BaseException) -> bool:
     return isinstance(error, EngineFault | NodeError | StoreUnavailable)
 
 
-def worker_checkpoints(settings: FleetWorkerSettings) -> WorkerCheckpoints:
-    """The checkpoints in the settings. Raises ValueError.
+def worker_checkpoints(settings: FleetWorkerSettings) -> dict[str, Path]:
+    """The folders of the checkpoints in the settings, by queue. Raises ValueError.
 
     A checkpoint is known by its weights, and by the name of its folder in fleets whose members do
     not say their weights.
@@ -147,10 +147,13 @@ def worker_checkpoints(settings: FleetWorkerSettings) -> WorkerCheckpoints:
         except (ProtocolError, OSError) as error:
             raise ValueError(f"--model {text}: {error}") from error
         found |= {queue_name(digest, None): folder, queue_name(None, folder.name): folder}
-    return WorkerCheckpoints(found, settings.device, settings.forward_batch)
+    return found
 
 
-def checker_of(settings: FleetWorkerSettings, checkpoints: WorkerCheckpoints) -> SampleChecker:
+def checker_of(
+    settings: FleetWorkerSettings, folders: Mapping[str, Path]
+) -> Callable[[VerificationTask], JobFinding]:
     key = settings.member_key
     secret = None if key is None else key.get_secret_value()
-    return SampleChecker(CheckpointTruths(checkpoints), settings.forward_batch, secret)
+    truth = CheckpointTruths(folders, settings.device, settings.forward_batch)
+    return partial(check_sample, truth=truth, member_key=secret)

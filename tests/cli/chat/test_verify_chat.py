@@ -14,7 +14,7 @@ from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.engines.reference.network import load
 from proofserve.protocol.receipts.record import token_hash
 from proofserve.verifier.chat.conversation import Conversation, write
-from proofserve.verifier.chat.validator import CheckpointTokenizer
+from proofserve.verifier.validator import CheckpointTokenizer
 from support.chats import KEY, Writer
 from support.provider import Node, provider
 

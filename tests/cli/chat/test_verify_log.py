@@ -22,7 +22,7 @@ from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.receiver.store import ReceiverStore
 from proofserve.verifier.chat.conversation import Conversation, write
 from proofserve.verifier.chat.statements import FailedCheck, PublicLog
-from proofserve.verifier.chat.validator import CheckpointTokenizer
+from proofserve.verifier.validator import CheckpointTokenizer
 from support.chats import KEY, Writer
 from support.four_bits import one_thread
 from support.logs import chain, signed_entries

@@ -1,9 +1,10 @@
 """What a worker makes of a job: a verdict by the tiny model, or an abstention."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.engines.reference.network import load
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import queue_name
-from proofserve.fleet.verification_records import VerdictOutcome, VerificationTask
+from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
-from proofserve.verifier.member_jobs import CheckpointTruths, SampleChecker, WorkerCheckpoints
+from proofserve.verifier.member_jobs import CheckpointTruths, check_sample
 from support.reference import Prover
 
 pytestmark = pytest.mark.anyio
@@ -43,8 +44,8 @@ class TinyEngine(FakeEngine):
         return await asyncio.to_thread(self._reference.compute, work, nonces)
 
 
-def checker_with(folders: dict[str, Path]) -> SampleChecker:
-    return SampleChecker(CheckpointTruths(WorkerCheckpoints(folders)), 8)
+def checker_with(folders: dict[str, Path]) -> Callable[[VerificationTask], JobFinding]:
+    return partial(check_sample, truth=CheckpointTruths(folders))
 
 
 async def a_task(folder: Path) -> VerificationTask:
@@ -60,9 +61,9 @@ async def test_a_worker_that_cannot_compute_abstains(tmp_path: Path, tiny: Path)
     task = await a_task(tmp_path)
     queue = task.job.queue
     checker = checker_with({queue: tiny})
-    absent = checker_with({"weights:bb": tiny}).check(task)
-    few = checker.check(replace(task, job=replace(task.job, rule=replace(RULE, nonces=9))))
-    other = checker.check(replace(task, job=replace(task.job, weights_digest="bb" * 32)))
+    absent = checker_with({"weights:bb": tiny})(task)
+    few = checker(replace(task, job=replace(task.job, rule=replace(RULE, nonces=9))))
+    other = checker(replace(task, job=replace(task.job, weights_digest="bb" * 32)))
     found = (absent, few, other)
     assert {each.outcome for each in found} == {VerdictOutcome.ABSTAINED}
     assert {each.report for each in found} == {None}
@@ -74,7 +75,7 @@ async def test_a_worker_that_cannot_compute_abstains(tmp_path: Path, tiny: Path)
 async def test_made_up_vectors_are_fraud_by_the_right_weights(tmp_path: Path, tiny: Path) -> None:
     task = await a_task(tmp_path)
     task = replace(task, job=replace(task.job, weights_digest=weights_digest(tiny)))
-    found = checker_with({task.job.queue: tiny}).check(task)
+    found = checker_with({task.job.queue: tiny})(task)
     assert found.outcome is VerdictOutcome.FRAUD
     assert found.nonces == len(found.distances) == 4
     assert found.distance is not None
@@ -124,7 +125,7 @@ async def test_a_lane_with_roots_is_opened_by_its_member(
             task = await store.verdicts.begin(job["id"], "worker-a")
         assert task is not None
         checker = checker_with({job["queue"]: tiny})
-        found = await asyncio.to_thread(checker.check, task)
+        found = await asyncio.to_thread(checker, task)
     assert job["queue"] == queue_name(weights_digest(tiny), None)
     assert len(task.sample.nonces) == 0
     assert len({each["round_id"] for each in task.sample.committed}) == 1 + is_fleet

@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts
-from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
-from proofserve.verifier.chat.calibration import (
-    CalibratedServers,
-    calibration_lines,
-    chat_calibration,
-    greedy_limit,
-)
-from proofserve.verifier.direction import BankRun
-from proofserve.verifier.judges import Vectors
+from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks, greedy_limit
+from proofserve.verifier.chat.verification import calibration_lines, chat_calibration
+from proofserve.verifier.judges import BankRun, Vectors
 from proofserve.verifier.noise import checked
 
 K_DIM, BLOCKS, VOCABULARY = 16, 4, 12
@@ -82,8 +76,8 @@ class MadeUpValidator:
     def kernel_facts(self, kernel: str) -> KernelFacts:
         return facts(kernel, emulated=True)
 
-    def states(self, answer: Answer, kernel: str | None = None) -> Floats:  # noqa: ARG002
-        return np.array(answer.output, np.float32)[:, np.newaxis]
+    def states(self, _prompt: object, output: Sequence[int], _kernel: str | None = None) -> Floats:
+        return np.array(output, np.float32)[:, np.newaxis]
 
     def logits(self, states: Floats, kernel: str | None = None) -> Floats:
         """The likeliest token is the one that was chosen, and for "rough" kernels the next one."""
@@ -118,9 +112,9 @@ def blocks() -> Blocks:
 @pytest.fixture(scope="module")
 def made(blocks: Blocks) -> CalibrationFile:
     servers = dict.fromkeys(("key a", "key b"), facts("vLLM"))
-    about = CalibratedServers("trained", {"hidden_size": 64}, "auto", servers)
-    made = chat_calibration(about, blocks, MadeUpValidator(blocks), NoProgress())
-    return checked(made, NoProgress(), verifications=500)
+    about = {"model": "trained", "shape": {"hidden_size": 64}, "kv_dtype": "auto"}
+    made = chat_calibration(about, servers, blocks, MadeUpValidator(blocks), Progress())
+    return checked(made, Progress(), verifications=500)
 
 
 def test_every_server_and_every_kernel_is_a_population(made: CalibrationFile) -> None:
@@ -180,10 +174,10 @@ def test_the_output_names_kernels_and_the_check_without_each(made: CalibrationFi
 def test_the_greedy_gap_is_that_of_the_roughest_kernel(blocks: Blocks) -> None:
     """Servers chose the likeliest token; a kernel would choose one that is 0.3 less likely."""
     reader = MadeUpValidator(blocks)
-    limit = greedy_limit(blocks.answers, blocks.answers[:16], reader, NoProgress())
+    limit = greedy_limit(blocks.answers, blocks.answers[:16], reader, Progress())
     assert limit is not None
     assert limit.gap == pytest.approx(1.5 * 0.3)
     assert limit.rate == pytest.approx(5 / (16 * 64))
     alone = replace(reader, kernels=("fine",))
-    assert greedy_limit(blocks.answers, blocks.answers[:16], alone, NoProgress()).gap == 0.01  # type: ignore[union-attr]
-    assert greedy_limit(blocks.answers[:12], (), reader, NoProgress()) is None
+    assert greedy_limit(blocks.answers, blocks.answers[:16], alone, Progress()).gap == 0.01  # type: ignore[union-attr]
+    assert greedy_limit(blocks.answers[:12], (), reader, Progress()) is None

@@ -11,15 +11,15 @@ from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import suspect
-from proofserve.lab.report import LabError, NoProgress
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.receipts.record import Receipt, sketch_bytes
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.statements import NodeFacts
-from proofserve.verifier.chat.validator import CheckpointTokenizer
-from proofserve.verifier.chat.verification import ChatChecker, ChatVerification, CheckerSetup
+from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.judges import Chances
+from proofserve.verifier.validator import CheckpointTokenizer, ValidatorSetup
 from support.chats import Writer, unchanged
 
 CHANCES = Chances(alpha=1e-6, beta=1e-3)
@@ -48,7 +48,7 @@ def measured() -> CalibrationFile:
 
 @pytest.fixture(scope="module")
 def checker(model: Path, measured: CalibrationFile) -> ChatChecker:
-    return ChatChecker(CheckerSetup(model, measured))
+    return ChatChecker(ValidatorSetup(model), measured, "seed")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def honest(model: Path, served: Network, checker: ChatChecker) -> Writer:
 
 def judged(checker: ChatChecker, *chats: object) -> ChatVerification:
     known = NodeFacts(checker.weights_digest)
-    return checker.outcome(chats, known, CHANCES, NoProgress())  # type: ignore[arg-type]
+    return checker.outcome(chats, known, CHANCES, Progress())  # type: ignore[arg-type]
 
 
 def fraud_by(outcome: ChatVerification) -> set[str]:
@@ -151,7 +151,7 @@ def test_without_a_calibration_a_verdict_takes_longer(
     model: Path, honest: Writer, served: Network
 ) -> None:
     """A suspect convicts if errors lean to it more than those of every emulated kernel."""
-    unsure = ChatChecker(CheckerSetup(model, None))
+    unsure = ChatChecker(ValidatorSetup(model), None, "seed")
     cheat = replace(honest, writes=suspect(served, "int4 g128"))
     chats = [cheat.chat(n) for n in range(14)]
     assert judged(unsure, *chats[:2]).verdict is UNDECIDED
@@ -159,8 +159,8 @@ def test_without_a_calibration_a_verdict_takes_longer(
     assert outcome.verdict is FRAUD
     assert fraud_by(outcome) == {"direction"}
     assert "int4" in outcome.opinions[0].text
-    assert "kernels were emulated" in unsure.origin
-    assert "greedy" in unsure.origin
+    assert "kernels were emulated" in outcome.origin
+    assert "greedy" in outcome.origin
 
 
 @pytest.mark.parametrize("kernel", ["torch in float16", "sums of 32 in bfloat16", "float32"])

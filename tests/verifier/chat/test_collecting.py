@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proofserve.lab.report import LabError, NodeError, NoProgress
+from proofserve.lab.report import LabError, NodeError, Progress
 from proofserve.verifier.chat import conversation as collecting
 from proofserve.verifier.chat.conversation import COMPLETIONS, ReceiptClient
 from support.provider import provider
@@ -131,7 +131,7 @@ def test_an_id_cannot_lead_to_another_path() -> None:
 def test_chats_are_asked_at_once_and_come_in_order() -> None:
     asked = [{**REQUEST, "messages": [{"role": "user", "content": f"{n}"}]} for n in range(8)]
     with provider(together=4) as (served, url), ReceiptClient(url) as client:
-        chats = client.chats(asked, 4, NoProgress())
+        chats = client.chats(asked, 4, Progress())
     assert [chat.choices[0].text for chat in chats] == [f"answer to {n}" for n in range(8)]
     assert [chat.name for chat in chats] == [f"chat {n}" for n in range(8)]
     assert served.most_at_once == 4

@@ -7,10 +7,9 @@ from proofserve.engines.reference.engine import Run
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.protocol.verdict.leaning import cosine
-from proofserve.verifier.chat.answers import Answer, Blocks
-from proofserve.verifier.chat.validator import AnswerForwards, ChatValidator
+from proofserve.verifier.chat.answers import Answer, AnswerForwards, Blocks
 from proofserve.verifier.judges import Vectors
-from proofserve.verifier.validator import ValidatorSetup
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 from support.four_bits import one_thread
 from support.models import SmallModels
 
@@ -31,10 +30,10 @@ def blocks() -> Blocks:
 
 
 @pytest.fixture(scope="module")
-def validator(small_models: SmallModels, blocks: Blocks) -> ChatValidator:
+def validator(small_models: SmallModels, blocks: Blocks) -> CheckpointValidator:
     setup = ValidatorSetup(small_models.get("qwen3_moe"))
     with one_thread():
-        made = ChatValidator(setup).reading(blocks)
+        made = CheckpointValidator(setup, AnswerForwards(blocks))
         made.truth(tuple(range(len(blocks))))
     return made
 
@@ -44,7 +43,7 @@ def leaning(errors: Vectors, moved: Vectors) -> float:
 
 
 def test_suspects_are_computed_with_the_experts_of_the_published_weights(
-    validator: ChatValidator, blocks: Blocks
+    validator: CheckpointValidator, blocks: Blocks
 ) -> None:
     numbers = tuple(range(len(blocks)))
     with one_thread():

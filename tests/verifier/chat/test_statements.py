@@ -10,11 +10,10 @@ from proofserve.protocol.receipts.record import Sampling, token_hash
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.verifier.chat.conversation import ChatChoice, Conversation
 from proofserve.verifier.chat.statements import (
-    CheckedChat,
+    CheckedChats,
     FailedCheck,
     NodeFacts,
     PublicLog,
-    Readable,
     checked_answers,
 )
 from support.provider import END, TOKENIZER, WEIGHTS, Node, with_receipt
@@ -32,8 +31,8 @@ def chat(node: Node) -> Conversation:
     return node.chat("one")
 
 
-def checked(chat: Conversation, known: NodeFacts = KNOWN) -> CheckedChat:
-    return checked_answers(chat, TOKENIZER, known)
+def checked(chat: Conversation, known: NodeFacts = KNOWN) -> CheckedChats:
+    return checked_answers([chat], TOKENIZER, known)
 
 
 def failure(chat: Conversation, known: NodeFacts = KNOWN) -> FailedCheck:
@@ -233,7 +232,7 @@ def test_a_template_that_writes_the_date_proves_nothing(node: Node) -> None:
     class Dated(type(TOKENIZER)):  # type: ignore[misc]
         tells_time = True
 
-    found = checked_answers(node.chat("one", prompt_sha256=token_hash((5,))), Dated(), KNOWN)
+    found = checked_answers([node.chat("one", prompt_sha256=token_hash((5,)))], Dated(), KNOWN)
     assert not found.failures
     assert len(found.unknown) == 1
 
@@ -283,8 +282,8 @@ def test_the_entry_of_a_receipt_may_be_any_of_the_log(node: Node) -> None:
     assert failure(chats[1], NodeFacts(WEIGHTS, log=log)).text == "log: it has no entry 1"
 
 
-def readable(chat: Conversation, vocabulary: int, longest: int) -> CheckedChat:
-    return checked(chat, NodeFacts(WEIGHTS, readable=Readable(vocabulary, longest)))
+def readable(chat: Conversation, vocabulary: int, longest: int) -> CheckedChats:
+    return checked(chat, NodeFacts(WEIGHTS, vocabulary=vocabulary, longest=longest))
 
 
 def test_what_the_checkpoint_cannot_read_ends_no_check(node: Node) -> None:

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import Progress
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sampled import log_probabilities
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.chat.answers import Answer
-from proofserve.verifier.chat.token_judge import GreedyLimit, judge_tokens
+from proofserve.verifier.chat.answers import Answer, GreedyLimit, judge_tokens
 from proofserve.verifier.judges import Chances, Opinion
 
 VOCABULARY = 50
@@ -33,8 +32,10 @@ class TableModel:
         self.kernels = kernels
         self._noise = noise
 
-    def states(self, answer: Answer, kernel: str | None = None) -> NDArray[np.float32]:  # noqa: ARG002
-        before = [answer.prompt[-1], *answer.output[:-1]]
+    def states(
+        self, prompt: Sequence[int], output: Sequence[int], _kernel: str | None = None
+    ) -> NDArray[np.float32]:
+        before = [prompt[-1], *output[:-1]]
         return np.array(before, np.float32)[:, np.newaxis]
 
     def logits(self, states: NDArray[np.float32], kernel: str | None = None) -> NDArray[np.float32]:
@@ -71,7 +72,7 @@ NUCLEUS = Sampling(temperature=0.7, top_p=0.9, top_k=20)
 
 
 def judged(*answers: Answer, greedy: GreedyLimit | None = LIMIT) -> Opinion:
-    return judge_tokens(answers, MODEL, greedy, CHANCES, NoProgress())
+    return judge_tokens(answers, MODEL, greedy, CHANCES, Progress())
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), NUCLEUS, GREEDY, Sampling(temperature=2.0)])
@@ -100,7 +101,7 @@ def test_a_token_just_below_the_least_kept_is_no_evidence() -> None:
     near = TableModel(0)
     near.table[7, order[3]] = near.table[7, order[2]] - 0.1
     answer = replace(MODEL.writes(0, sampling, 1), output=(int(order[3]),))
-    assert judge_tokens([answer], near, None, CHANCES, NoProgress()).result is UNDECIDED
+    assert judge_tokens([answer], near, None, CHANCES, Progress()).result is UNDECIDED
 
 
 NOISY = TableModel(0, [f"kernel {n}" for n in range(12)], noise=0.7)
@@ -113,11 +114,11 @@ def test_a_kernel_that_moves_logits_by_much_is_as_honest_as_those_that_are_emula
     """Its tokens are not drawn from the exact distribution: by that alone it would be convicted."""
     foreign = NOISY.by("a kernel that nobody emulates")
     answers = [foreign.writes(n, sampling) for n in range(60)]
-    assert judge_tokens(answers, MODEL, None, CHANCES, NoProgress()).result is FRAUD
-    honest = judge_tokens(answers, NOISY, None, CHANCES, NoProgress())
+    assert judge_tokens(answers, MODEL, None, CHANCES, Progress()).result is FRAUD
+    honest = judge_tokens(answers, NOISY, None, CHANCES, Progress())
     assert (honest.result, honest.nonces) == (UNDECIDED, 6000)
     cheap = [OTHER.writes(n, sampling) for n in range(60)]
-    assert judge_tokens(cheap, NOISY, None, CHANCES, NoProgress()).result is FRAUD
+    assert judge_tokens(cheap, NOISY, None, CHANCES, Progress()).result is FRAUD
 
 
 def test_an_excluded_token_counts_from_three_times_what_kernels_move() -> None:
@@ -127,7 +128,7 @@ def test_an_excluded_token_counts_from_three_times_what_kernels_move() -> None:
     for below, result in ((1.2, UNDECIDED), (6.0, FRAUD)):
         moved.table[7, order[3]] = moved.table[7, order[2]] - below
         answer = replace(MODEL.writes(0, sampling, 1), output=(int(order[3]),))
-        assert judge_tokens([answer], moved, None, CHANCES, NoProgress()).result is result
+        assert judge_tokens([answer], moved, None, CHANCES, Progress()).result is result
 
 
 def test_greedy_answers_need_a_calibration() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.statements import FailedCheck
-from proofserve.verifier.chat.verification import ChatReport, ChatVerification, Watch, distinct
+from proofserve.verifier.chat.verification import ChatVerification, Watch, distinct
 from proofserve.verifier.judges import Chances, Opinion
 from proofserve.verifier.verification import Verification
 from support.provider import WEIGHTS, Node
@@ -26,6 +27,7 @@ FRAUD, HONEST, UNDECIDED = (
     SequentialResult.UNDECIDED,
 )
 CHANCES = Chances(1e-6, 1e-3)
+outcome_of = partial(ChatVerification, origin="of a file", seed="a seed")
 
 
 class Clears:
@@ -41,7 +43,7 @@ class Clears:
         bad = (FailedCheck("answer", "it lies"),) if "cheat" in names else ()
         clear = HONEST if len(names) >= self.needed else UNDECIDED
         sketches = Verification(clear, (), ())
-        return ChatVerification(bad, sketches, None, len(names), 0, (), len(names))
+        return outcome_of(bad, sketches, None, len(names), 0, (), len(names))
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def node() -> Node:
 
 def test_a_window_ends_when_it_clears(node: Node) -> None:
     judge = Clears(3)
-    watch = Watch(judge, CHANCES, "origin", "seed")
+    watch = Watch(judge, CHANCES)
     found = [watch.add([node.chat(f"{n}")]) for n in range(7)]
     assert found == [UNDECIDED, UNDECIDED, HONEST] * 2 + [UNDECIDED]
     assert [names for names, _ in judge.asked] == [
@@ -62,7 +64,7 @@ def test_a_window_ends_when_it_clears(node: Node) -> None:
 
 def test_the_chances_of_all_windows_add_up_to_alpha(node: Node) -> None:
     judge = Clears(1)
-    watch = Watch(judge, CHANCES, "origin", "seed")
+    watch = Watch(judge, CHANCES)
     for number in range(400):
         watch.add([node.chat(f"{number}")] if number < 3 else [])
         judge.needed = 0
@@ -74,7 +76,7 @@ def test_the_chances_of_all_windows_add_up_to_alpha(node: Node) -> None:
 
 
 def test_totals_count_chats_answers_and_missing_receipts(node: Node) -> None:
-    watch = Watch(Clears(9), CHANCES, "origin", "seed")
+    watch = Watch(Clears(9), CHANCES)
     chat = node.chat("one")
     two = replace(chat, choices=(*chat.choices, replace(chat.choices[0], index=1)))
     watch.add([chat, two])
@@ -84,7 +86,7 @@ def test_totals_count_chats_answers_and_missing_receipts(node: Node) -> None:
 
 
 def test_a_second_receipt_does_not_stand_for_a_missing_one(node: Node) -> None:
-    watch = Watch(Clears(9), CHANCES, "origin", "seed")
+    watch = Watch(Clears(9), CHANCES)
     chat, other = node.chat("one"), node.chat("two", choice=5)
     watch.add([replace(chat, receipts=(*chat.receipts, *other.receipts))])
     watch.add([replace(chat, receipts=other.receipts)])
@@ -92,7 +94,7 @@ def test_a_second_receipt_does_not_stand_for_a_missing_one(node: Node) -> None:
 
 
 def test_the_record_is_json_from_the_start(node: Node) -> None:
-    watch = Watch(Clears(2), CHANCES, "of a file", "a seed")
+    watch = Watch(Clears(2), CHANCES)
     assert json.loads(json.dumps(watch.record()))["last"] is None
     watch.add([node.chat("one"), node.chat("cheat")])
     found = json.loads(json.dumps(watch.record()))
@@ -119,45 +121,44 @@ def test_the_record_is_json_from_the_start(node: Node) -> None:
 
 def test_a_report_says_why_and_what_is_missing() -> None:
     failures = (FailedCheck("prompt", "the node read 3 tokens"),)
-    outcome = ChatVerification(failures, None, None, 3, 1, ("x choice 0: adapter",), 6)
-    lines = list(ChatReport(outcome, "a file", "a seed").lines())
+    outcome = outcome_of(failures, None, None, 3, 1, ("x choice 0: adapter",), 6)
+    lines = list(outcome.lines())
     assert lines == [
         "3 answers with a receipt checked (seed a seed)",
         "1 of 6 answers have no receipt (17%)",
         "  prompt    fraud: the node read 3 tokens",
         "  not checked: x choice 0: adapter",
-        "Honest figures: a file.",
+        "Honest figures: of a file.",
     ]
     assert outcome.verdict is FRAUD
 
 
 def test_a_report_of_tokens_alone_asks_for_more() -> None:
     tokens = Opinion("tokens", UNDECIDED, 64, "64 tokens fit", {})
-    outcome = ChatVerification((), None, tokens, 1, 0, (), 1)
-    lines = list(ChatReport(outcome, "none", "a seed").lines())
+    lines = list(outcome_of((), None, tokens, 1, 0, (), 1).lines())
     assert lines[1:] == [
         "  tokens    undecided: 64 tokens fit",
         "More answers are needed: give several files.",
-        "Honest figures: none.",
+        "Honest figures: of a file.",
     ]
 
 
 def test_a_report_of_what_no_kernel_explains_says_what_to_measure() -> None:
     unexplained = SequentialResult.UNEXPLAINED
-    outcome = ChatVerification((), Verification(unexplained, (), ()), None, 1, 0, (), 1)
+    outcome = outcome_of((), Verification(unexplained, (), ()), None, 1, 0, (), 1)
     assert outcome.verdict is unexplained
-    said = " ".join(ChatReport(outcome, "a file", "seed").lines())
+    said = " ".join(outcome.lines())
     assert "measure it: proofserve calibrate chat MODEL --url URL --out FILE" in said
     assert "More answers" not in said
     near = replace(outcome, closest="vLLM on a GPU")
-    assert "Closest honest kernel: vLLM on a GPU." in ChatReport(near, "a file", "seed").lines()
+    assert "Closest honest kernel: vLLM on a GPU." in near.lines()
 
 
 @pytest.mark.parametrize(("result", "verdict"), [(HONEST, UNDECIDED), (FRAUD, FRAUD)])
 def test_tokens_convict_but_never_clear(
     result: SequentialResult, verdict: SequentialResult
 ) -> None:
-    outcome = ChatVerification((), None, Opinion("tokens", result, 1, "", {}), 1, 0, (), 1)
+    outcome = outcome_of((), None, Opinion("tokens", result, 1, "", {}), 1, 0, (), 1)
     assert outcome.verdict is verdict
 
 
@@ -191,7 +192,7 @@ def test_chats_that_could_not_be_judged_yet_are_judged_later(node: Node) -> None
             raise NodeError("the log cannot be reached")
         return clears(window, chances)
 
-    watch = Watch(judge, CHANCES, "origin", "seed")
+    watch = Watch(judge, CHANCES)
     with pytest.raises(NodeError):
         watch.add([node.chat("one")])
     assert watch.add([node.chat("two")]) is HONEST

@@ -46,7 +46,6 @@ from proofserve.verifier.audit.audit import FEWEST, RUNS, Audit, AuditOptions, C
 from proofserve.verifier.audit.deployment import PRUNED_EXPERTS, AuditSetup, CheckpointDeployment
 from proofserve.verifier.audit.report import AuditReport, page
 from proofserve.verifier.calibration_file import (
-    KV_AUTO,
     NETWORK_P_MISMATCH,
     CalibrationFile,
     checkpoint_shape,
@@ -149,21 +148,20 @@ def command(
         threshold = None
         if calibration is not None or dist_threshold is not None:
             threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
-        known = threshold.calibration if threshold else None
+        known = threshold if isinstance(threshold, CalibrationFile) else None
         if known is not None and dtype is not None:
             known.require_served(dtype, known.kv_dtype)
         setup = AuditSetup(
-            model=deployed.folder,
+            deployed.folder,
+            device,
+            tuple(suspect or ()),
+            dtype,
             scheme=vector_scheme(scheme, k_dim or default_k_dim(scheme), stronger_rng),
             seq_len=seq_len,
-            dtype=known.served_dtype if known else dtype,
-            kv_dtype=known.kv_dtype if known else KV_AUTO,
-            device=device,
             forward_batch=forward_batch,
             other=other,
-            suspects=tuple(suspect or ()),
             bank=QUICK_BANK if quick else None,
-        )
+        ).serving_as(known)
         rate = threshold.p_mismatch if threshold else p_mismatch or NETWORK_P_MISMATCH
         options = AuditOptions(
             ConvictionRule(rate, alpha, power, max_nonces),
@@ -217,7 +215,7 @@ def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str,
         "scheme": setup.scheme.name,
         "values": setup.scheme.width,
         "seq_len": setup.seq_len,
-        "served_dtype": setup.dtype or "the checkpoint's",
+        "served_dtype": setup.served_dtype or "the checkpoint's",
         "device": setup.device,
         "bank": ", ".join(setup.bank) if setup.bank else "all suspects",
         "other_checkpoint": setup.other.name if setup.other else "drawn at random",

@@ -42,9 +42,9 @@ from proofserve.cli.validator.noise import noise
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError, NodeError, Report, write_json
-from proofserve.verifier.calibration_file import KernelFacts, checkpoint_shape
-from proofserve.verifier.chat.calibration import CalibratedServers, calibration_lines
+from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
+from proofserve.verifier.chat.verification import ChatChecker, calibration_lines
 from proofserve.verifier.noise import VERIFICATIONS, checked
 from proofserve.verifier.target import (
     METHODS,
@@ -125,8 +125,7 @@ def chat(
         --out chat.json
     """
     # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.verifier.chat.verification import ChatChecker, CheckerSetup  # noqa: PLC0415
-    from proofserve.verifier.validator import KV_DTYPES  # noqa: PLC0415
+    from proofserve.verifier.validator import KV_DTYPES, ValidatorSetup  # noqa: PLC0415
 
     with open_session() as session:
         if kv_cache not in KV_DTYPES:
@@ -142,18 +141,10 @@ def chat(
             servers |= dict.fromkeys(_sketch_keys(answered), facts)
             found += answered
         with session.interrupts.allowed():
-            shape = checkpoint_shape(deployed.folder)
-            about = CalibratedServers(deployed.name, shape, kv_cache, servers)
             session.line.step(f"loading {deployed.folder}")
-            setup = CheckerSetup(
-                deployed.folder,
-                None,
-                str(seed),
-                device=device,
-                suspects=tuple(suspect or ()),
-                kv_dtype=kv_cache,
-            )
-            made = ChatChecker(setup).calibration(about, found, session.line)
+            setup = ValidatorSetup(deployed.folder, device, tuple(suspect or ()), kv_dtype=kv_cache)
+            checker = ChatChecker(setup, None, str(seed))
+            made = checker.calibration(deployed.name, servers, found, session.line)
             made = checked(made, session.line, verifications)
             made.write(out)
         for line in calibration_lines(made, len(found)):

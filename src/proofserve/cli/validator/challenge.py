@@ -36,7 +36,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile, calibrated, checkpoint_shape, read
+from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, read
 from proofserve.verifier.challenge import (
     ChallengeOutcome,
     ChallengeResult,
@@ -48,8 +48,8 @@ from proofserve.verifier.challenge import (
     judged_result,
 )
 from proofserve.verifier.claims import vector_scheme
-from proofserve.verifier.direction import Truth
-from proofserve.verifier.judging import JudgingOptions, SampleOptions, judged
+from proofserve.verifier.judging import JudgingOptions, judged
+from proofserve.verifier.verification import Truth
 
 app = typer.Typer()
 
@@ -136,17 +136,15 @@ def command(
             with session.interrupts.allowed():
                 session.line.step(f"loading {model}")
                 measured = read(calibration)
-                options = JudgingOptions((), alpha, beta, share, 0.5, True, calibrated(measured))
+                options = JudgingOptions((), alpha, beta, share, 0.5, True, measured)
                 work, shape = _work(measured)
                 others = tuple(suspect or ())
                 truth = truths_of_checkpoint(
                     *(work, model, device, forward_batch, others), measured, session.line.layer
                 )
                 digest = truth(work).weights_digest
-                options.require(work, [model.name], checkpoint_shape(model), digest)
-                challenger = _Challenger(
-                    url, api_key, shape, nonces, deadline, truth, options, forward_batch
-                )
+                measured.require(work, [model.name], checkpoint_shape(model), digest)
+                challenger = _Challenger(url, api_key, shape, nonces, deadline, truth, options)
                 _challenge(challenger, tally, every, json, session)
         except SystemExit:
             # A signal ends a repeated challenge, and what it has found counts.
@@ -191,7 +189,6 @@ class _Challenger:
     deadline_s: float
     truth: Callable[[Workload], Truth]
     options: JudgingOptions
-    forward_batch: int
 
     def once(self, progress: Progress) -> ChallengeResult:
         """One challenge. Raises the errors of our own recomputation."""
@@ -208,8 +205,7 @@ class _Challenger:
         except LabError as error:
             other = Unanswered.OTHER_WEIGHTS
             return ChallengeResult(other, challenge, str(error), found.seconds)
-        sampling = SampleOptions(fresh_seed(), None, self.forward_batch)
-        report = judged(found.claimed, found.work, truth, self.options, sampling, progress)
+        report = judged(found.claimed, truth, self.options, fresh_seed(), None, progress)
         return judged_result(challenge, found, report)
 
 

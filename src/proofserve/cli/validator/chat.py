@@ -28,7 +28,7 @@ from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, read, request
 from proofserve.verifier.chat.statements import FailedCheck, LogFollower, NodeFacts, PublicLog
-from proofserve.verifier.chat.verification import ChatReport, ChatVerification, Watch
+from proofserve.verifier.chat.verification import ChatChecker, ChatVerification, Watch
 from proofserve.verifier.judges import Chances
 
 verify_app, watch_app = typer.Typer(), typer.Typer()
@@ -111,8 +111,8 @@ def verify_chat(
     proofserve verify-chat chats/*.json --model ./model --calibration chat.json
         --log received.sqlite
     """
-    # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.verifier.chat.verification import ChatChecker, CheckerSetup  # noqa: PLC0415
+    # This import takes seconds, and --help must not wait for it.
+    from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
 
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         key, chances = _key(public_key), Chances(alpha, beta)
@@ -120,18 +120,17 @@ def verify_chat(
         chats = [read(file) for file in files]
         _require_distinct(chats)
         session.line.step(f"loading {model}")
-        others = tuple(suspect or ())
+        setup = ValidatorSetup(model, device, tuple(suspect or ()))
         measured = read_calibration(calibration) if calibration else None
         chosen_by = seed or fresh_seed()
-        checker = ChatChecker(CheckerSetup(model, measured, chosen_by, device, others))
+        checker = ChatChecker(setup, measured, chosen_by)
         known = NodeFacts(checker.weights_digest, key, seen_log(log, chats, key) if log else None)
         outcome = checker.outcome(chats, known, chances, session.line)
-        report = ChatReport(outcome, checker.origin, chosen_by)
-        show(session, outcome.verdict, report.lines())
+        show(session, outcome.verdict, outcome.lines())
         if seed:
             session.tell(GIVEN_SEED)
         if json is not None:
-            write_json(json, report.record())
+            write_json(json, outcome.record())
     raise typer.Exit(EXIT_CODES[outcome.verdict])
 
 
@@ -298,16 +297,16 @@ def watch_chat(
     proofserve watch-chat http://gateway:9000 --model ./model --calibration chat.json
         --chats ./chats --share 0.01 --out report.json
     """
-    # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.verifier.chat.verification import ChatChecker, CheckerSetup  # noqa: PLC0415
+    # This import takes seconds, and --help must not wait for it.
+    from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
 
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         chances = Chances(alpha, beta)
         session.line.step(f"loading {model}")
         measured = read_calibration(calibration) if calibration else None
-        others = tuple(suspect or ())
+        setup = ValidatorSetup(model, device, tuple(suspect or ()))
         seed = seed or fresh_seed()
-        checker = ChatChecker(CheckerSetup(model, measured, seed, device, others))
+        checker = ChatChecker(setup, measured, seed)
         follower = LogFollower(log) if log else None
 
         def judge(window: Sequence[Conversation], present: Chances) -> ChatVerification:
@@ -315,7 +314,7 @@ def watch_chat(
             known = NodeFacts(checker.weights_digest, log=seen)
             return checker.outcome(window, known, present, session.line)
 
-        watch = Watch(judge, chances, checker.origin, seed)
+        watch = Watch(judge, chances)
         with ReceiptClient(url, api_key) as client:
             source = _kept(chats, share, seed) if chats else _asked(client, seed)
             verdict = _watch(watch, source, every, seconds, out, session)
@@ -365,8 +364,8 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
             # The log cannot be read now; these chats are checked with the next ones.
             session.tell(str(error), "red")
         else:
-            if (report := watch.report) is not None:
-                show(session, report.outcome.verdict, report.lines())
+            if watch.last is not None:
+                show(session, verdict, watch.last.lines())
     if verdict is SequentialResult.HONEST and len(fresh) < len(fetches):
         return SequentialResult.UNDECIDED
     return verdict

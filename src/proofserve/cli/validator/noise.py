@@ -35,24 +35,15 @@ from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.sketch import TWINS
-from proofserve.verifier.calibration_file import (
-    FORMAT,
-    VERSION,
-    CalibrationFile,
-    checkpoint_shape,
-    merged,
-    read,
-)
+from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
 from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions, to_file, workload
 from proofserve.verifier.noise import (
     VERIFICATIONS,
-    HonestFigures,
-    MeasuredRun,
+    HonestRun,
     MeasuringPlan,
     checked,
-    honest_figures,
-    honest_threshold,
     left_out_lines,
+    measured_calibration,
 )
 from proofserve.verifier.populations import TWINS as TWIN_FIGURE
 from proofserve.verifier.target import write_noise
@@ -61,8 +52,6 @@ if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointValidator
 
 NONCES, EMULATED, BANK = 400, 256, 128
-# The share of honest nonces beyond the threshold of the count.
-RATE = 0.01
 
 
 def noise(
@@ -158,8 +147,8 @@ def noise(
             measured = _measured(task, runs, validator)
             twins = work.scheme.sequences_per_nonce == TWINS
             plan = MeasuringPlan(claimed.nonces, emulated, bank, twins)
-            found = honest_figures(validator, measured, plan, session.line)
-            made = _calibration(task, found, validator, kv_cache)
+            about = _about(task, kv_cache)
+            made = measured_calibration(validator, measured, plan, about, session.line)
             for file in add or ():
                 made = merged(made, read(file))
             made = checked(made, session.line, verifications)
@@ -205,44 +194,33 @@ def _save(
 
 def _measured(
     task: ComparisonTask, runs: Sequence[EngineRun], validator: "CheckpointValidator"
-) -> list[MeasuredRun]:
+) -> list[HonestRun]:
     """The errors of what each engine computed. Raises LabError if it lacks a nonce."""
-    truth, measured = validator.truth(task.nonces), list[MeasuredRun]()
+    truth, measured = validator.truth(task.nonces), list[HonestRun]()
     for facts, claims in runs:
         vectors = vectors_of(claims, task.work.scheme.width)
         if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
             raise LabError(f"{facts.name} has no vector of nonce {missing[0]}")
         sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in task.nonces}
-        distinct = facts.named_beside([each.facts.name for each in measured])
-        measured.append(MeasuredRun(distinct, sent))
+        distinct = facts.named_beside([known.name for known, _ in measured])
+        measured.append((distinct, sent))
     return measured
 
 
-def _calibration(
-    task: ComparisonTask, found: HonestFigures, validator: "CheckpointValidator", kv_dtype: str
-) -> CalibrationFile:
+def _about(task: ComparisonTask, kv_dtype: str) -> dict[str, object]:
+    """The fields of the calibration that say what it holds for."""
     scheme = task.work.scheme.to_wire()
-    return CalibrationFile(
-        format=FORMAT,
-        version=VERSION,
-        model=task.model.name,
-        shape=checkpoint_shape(task.model.folder),
-        weights_digest=validator.weights_digest,
-        served_dtype=validator.served_dtype,
-        kv_dtype=kv_dtype,
-        scheme=str(scheme["name"]),
-        stronger_rng=bool(scheme.get("stronger_rng", False)),
-        seq_len=task.work.seq_len,
-        k_dim=int(scheme["k_dim"]),
-        block_hash=task.work.block.hash,
-        public_key=task.work.public_key,
-        own=found.own,
-        populations=found.populations,
-        suspects=found.suspects,
-        dist_threshold=honest_threshold(found.populations, RATE),
-        p_mismatch=RATE,
-        left_out=None,
-    )
+    return {
+        "model": task.model.name,
+        "shape": checkpoint_shape(task.model.folder),
+        "kv_dtype": kv_dtype,
+        "scheme": str(scheme["name"]),
+        "stronger_rng": bool(scheme.get("stronger_rng", False)),
+        "seq_len": task.work.seq_len,
+        "k_dim": int(scheme["k_dim"]),
+        "block_hash": task.work.block.hash,
+        "public_key": task.work.public_key,
+    }
 
 
 def _table(made: CalibrationFile) -> Table:

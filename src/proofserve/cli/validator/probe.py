@@ -13,21 +13,21 @@ from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictComma
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol.nonces import fresh_seed
+from proofserve.verifier.direction import NO_SUSPECTS
 from proofserve.verifier.judges import Chances
-from proofserve.verifier.probe.answers import Kind, ProbePrompt, prompts
-from proofserve.verifier.probe.endpoint import Endpoint, EndpointOptions
-from proofserve.verifier.probe.probing import Probing, probe
+from proofserve.verifier.probe.endpoint import Endpoint, EndpointOptions, Kind, ProbePrompt
+from proofserve.verifier.probe.probing import Probing, probe, prompts
 from proofserve.verifier.probe.report import ProbeReport, page
 
 if TYPE_CHECKING:
-    from proofserve.verifier.probe.checkpoint import CheckpointReader, CheckpointTokens
+    from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
 
 app = typer.Typer()
 
 # Prompts are asked in groups of at least so many, of which one is of each sort.
 LEAST_GROUP: Final = 4
 MOST_PROMPTS: Final = 10_000
-SERVED_DTYPE: Final = "bfloat16"
+SERVED_DTYPES: Final = ("bfloat16", "float16")
 
 
 @app.command("probe", cls=VerdictCommand)
@@ -60,7 +60,7 @@ def command(
     suspect: Suspects = None,
     served_dtype: Annotated[
         str, typer.Option(help="What honest servers of this model compute in: bfloat16 or float16.")
-    ] = SERVED_DTYPE,
+    ] = SERVED_DTYPES[0],
     device: Device = "cpu",
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest endpoint.")] = 1e-6,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent endpoint.")] = 1e-3,
@@ -113,27 +113,34 @@ def command(
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         report = ProbeReport(found, setup, tuple(_notes(endpoint, logprobs)))
-        judgement = found.judgement
-        session.tell(judgement.text, f"bold {COLOURS[judgement.result]}")
+        session.tell(found.text, f"bold {COLOURS[found.verdict]}")
         for line in report.lines():
             session.tell(line)
         if json is not None:
             write_json(json, report.record())
         if html is not None:
             html.write_text(page(report), encoding="utf-8")
-    raise typer.Exit(EXIT_CODES[judgement.result])
+    raise typer.Exit(EXIT_CODES[found.verdict])
 
 
 def _read_by(
     model: Path, served_dtype: str, device: str, suspects: tuple[Path, ...]
-) -> tuple["CheckpointReader", "CheckpointTokens"]:
+) -> tuple["CheckpointValidator", "CheckpointTokenizer"]:
     """The checkpoint, to read answers, and its tokens. Raises LabError and CheckpointError."""
     # These imports take seconds, and --help needs none of them.
     with reference_extra():
-        from proofserve.verifier.probe.checkpoint import CheckpointReader, CheckpointTokens  # noqa: PLC0415
-        from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
-    reader = CheckpointReader(ValidatorSetup(model, device, suspects, served_dtype=served_dtype))
-    return reader, CheckpointTokens(model, reader.vocabulary)
+        from proofserve.verifier.validator import (  # noqa: PLC0415
+            CheckpointTokenizer,
+            CheckpointValidator,
+            ValidatorSetup,
+        )
+    if served_dtype not in SERVED_DTYPES:
+        known = " or ".join(SERVED_DTYPES)
+        raise LabError(f"--served-dtype: servers do not compute in {served_dtype}; give {known}")
+    reader = CheckpointValidator(ValidatorSetup(model, device, suspects, served_dtype))
+    if not reader.names:
+        raise LabError(f"{model}: {NO_SUSPECTS}; give --suspect")
+    return reader, CheckpointTokenizer(model, reader.published.vocabulary)
 
 
 def _kinds(chat: bool, completions: bool) -> tuple[Kind, ...]:
@@ -146,16 +153,11 @@ def _kinds(chat: bool, completions: bool) -> tuple[Kind, ...]:
 
 def _show_cost(
     session: CommandSession,
-    tokens: "CheckpointTokens",
+    tokens: "CheckpointTokenizer",
     asked: tuple[ProbePrompt, ...],
     max_tokens: int,
 ) -> None:
-    read = sum(
-        len(
-            tokens.of_chat(each.text) if each.kind is Kind.CHAT else tokens.of_completion(each.text)
-        )
-        for each in asked
-    )
+    read = sum(len(tokens.prompt_ids(each.request)) for each in asked)
     session.console.print(
         f"At most {len(asked)} prompts: {read} tokens of prompts, {len(asked) * max_tokens} of"
         " answers. It ends sooner if the verdict is certain.",

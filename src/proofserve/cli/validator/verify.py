@@ -43,15 +43,14 @@ from proofserve.verifier.claims import (
     require_width,
     workload,
 )
-from proofserve.verifier.judging import (
-    EXACT,
-    TESTS,
-    JudgingOptions,
-    SampleOptions,
-    chosen_tests,
-    threshold_of,
+from proofserve.verifier.judging import EXACT, TESTS, JudgingOptions, chosen_tests, threshold_of
+from proofserve.verifier.openings import (
+    PATIENCE_S,
+    SAMPLE,
+    CommittedSource,
+    open_sample,
+    read_committed,
 )
-from proofserve.verifier.openings import OpeningOptions, opened_claims
 from proofserve.verifier.verification import leaves_open
 
 app = typer.Typer()
@@ -229,19 +228,21 @@ def command(
         threshold = threshold_of(*given_tests) if tests.judges else None
         options = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
         wanted = Selection(block_hash, public_key)
-        opening = OpeningOptions(open_url, api_key, round_id, nonces) if open_url else None
         drawn_by = seed or fresh_seed()
         with session.interrupts.allowed():
             session.line.step(f"reading {source}")
-            claimed = _read(source, api_key, wanted, opening, drawn_by, session.line)
+            if open_url is None:
+                claimed = _read(source, api_key, wanted)
+            else:
+                roots, most = read_committed(Path(source), wanted, round_id), nonces or SAMPLE
+                claimed = _opened(roots, open_url, api_key, drawn_by, most, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         if measured := options.calibration:
             given = measured.completed(given, claimed)
         work = workload(claimed, given)
         if k_dim is None:
             require_width(claimed, work.scheme)
-        sampling = SampleOptions(drawn_by, nonces, forward_batch)
-        report = engines.report(claimed, work, tests, options, sampling, session)
+        report = engines.report(claimed, work, tests, options, (drawn_by, nonces), session)
         show(session, report.outcome.verdict, report.lines())
         if not tests.judges and leaves_open(report.outcome):
             session.tell(ENGINES_DIFFER)
@@ -254,16 +255,14 @@ def command(
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
-def _read(
-    source: str,
-    api_key: str | None,
-    wanted: Selection,
-    opening: OpeningOptions | None,
-    seed: str,
-    progress: Progress,
+def _opened(
+    source: CommittedSource, url: str, api_key: str | None, seed: str, most: int, progress: Progress
 ) -> ClaimedArtifacts:
-    if opening is not None:
-        return opened_claims(Path(source), wanted, opening, seed, progress)
+    with NodeClient(url, api_key, timeout_s=PATIENCE_S) as node:
+        return open_sample(source, node, seed, most, progress)
+
+
+def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
     if not source.startswith(("http://", "https://")):
         return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:

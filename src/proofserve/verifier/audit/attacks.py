@@ -227,11 +227,9 @@ def _mixture(
     )
 
 
-def vectors_by(
-    title: str, prepare: Callable[[], Recompute], nonces: Sequence[int], progress: Progress
-) -> Vectors:
-    progress.step(f"{title}: {len(nonces)} nonces", len(nonces))
-    answer = prepare()
+def vectors_by(prover: AuditedProver, nonces: Sequence[int], progress: Progress) -> Vectors:
+    progress.step(f"{prover.name}: {len(nonces)} nonces", len(nonces))
+    answer = prover.prepare()
     found: dict[int, NDArray[np.float32]] = {}
     for chunk in chunks(nonces, AT_ONCE):
         found |= answer(chunk)

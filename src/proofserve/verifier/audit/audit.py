@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -97,55 +98,45 @@ class Conviction:
     default_convicts: float
 
 
-class PowerAnalysis:
-    def __init__(self, rule: ConvictionRule) -> None:
-        self.rule = rule
-        self._known: dict[float, Conviction] = {}
-        self._sizes = _strongest_sizes(rule)
-        self.least_rate = self._least_rate()
+@cache
+def conviction(rule: ConvictionRule, rate: float) -> Conviction:
+    """What convicts a node with this ``rate`` of mismatches."""
+    default, sequential = _sequential(rule, rate)
+    least, fixed = least_rate(rule), None
+    if least is not None and rate >= least:
+        fixed = sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
+    return Conviction(fixed, sequential, default)
 
-    def conviction(self, rate: float) -> Conviction:
-        if rate not in self._known:
-            default, sequential = self._sequential(rate)
-            self._known[rate] = Conviction(self._fixed(rate), sequential, default)
-        return self._known[rate]
 
-    def _least_rate(self) -> float | None:
-        if not self._some_size_convicts(1.0):
-            return None
-        return root(lambda rate: not self._some_size_convicts(rate))
+@cache
+def least_rate(rule: ConvictionRule) -> float | None:
+    """The least rate of mismatches that the fixed test convicts; None if it convicts none."""
+    sizes = _strongest_sizes(rule)
 
-    def _some_size_convicts(self, rate: float) -> bool:
-        return any(self._convicts(n, rate) for n in self._sizes)
+    def convicts(rate: float) -> bool:
+        powers = (power(n, rule.p_mismatch, rule.alpha, rate) for n in sizes)
+        return any(each >= rule.power for each in powers)
 
-    def _convicts(self, nonces: int, rate: float) -> bool:
-        rule = self.rule
-        return power(nonces, rule.p_mismatch, rule.alpha, rate) >= rule.power
+    return root(lambda rate: not convicts(rate)) if convicts(1.0) else None
 
-    def _fixed(self, rate: float) -> int | None:
-        rule = self.rule
-        if self.least_rate is None or rate < self.least_rate:
-            return None
-        return sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
 
-    def _sequential(self, rate: float) -> tuple[float, Sequential | None]:
-        """The chance that the default setting convicts, and the first setting that does."""
-        rule = self.rule
-        default = 0.0
-        for p_fraud in P_FRAUDS:
-            if p_fraud <= rule.p_mismatch:
-                break
-            test = SequentialTest(rule.p_mismatch, p_fraud, rule.alpha, 1.0 - rule.power)
-            course = test.course(rate, rule.max_nonces)
-            if p_fraud == P_FRAUDS[0]:
-                default = course.convicted
-            nonces = course.nonces_to_convict(rule.power)
-            if nonces is not None:
-                return default, Sequential(p_fraud, nonces, course.expected_nonces)
-            if rate <= rule.p_mismatch:
-                # An honest node's rate: no setting may convict it.
-                break
-        return default, None
+def _sequential(rule: ConvictionRule, rate: float) -> tuple[float, Sequential | None]:
+    """The chance that the default setting convicts, and the first setting that does."""
+    default = 0.0
+    for p_fraud in P_FRAUDS:
+        if p_fraud <= rule.p_mismatch:
+            break
+        test = SequentialTest(rule.p_mismatch, p_fraud, rule.alpha, 1.0 - rule.power)
+        course = test.course(rate, rule.max_nonces)
+        if p_fraud == P_FRAUDS[0]:
+            default = course.convicted
+        nonces = course.nonces_to_convict(rule.power)
+        if nonces is not None:
+            return default, Sequential(p_fraud, nonces, course.expected_nonces)
+        if rate <= rule.p_mismatch:
+            # An honest node's rate: no setting may convict it.
+            break
+    return default, None
 
 
 def _strongest_sizes(rule: ConvictionRule) -> tuple[int, ...]:
@@ -288,133 +279,114 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
     """
     if options.nonces < FEWEST:
         raise ValueError(f"nonces: {options.nonces} is below {FEWEST}")
-    return _Auditing(deployment, options, progress).audit()
+    nonces = range(options.nonces)
+    deployed = AuditedProver(OWN, 0.0, lambda: deployment.deployed)
+    validator = AuditedProver("the validator", 0.0, lambda: deployment.truth)
+    truth = _all_of(validator, nonces, progress)
+    honest = {deployed: errors_of(_all_of(deployed, nonces, progress), truth)}
+    for kernel in deployment.kernels():
+        errors = errors_of(vectors_by(kernel, nonces, progress), truth)
+        # Kernels that give no numbers, such as float16 for some models, serve no client.
+        if np.isfinite(errors).all():
+            honest[kernel] = errors
+    predictions = _predictions(deployment, nonces, progress)
+    has_twins = deployment.has_twins and options.twins
+    shown = {
+        prover.name: figures_of(errors, predictions, has_twins) for prover, errors in honest.items()
+    }
+    limit = options.dist_threshold or max(
+        fitted(each.lengths).quantile(1.0 - options.rule.p_mismatch) for each in shown.values()
+    )
+    kernels = [measured(prover, errors, limit) for prover, errors in honest.items()]
+    seen = [
+        measured(prover, errors_of(vectors_by(prover, nonces, progress), truth), limit)
+        for prover in attacks(deployment, kernels[0].mean)
+        if options.only is None or prover.name in options.only
+    ]
+    own = shown.pop(OWN)
+    null = options.honest or populations(own, shown, _cheats(seen, predictions))
+    judged = partial(
+        _results, options=options, null=null, own=own, predictions=predictions, progress=progress
+    )
+    return Audit(
+        rule=options.rule,
+        dist_threshold=limit,
+        populations=null.names,
+        suspects=tuple(predictions),
+        runs=options.runs,
+        honest=judged(kernels),
+        attacks=judged([*seen, *mixtures(kernels[0], seen)]),
+    )
 
 
-class _Auditing:
-    def __init__(
-        self, deployment: CheckpointDeployment, options: AuditOptions, progress: Progress
-    ) -> None:
-        self._deployment = deployment
-        self._options = options
-        self._progress = progress
-        self._nonces = range(options.nonces)
-        self._deployed = AuditedProver(OWN, 0.0, lambda: deployment.deployed)
-
-    def audit(self) -> Audit:
-        options, deployment = self._options, self._deployment
-        truth = self._all_of(AuditedProver("the validator", 0.0, lambda: deployment.truth))
-        honest = {self._deployed: errors_of(self._all_of(self._deployed), truth)}
-        for kernel in deployment.kernels():
-            errors = errors_of(self._vectors(kernel), truth)
-            # Kernels that give no numbers, such as float16 for some models, serve no client.
-            if np.isfinite(errors).all():
-                honest[kernel] = errors
-        predictions = self._predictions()
-        has_twins = deployment.has_twins and options.twins
-        shown = {
-            prover.name: figures_of(errors, predictions, has_twins)
-            for prover, errors in honest.items()
-        }
-        limit = options.dist_threshold or max(
-            fitted(each.lengths).quantile(1.0 - options.rule.p_mismatch) for each in shown.values()
+def _all_of(prover: AuditedProver, nonces: Sequence[int], progress: Progress) -> Vectors:
+    found = vectors_by(prover, nonces, progress)
+    if len(found) < len(nonces):
+        raise LabError(
+            f"the vectors of {prover.name} are not all finite; repair the checkpoint,"
+            " or choose another dtype"
         )
-        kernels = [measured(prover, errors, limit) for prover, errors in honest.items()]
-        seen = [
-            measured(prover, errors_of(self._vectors(prover), truth), limit)
-            for prover in attacks(deployment, kernels[0].mean)
-            if options.only is None or prover.name in options.only
-        ]
-        own = shown.pop(OWN)
-        null = options.honest or populations(own, shown, self._cheats(seen, predictions))
-        judging = _Judging(options, null, own, predictions, self._progress)
-        return Audit(
-            rule=options.rule,
-            dist_threshold=limit,
-            populations=null.names,
-            suspects=tuple(predictions),
-            runs=options.runs,
-            honest=judging.results(kernels),
-            attacks=judging.results([*seen, *mixtures(kernels[0], seen)]),
-        )
-
-    def _vectors(self, prover: AuditedProver) -> Vectors:
-        return vectors_by(prover.name, prover.prepare, self._nonces, self._progress)
-
-    def _all_of(self, prover: AuditedProver) -> Vectors:
-        found = self._vectors(prover)
-        if len(found) < len(self._nonces):
-            raise LabError(
-                f"the vectors of {prover.name} are not all finite; repair the checkpoint,"
-                " or choose another dtype"
-            )
-        return found
-
-    def _predictions(self) -> dict[str, Errors]:
-        names = self._deployment.names
-        self._progress.step(f"{len(names)} suspects on {len(self._nonces)} nonces", len(names))
-        found = {}
-        for name in names:
-            predicted = self._deployment.predictions(name, self._nonces)
-            found[name] = np.array([predicted[nonce] for nonce in self._nonces])
-            self._progress.advance()
-        return found
-
-    def _cheats(
-        self, seen: Sequence[ProverMeasurement], predictions: Mapping[str, Errors]
-    ) -> dict[str, Floats]:
-        """The cosines of each prover that has a suspect's weights, with that suspect."""
-        return {
-            each.name: figures_of(each.errors, {each.name: predictions[each.name]}, False).cosines[
-                each.name
-            ]
-            for each in seen
-            if each.name in predictions and np.isfinite(each.errors).all()
-        }
+    return found
 
 
-class _Judging:
+def _predictions(
+    deployment: CheckpointDeployment, nonces: Sequence[int], progress: Progress
+) -> dict[str, Errors]:
+    names = deployment.names
+    progress.step(f"{len(names)} suspects on {len(nonces)} nonces", len(names))
+    found = {}
+    for name in names:
+        predicted = deployment.predictions(name, nonces)
+        found[name] = np.array([predicted[nonce] for nonce in nonces])
+        progress.advance()
+    return found
+
+
+def _cheats(
+    seen: Sequence[ProverMeasurement], predictions: Mapping[str, Errors]
+) -> dict[str, Floats]:
+    """The cosines of each prover that has a suspect's weights, with that suspect."""
+    found = {}
+    for each in seen:
+        if each.name in predictions and np.isfinite(each.errors).all():
+            of_suspect = {each.name: predictions[each.name]}
+            found[each.name] = figures_of(each.errors, of_suspect, False).cosines[each.name]
+    return found
+
+
+def _results(
+    seen: Sequence[ProverMeasurement],
+    options: AuditOptions,
+    null: HonestPopulations,
+    own: RunFigures,
+    predictions: Mapping[str, Errors],
+    progress: Progress,
+) -> tuple[ProverResult, ...]:
     """Verifications of provers by the populations ``null``, beside our ``own`` run."""
-
-    def __init__(
-        self,
-        options: AuditOptions,
-        null: HonestPopulations,
-        own: RunFigures,
-        predictions: Mapping[str, Errors],
-        progress: Progress,
-    ) -> None:
-        rule = options.rule
-        self._rule = rule
-        self._runs = options.runs
-        self._analysis = PowerAnalysis(rule)
-        self._chances = Chances(rule.alpha, 1.0 - rule.power, default_share(rule.max_nonces))
-        self._null = null
-        self._own = own
-        self._predictions = predictions
-        self._progress = progress
-
-    def results(self, seen: Sequence[ProverMeasurement]) -> tuple[ProverResult, ...]:
-        self._progress.step("simulating verifications", len(seen))
-        return tuple(self._result(each) for each in seen)
-
-    def _result(self, each: ProverMeasurement) -> ProverResult:
-        figures = figures_of(each.errors, self._predictions, self._own.alike is not None)
-        node = node_figures(figures, self._own, self._null)
-        drawn = draws(len(node), self._runs, self._rule.max_nonces, each.chances)
-        endings = simulated(node, self._null, self._chances, drawn)
-        self._progress.advance()
-        would_convict = endings.nonces_to(endings.convicted_at, self._rule.power) is not None
-        is_cleared = endings.cleared > CLEARED_AT_MOST * self._runs
+    rule, runs = options.rule, options.runs
+    chances = Chances(rule.alpha, 1.0 - rule.power, default_share(rule.max_nonces))
+    progress.step("simulating verifications", len(seen))
+    results = []
+    for each in seen:
+        figures = figures_of(each.errors, predictions, own.alike is not None)
+        node = node_figures(figures, own, null)
+        drawn = draws(len(node), runs, rule.max_nonces, each.chances)
+        endings = simulated(node, null, chances, drawn)
+        progress.advance()
+        would_convict = endings.nonces_to(endings.convicted_at, rule.power) is not None
+        is_cleared = endings.cleared > CLEARED_AT_MOST * runs
         ended = endings.convicted + endings.unexplained
-        return ProverResult(
+        cosines = None
+        if each.chances is None:
+            cosines = np.stack([*figures.cosines.values()], axis=1)
+        result = ProverResult(
             measurement=each,
             # Judged by the lower end of the interval: the true rate is rarely below it.
-            counted=self._analysis.conviction(each.interval[0]),
+            counted=conviction(rule, each.interval[0]),
             endings=endings,
             caught=would_convict and not is_cleared,
-            noticed=ended >= (1.0 - CLEARED_AT_MOST) * self._runs,
-            cosines=None
-            if each.chances is not None
-            else np.stack([*figures.cosines.values()], axis=1),
+            noticed=ended >= (1.0 - CLEARED_AT_MOST) * runs,
+            cosines=cosines,
         )
+        results.append(result)
+    return tuple(results)

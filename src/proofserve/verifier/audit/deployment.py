@@ -45,7 +45,6 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import KV_AUTO
 from proofserve.verifier.judges import Recompute, Vectors
 from proofserve.verifier.validator import EXACT, CheckpointValidator, ValidatorSetup, proofs_of
 
@@ -265,26 +264,19 @@ def size_saving(folder: Path, model: Path) -> float:
     return max(0.0, 1.0 - size(folder) / size(model)) if size(model) else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class AuditSetup:
-    """What is audited, and how it is computed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSetup(ValidatorSetup):
+    """What is audited, and how it is computed: the prover serves as the validator thinks.
 
-    The prover serves in ``dtype``, a name of ``engines.reference.network.DTYPES`` (None: the
-    checkpoint's own), and may keep keys and values in ``kv_dtype``. ``other`` is another checkpoint
-    of the same hidden size, None for weights drawn at random. ``suspects`` are checkpoints that
-    join the bank; ``bank`` restricts it to these names, None for all of it. ``seq_len`` is in
-    tokens, ``forward_batch`` in nonces.
+    ``other`` is another checkpoint of the same hidden size, None for weights drawn at random.
+    ``bank`` restricts the bank to these names and to ``suspects``, None for all of it. ``seq_len``
+    is in tokens, ``forward_batch`` in nonces.
     """
 
-    model: Path
     scheme: Scheme
     seq_len: int
-    dtype: str | None = None
-    kv_dtype: str = KV_AUTO
-    device: str = "cpu"
     forward_batch: int = 8
     other: Path | None = None
-    suspects: tuple[Path, ...] = ()
     bank: tuple[str, ...] | None = None
 
 
@@ -304,16 +296,8 @@ class CheckpointDeployment:
     def __init__(self, setup: AuditSetup) -> None:
         self._setup = setup
         self._work = self._workload(setup.scheme)
-        self._validator = CheckpointValidator(
-            ValidatorSetup(
-                model=setup.model,
-                device=setup.device,
-                suspects=setup.suspects,
-                served_dtype=setup.dtype,
-                kv_dtype=setup.kv_dtype,
-            ),
-            proofs_of(self._work, setup.forward_batch),
-        )
+        compute = proofs_of(self._work, setup.forward_batch)
+        self._validator = CheckpointValidator(setup, compute)
         self._own = own_profile(DTYPES[self._validator.served_dtype])
         self._network = with_kernels(self._validator.published, self._own)
         self.weights_digest = self._validator.weights_digest
@@ -418,10 +402,8 @@ class CheckpointDeployment:
                     " --other needs the same hidden size and all of its tokens"
                 )
 
-    def _answers(
-        self, network: Network, work: Workload | None = None, batch: int | None = None
-    ) -> Recompute:
-        engine = ReferenceEngine(batch or self._setup.forward_batch)
+    def _answers(self, network: Network, work: Workload | None = None) -> Recompute:
+        engine = ReferenceEngine(self._setup.forward_batch)
         work = work or self._work
 
         def answer(nonces: Sequence[int]) -> Vectors:

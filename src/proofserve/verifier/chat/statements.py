@@ -23,7 +23,7 @@ from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.chat.conversation import ChatChoice, Conversation, ReceiptClient
 
 if TYPE_CHECKING:
-    from proofserve.verifier.chat.validator import CheckpointTokenizer
+    from proofserve.verifier.validator import CheckpointTokenizer
 
 # Fields by which a prompt has other tokens, in ways that depend on the server.
 PROMPT_SHAPING = frozenset(
@@ -44,20 +44,12 @@ RESTRICTING = frozenset(
 LEAST_TEMPERATURE = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class FailedCheck:
-    """A check that failed; ``text`` says what does not fit, for a reader."""
+@dataclass
+class FailedCheck(Exception):
+    """A statement of a receipt does not hold; ``text`` says what does not fit, for a reader."""
 
     check: str
     text: str
-
-
-class StatementError(Exception):
-    """A statement of a receipt does not hold."""
-
-    def __init__(self, check: str, text: str) -> None:
-        super().__init__(text)
-        self.failure = FailedCheck(check, text)
 
 
 class PublicLog:
@@ -155,44 +147,23 @@ class LogFollower:
 
 
 @dataclass(frozen=True, slots=True)
-class Readable:
-    """What a checkpoint can read: ids below ``vocabulary``, ``longest`` tokens in one forward."""
-
-    vocabulary: int
-    longest: int
-
-    def require(self, answer: Answer) -> None:
-        """Raise StatementError if the model cannot have chosen the tokens of ``answer``.
-
-        Raises LabError if it cannot be recomputed otherwise.
-        """
-        tokens = len(answer.prompt) + len(answer.output) - 1
-        if not answer.prompt or not answer.output:
-            raise LabError(f"{answer.name}: the prompt or the answer has no tokens")
-        if (most := max(answer.prompt)) >= self.vocabulary:
-            raise LabError(f"{answer.name}: prompt: the model has no token {most}")
-        if (most := max(answer.output)) >= self.vocabulary:
-            raise StatementError("answer", f"{answer.name}: the model has no token {most}")
-        if tokens > self.longest:
-            raise LabError(f"{answer.name}: {tokens} tokens exceed the model's {self.longest}")
-
-
-@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What a validator knows of the node; None where it knows nothing.
 
     ``weights_digest`` is that of its own checkpoint, in hexadecimal. ``log`` is a failure if the
-    log as a whole does not hold. ``readable`` is what the own checkpoint can read.
+    log as a whole does not hold. ``vocabulary`` and ``longest`` are the ids and the tokens that
+    this checkpoint can read.
     """
 
     weights_digest: str
     public_key: bytes | None = None
     log: PublicLog | FailedCheck | None = None
-    readable: Readable | None = None
+    vocabulary: int | None = None
+    longest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedChat:
+class CheckedChats:
     """``answers`` are those whose receipts state what the client saw.
 
     ``failures`` convict. ``unknown`` says of each receipt that cannot be checked why: it is of
@@ -205,20 +176,20 @@ class CheckedChat:
 
 
 def checked_answers(
-    chat: Conversation, tokenizer: "CheckpointTokenizer", known: NodeFacts
-) -> CheckedChat:
-    """What the receipts of ``chat`` are worth, each by itself."""
+    chats: Sequence[Conversation], tokenizer: "CheckpointTokenizer", known: NodeFacts
+) -> CheckedChats:
+    """What the receipts of ``chats`` are worth, each by itself."""
     answers: list[Answer] = []
     failures: list[FailedCheck] = []
     unknown: list[str] = []
-    for signed in chat.receipts:
+    for chat, signed in [(each, signed) for each in chats for signed in each.receipts]:
         try:
             answers.append(_checked(chat, signed, tokenizer, known))
-        except StatementError as error:
-            failures.append(error.failure)
+        except FailedCheck as failure:
+            failures.append(failure)
         except LabError as error:
             unknown.append(str(error))
-    return CheckedChat(tuple(answers), tuple(failures), tuple(unknown))
+    return CheckedChats(tuple(answers), tuple(failures), tuple(unknown))
 
 
 def _checked(
@@ -240,49 +211,65 @@ def _checked(
     _sampled_as_asked(name, chat.request, receipt.sampling)
     scheme = ReceiptScheme(receipt.sketch_key, receipt.weights_digest, receipt.k_dim)
     answer = Answer(name, prompt, output, receipt.sampling, scheme, receipt.vectors)
-    if known.readable is not None:
-        known.readable.require(answer)
+    if known.vocabulary is not None and known.longest is not None:
+        _require_readable(answer, known.vocabulary, known.longest)
     return answer
+
+
+def _require_readable(answer: Answer, vocabulary: int, longest: int) -> None:
+    """Raise FailedCheck if the model cannot have chosen the tokens of ``answer``.
+
+    Raises LabError if it cannot be recomputed otherwise.
+    """
+    tokens = len(answer.prompt) + len(answer.output) - 1
+    if not answer.prompt or not answer.output:
+        raise LabError(f"{answer.name}: the prompt or the answer has no tokens")
+    if (most := max(answer.prompt)) >= vocabulary:
+        raise LabError(f"{answer.name}: prompt: the model has no token {most}")
+    if (most := max(answer.output)) >= vocabulary:
+        raise FailedCheck("answer", f"{answer.name}: the model has no token {most}")
+    if tokens > longest:
+        raise LabError(f"{answer.name}: {tokens} tokens exceed the model's {longest}")
 
 
 def _signed_by_the_node(signed: SignedReceipt, known: NodeFacts) -> None:
     if known.public_key not in {None, signed.public_key}:
-        raise StatementError("signature", "it is by another key than the node's")
+        raise FailedCheck("signature", "it is by another key than the node's")
     if isinstance(known.log, PublicLog) and known.log.public_key != signed.public_key:
-        raise StatementError("signature", "it is by another key than the log's")
+        raise FailedCheck("signature", "it is by another key than the log's")
     try:
         require_signatures(signed)
     except ProtocolError as error:
-        raise StatementError("signature", str(error)) from error
+        raise FailedCheck("signature", str(error)) from error
 
 
 def _logged_in_time(signed: SignedReceipt, known: NodeFacts) -> None:
     if isinstance(known.log, FailedCheck):
-        raise StatementError(known.log.check, known.log.text)
+        raise known.log
     if signed.inclusion is None:
-        raise StatementError("log", "the receipt is not in the log")
+        raise FailedCheck("log", "the receipt is not in the log")
     try:
         require_inclusion(signed.receipt.digest, signed.receipt.created_ms, signed.inclusion)
         if known.log is not None:
             known.log.require(signed.inclusion.entry)
     except ProtocolError as error:
-        raise StatementError("log", str(error)) from error
+        raise FailedCheck("log", str(error)) from error
 
 
 def _choice(chat: Conversation, receipt: Receipt) -> ChatChoice:
     if receipt.response_id != chat.response_id:
         text = f"the receipt is of response {receipt.response_id}, the answer of {chat.response_id}"
-        raise StatementError("answer", text)
+        raise FailedCheck("answer", text)
     for choice in chat.choices:
         if choice.index == receipt.choice:
             return choice
-    raise StatementError("answer", f"the response has no choice {receipt.choice}")
+    raise FailedCheck("answer", f"the response has no choice {receipt.choice}")
 
 
 def _sampled_as_asked(name: str, request: Mapping[str, Any], stated: Sampling) -> None:
     if stated.restricted and not any(request.get(field) for field in RESTRICTING):
         text = "the receipt says that the request restricted the tokens, which it did not"
-        raise StatementError("sampling", text)
+        raise FailedCheck("sampling", text)
     for field in Sampling.__dataclass_fields__:
         asked, used = request.get(field), getattr(stated, field)
         if field == "restricted" or asked is None:
@@ -292,9 +279,7 @@ def _sampled_as_asked(name: str, request: Mapping[str, Any], stated: Sampling) -
         except (TypeError, ValueError) as error:
             raise LabError(f"{name}: request.{field}: {asked!r} is no number") from error
         if not _same(field, number, float(used), stated):
-            raise StatementError(
-                "sampling", f"{field}: the request has {asked}, the receipt {used}"
-            )
+            raise FailedCheck("sampling", f"{field}: the request has {asked}, the receipt {used}")
 
 
 def _same(field: str, asked: float, used: float, stated: Sampling) -> bool:
@@ -313,7 +298,7 @@ def prompt_ids(
 ) -> tuple[int, ...]:
     """The ids of the request's prompt, which the node read.
 
-    Raises StatementError if it read others, and LabError if servers may honestly read others.
+    Raises FailedCheck if it read others, and LabError if servers may honestly read others.
     """
     ids = tokenizer.prompt_ids(request)
     if len(ids) == receipt.prompt_tokens and _hash(ids, "prompt") == receipt.prompt_sha256:
@@ -321,7 +306,7 @@ def prompt_ids(
     read = f"the node read {receipt.prompt_tokens} tokens"
     text = f"{read}, which are not the {len(ids)} of this request by the checkpoint's template"
     if _is_plain(request) and not tokenizer.tells_time:
-        raise StatementError("prompt", text)
+        raise FailedCheck("prompt", text)
     raise LabError(f"{name}: prompt: {text}; servers may read such a request in several ways")
 
 
@@ -345,7 +330,7 @@ def output_ids(
 ) -> tuple[int, ...]:
     """The ids of the answer that the client saw, which the receipt is of.
 
-    Raises StatementError if it is of another one, and LabError if the ids are not certain.
+    Raises FailedCheck if it is of another one, and LabError if the ids are not certain.
     """
     if choice.token_ids is None:
         return _spelt(name, choice.text or "", receipt, tokenizer)
@@ -357,9 +342,9 @@ def output_ids(
 def _stated(ids: tuple[int, ...], receipt: Receipt) -> tuple[int, ...]:
     if len(ids) != receipt.output_tokens:
         text = f"the receipt has {receipt.output_tokens} tokens, the answer {len(ids)}"
-        raise StatementError("answer", text)
+        raise FailedCheck("answer", text)
     if token_hash(ids) != receipt.output_sha256:
-        raise StatementError("answer", "the receipt is of other tokens")
+        raise FailedCheck("answer", "the receipt is of other tokens")
     return ids
 
 
@@ -382,9 +367,9 @@ def _shows(
         return
     certain = not (choice.split or _has_any(request, TEXT_SHAPING) or UNFINISHED in whole)
     if certain and begins:
-        raise StatementError("answer", "the text of the answer is cut: its tokens say more")
+        raise FailedCheck("answer", "the text of the answer is cut: its tokens say more")
     if certain and shown not in whole:
-        raise StatementError("answer", "the text of the answer is not that of its tokens")
+        raise FailedCheck("answer", "the text of the answer is not that of its tokens")
     raise LabError(f"{name}: the answer's text is not the whole text of its tokens")
 
 

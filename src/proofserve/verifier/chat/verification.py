@@ -1,32 +1,41 @@
-"""The verdict over chat answers: what the receipts state, their sketches, and their tokens."""
+"""The verdict over chat answers, by receipts, sketches and tokens, and what it calls honest."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from proofserve.lab.records import vectors_of
 from proofserve.lab.report import LabError, Progress
-from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.calibration_file import (
-    KV_AUTO,
-    CalibrationFile,
-    GreedyLimit,
-    calibrated,
-    checkpoint_shape,
+from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
+from proofserve.verifier.chat.answers import (
+    BLOCK_TOKENS,
+    LEAST_GREEDY_TOKENS,
+    Answer,
+    AnswerForwards,
+    Blocks,
+    greedy_limit,
+    judge_tokens,
 )
-from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
-from proofserve.verifier.chat.calibration import CalibratedServers, chat_calibration
 from proofserve.verifier.chat.conversation import Conversation
-from proofserve.verifier.chat.statements import FailedCheck, NodeFacts, Readable, checked_answers
-from proofserve.verifier.chat.token_judge import judge_tokens
-from proofserve.verifier.judges import Chances, Opinion
+from proofserve.verifier.chat.statements import (
+    CheckedChats,
+    FailedCheck,
+    NodeFacts,
+    checked_answers,
+)
+from proofserve.verifier.judges import Chances, Opinion, Vectors
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judges_of
-from proofserve.verifier.verification import Recomputation, Verification, verify
+from proofserve.verifier.noise import HonestRun, MeasuringPlan, left_out_lines, measured_calibration
+from proofserve.verifier.verification import Truth, Verification, verify
 
 if TYPE_CHECKING:
-    from proofserve.verifier.chat.validator import ChatValidator
+    from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 # Blocks that are recomputed in one call: those of a few conversations.
 AT_ONCE = 32
@@ -37,6 +46,9 @@ WHAT_TO_MEASURE: Final = (
 )
 # Of the count, which does not judge chats.
 _P_FRAUD = 0.5
+# Blocks that every emulated kernel computes, and those of each server on which suspects are
+# measured. They are those of whole conversations, whose blocks are alike.
+EMULATED_BLOCKS, BANK_BLOCKS = 256, 128
 NO_CALIBRATION = (
     "none; kernels were emulated on the same answers. So it takes some 40 blocks to convict, and"
     " greedy answers' tokens are not tested; write a calibration by `calibrate chat`"
@@ -49,7 +61,8 @@ class ChatVerification:
 
     Of all ``choices``, ``answers`` were checked, and ``without_receipt`` had none. ``unknown`` says
     of each answer that could not be checked why. ``closest`` is the honest kernel of the
-    calibration that explains the sketches best.
+    calibration that explains the sketches best, ``origin`` says where the honest figures come
+    from, and ``seed`` chose parts of long answers.
     """
 
     failures: tuple[FailedCheck, ...]
@@ -60,6 +73,8 @@ class ChatVerification:
     unknown: tuple[str, ...]
     choices: int
     closest: str | None = None
+    origin: str = NO_CALIBRATION
+    seed: str = ""
 
     @property
     def verdict(self) -> SequentialResult:
@@ -75,101 +90,132 @@ class ChatVerification:
         of_sketches = self.sketches.opinions if self.sketches else ()
         return (*of_sketches, self.tokens) if self.tokens else of_sketches
 
+    def lines(self) -> Iterator[str]:
+        yield f"{self.answers} answers with a receipt checked (seed {self.seed})"
+        if self.without_receipt:
+            of, share = self.choices, self.without_receipt / self.choices
+            yield f"{self.without_receipt} of {of} answers have no receipt ({share:.0%})"
+        for failure in self.failures:
+            yield f"  {failure.check:9} fraud: {failure.text}"
+        for opinion in self.opinions:
+            yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
+        for reason in self.unknown:
+            yield f"  not checked: {reason}"
+        if self.closest is not None:
+            yield f"Closest honest kernel: {self.closest}."
+        if self.verdict is SequentialResult.UNDECIDED:
+            yield "More answers are needed: give several files."
+        if self.verdict is SequentialResult.UNEXPLAINED:
+            yield WHAT_TO_MEASURE
+        yield f"Honest figures: {self.origin}."
 
-@dataclass(frozen=True, slots=True)
-class CheckerSetup:
-    """``seed`` chooses the compared parts of long answers: a node must not know it beforehand.
-
-    ``suspects`` are checkpoints. ``kv_dtype`` is what honest servers may keep keys and values in,
-    unless ``measured`` says it.
-    """
-
-    model: Path
-    measured: CalibrationFile | None
-    seed: str = field(default_factory=fresh_seed)
-    device: str = "cpu"
-    suspects: tuple[Path, ...] = ()
-    kv_dtype: str = KV_AUTO
+    def record(self) -> dict[str, object]:
+        return {
+            "verdict": self.verdict,
+            "choices": self.choices,
+            "answers": self.answers,
+            "without_receipt": self.without_receipt,
+            "not_checked": list(self.unknown),
+            "failures": [asdict(each) for each in self.failures],
+            "findings": [asdict(each) for each in self.opinions],
+            "closest": self.closest,
+            "figures_from": self.origin,
+            "seed": self.seed,
+        }
 
 
 class ChatChecker:
-    """Raises LabError and CheckpointError if the checkpoint or the calibration cannot be used."""
+    """Honest servers serve as ``measured``, or else ``setup``, says.
 
-    def __init__(self, setup: CheckerSetup) -> None:
-        # These import transformers, which takes seconds.
-        from proofserve.verifier.chat import validator  # noqa: PLC0415
-        from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
+    ``seed`` chooses the compared parts of long answers: a node must not know it beforehand. Raises
+    LabError and CheckpointError if the checkpoint or the calibration cannot be used.
+    """
+
+    def __init__(
+        self, setup: "ValidatorSetup", measured: CalibrationFile | None, seed: str
+    ) -> None:
+        # This imports transformers, which takes seconds.
+        from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator  # noqa: PLC0415
 
         self._setup = setup
-        self._tokenizer = validator.CheckpointTokenizer(setup.model)
-        made = ValidatorSetup(setup.model, setup.device, setup.suspects, kv_dtype=setup.kv_dtype)
-        if setup.measured is not None:
-            served, kept = setup.measured.served_dtype, setup.measured.kv_dtype
-            made = replace(made, served_dtype=served, kv_dtype=kept)
-        self.validator = validator.ChatValidator(made)
+        self._measured = measured
+        self._seed = seed
+        self._tokenizer = CheckpointTokenizer(setup.model)
+        self.validator = CheckpointValidator(setup.serving_as(measured))
         if (digest := self.validator.weights_digest) is None:
             raise LabError(f"{setup.model}: its weights have no digest: no safetensors files")
         self.weights_digest = digest
-
-    @property
-    def origin(self) -> str:
-        measured = self._setup.measured
-        return measured.origin if measured else NO_CALIBRATION
 
     def outcome(
         self, chats: Sequence[Conversation], known: NodeFacts, chances: Chances, progress: Progress
     ) -> ChatVerification:
         """The verdict over all ``chats``. Raises EngineFault if a forward fails."""
-        answers, failures, unknown, missing = self._checked(chats, known)
-        choices = sum(len(chat.choices) for chat in chats)
-        if failures or not answers:
-            return ChatVerification(failures, None, None, len(answers), missing, unknown, choices)
+        checked = self._checked(chats, known)
+        answers, unknown = checked.answers, checked.unknown
+        found = ChatVerification(
+            failures=checked.failures,
+            sketches=None,
+            tokens=None,
+            answers=len(answers),
+            without_receipt=sum(chat.without_receipt for chat in chats),
+            unknown=unknown,
+            choices=sum(len(chat.choices) for chat in chats),
+            origin=self._measured.origin if self._measured else NO_CALIBRATION,
+            seed=self._seed,
+        )
+        if found.failures or not answers:
+            return found
         self._require_fit(answers)
-        blocks = Blocks(answers, self._setup.seed)
+        blocks = Blocks(answers, self._seed)
         if not len(blocks):
             count = sum(len(answer.output) for answer in answers)
             fewer = f"{count} tokens are fewer than a block of {BLOCK_TOKENS}"
-            unknown = (*unknown, fewer)
+            found = replace(found, unknown=(*unknown, fewer))
         # Tokens and sketches each have half of alpha.
         half = replace(chances, alpha=chances.alpha / 2)
-        validator = self.validator.reading(blocks)
-        tokens = judge_tokens(blocks.answers, validator, self._greedy, half, progress)
+        validator = self._reading(blocks)
+        greedy = self._measured.greedy if self._measured else None
+        tokens = judge_tokens(blocks.answers, validator, greedy, half, progress)
         sketches = self._of_sketches(blocks, validator, half, progress) if len(blocks) else None
-        measured, closest = self._setup.measured, None
-        if measured is not None and sketches is not None:
-            closest = measured.honest.names[sketches.closest]
-        return ChatVerification(
-            (), sketches, tokens, len(answers), missing, unknown, choices, closest
-        )
+        closest = None
+        if self._measured is not None and sketches is not None:
+            closest = self._measured.honest.names[sketches.closest]
+        return replace(found, sketches=sketches, tokens=tokens, closest=closest)
 
     def calibration(
-        self, about: CalibratedServers, chats: Sequence[Conversation], progress: Progress
+        self,
+        name: str,
+        servers: Mapping[str, KernelFacts],
+        chats: Sequence[Conversation],
+        progress: Progress,
     ) -> CalibrationFile:
-        """By ``chats`` with honest servers. Raises LabError for the first that does not check."""
-        answers, failures, unknown, _ = self._checked(chats, NodeFacts(self.weights_digest))
-        for text in (*(f"{each.check}: {each.text}" for each in failures), *unknown):
-            raise LabError(f"the server is not honest, or not of this checkpoint: {text}")
-        blocks = Blocks(answers, self._setup.seed)
-        return chat_calibration(about, blocks, self.validator.reading(blocks), progress)
+        """That of the model ``name``, by ``chats`` with honest ``servers``.
 
-    def _checked(
-        self, chats: Sequence[Conversation], known: NodeFacts
-    ) -> tuple[list[Answer], tuple[FailedCheck, ...], tuple[str, ...], int]:
-        answers: list[Answer] = []
-        failures: list[FailedCheck] = []
-        unknown: list[str] = []
-        missing = 0
+        These say on what each server ran, by the sketch key of its start. Raises LabError for the
+        first receipt that does not check.
+        """
+        checked = self._checked(chats, NodeFacts(self.weights_digest))
+        failed = (f"{each.check}: {each.text}" for each in checked.failures)
+        for text in (*failed, *checked.unknown):
+            raise LabError(f"the server is not honest, or not of this checkpoint: {text}")
+        about = {
+            "model": name,
+            "shape": checkpoint_shape(self._setup.model),
+            "kv_dtype": self._setup.kv_dtype,
+        }
+        blocks = Blocks(checked.answers, self._seed)
+        return chat_calibration(about, servers, blocks, self._reading(blocks), progress)
+
+    def _reading(self, blocks: Blocks) -> "CheckpointValidator":
+        return self.validator.with_other(AnswerForwards(blocks))
+
+    def _checked(self, chats: Sequence[Conversation], known: NodeFacts) -> CheckedChats:
+        """``checked_answers``, without those that repeat another one."""
         network = self.validator.published
-        known = replace(known, readable=Readable(network.vocabulary, network.max_seq_len))
-        for chat in chats:
-            missing += chat.without_receipt
-            found = checked_answers(chat, self._tokenizer, known)
-            answers += found.answers
-            failures += found.failures
-            unknown += found.unknown
-        answers, repeated = distinct(answers)
-        unknown += repeated
-        return answers, tuple(failures), tuple(unknown), missing
+        known = replace(known, vocabulary=network.vocabulary, longest=network.max_seq_len)
+        found = checked_answers(chats, self._tokenizer, known)
+        answers, repeated = distinct(found.answers)
+        return replace(found, answers=tuple(answers), unknown=(*found.unknown, *repeated))
 
     def _require_fit(self, answers: Sequence[Answer]) -> None:
         lengths = {answer.scheme.k_dim for answer in answers}
@@ -177,17 +223,17 @@ class ChatChecker:
             raise LabError(
                 f"k_dim: the receipts have several: {sorted(lengths)}; give one at a time"
             )
-        if (measured := self._setup.measured) is not None:
+        if (measured := self._measured) is not None:
             theirs = {"scheme": SCHEME, "seq_len": BLOCK_TOKENS, "k_dim": lengths.pop()}
             model = self._setup.model
             shape, digest = checkpoint_shape(model), self.weights_digest
             measured.require_fields(theirs, [model.name], shape, digest)
 
     def _of_sketches(
-        self, blocks: Blocks, validator: "ChatValidator", chances: Chances, progress: Progress
+        self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
     ) -> Verification:
         """Raises LabError if our own recomputation is not complete."""
-        measured = self._setup.measured
+        measured = self._measured
         options = JudgingOptions(
             tests=() if measured else (DIRECTION,),
             alpha=chances.alpha,
@@ -195,17 +241,90 @@ class ChatChecker:
             share=chances.share,
             p_fraud=_P_FRAUD,
             sequential=True,
-            threshold=calibrated(measured) if measured else None,
+            threshold=measured,
         )
         claimed = blocks.claims()
         unit = f"blocks of {BLOCK_TOKENS} tokens"
-        ours = Recomputation(validator.truth, blocks.width, AT_ONCE, unit)
+        ours = Truth(validator.truth, blocks.width, AT_ONCE, unit=unit)
         judges = judges_of(options, len(blocks), validator)
         return verify(claimed, claimed.nonces, ours, judges, progress)
 
-    @property
-    def _greedy(self) -> GreedyLimit | None:
-        return self._setup.measured.greedy if self._setup.measured else None
+
+def chat_calibration(
+    about: Mapping[str, object],
+    servers: Mapping[str, KernelFacts],
+    blocks: Blocks,
+    validator: "CheckpointValidator",
+    progress: Progress,
+) -> CalibrationFile:
+    """The calibration by answers of honest servers; all of them have to be in ``blocks``.
+
+    ``about`` has the file's ``model``, ``shape`` and ``kv_dtype``. Every server is a population,
+    and so is every emulated kernel, which reads the answers that come first in it. Raises LabError
+    for too few blocks, and EngineFault if a forward fails.
+    """
+    progress.step(f"recomputing {len(blocks.answers)} answers")
+    numbers, groups = _in_turn(blocks)
+    runs = _honest_runs(servers, blocks, validator.truth(numbers))
+    plan = MeasuringPlan(numbers, EMULATED_BLOCKS, BANK_BLOCKS * len(runs), has_twins=False)
+    work = {
+        "scheme": SCHEME,
+        "stronger_rng": False,
+        "seq_len": BLOCK_TOKENS,
+        "k_dim": blocks.k_dim,
+        # Chats are of no block of a chain, and a sketch is under the server's own key.
+        "block_hash": "",
+        "public_key": "",
+        "groups": list(groups),
+    }
+    made = measured_calibration(validator, runs, plan, {**about, **work}, progress)
+    read = [blocks.answers[place] for place in blocks.answers_of(numbers[:EMULATED_BLOCKS])]
+    limit = greedy_limit(blocks.answers, read, validator, progress)
+    return made.model_copy(update={"greedy": limit})
+
+
+def _in_turn(blocks: Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """All blocks and their conversations: one conversation of each server after the other.
+
+    So the first blocks are of all servers, and of whole conversations.
+    """
+    conversations = blocks.conversations()
+    of_servers = [dict.fromkeys(conversations[block] for block in of) for of in blocks.by_server()]
+    turns = chain.from_iterable(zip_longest(*of_servers))
+    order = {conversation: place for place, conversation in enumerate(turns)}
+    numbers = sorted(conversations, key=lambda block: order[conversations[block]])
+    return tuple(numbers), tuple(conversations[block] for block in numbers)
+
+
+def _honest_runs(
+    servers: Mapping[str, KernelFacts], blocks: Blocks, truth: Vectors
+) -> list[HonestRun]:
+    """The errors of each server. Two that say the same of themselves get numbers."""
+    vectors = vectors_of(blocks.claims().claims, blocks.width)
+    runs: list[HonestRun] = []
+    for of in blocks.by_server():
+        facts = servers[blocks.answers[blocks.conversations()[of[0]]].scheme.key]
+        sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in of}
+        runs.append((facts.named_beside([known.name for known, _ in runs]), sent))
+    return runs
+
+
+def calibration_lines(made: CalibrationFile, chats: int) -> Iterator[str]:
+    """What was measured, for a reader."""
+    yield f"{chats} chats, {len(made.own.lengths)} blocks of {made.seq_len} tokens"
+    honest = made.null(1.0)
+    for member, fields in zip(honest.members, made.populations, strict=True):
+        kind = "emulated" if fields.facts.emulated else "measured"
+        lean, most = max(
+            ((lean.mean, name) for name, lean in member.leans.items()), default=(0, "")
+        )
+        leans = f", leans {lean:+.3f} to {most}" if most else ""
+        yield f"{member.name} ({kind}): errors {np.median(member.ratios):.2f} times ours{leans}"
+    if made.greedy is None:
+        yield f"greedy answers: fewer than {LEAST_GREEDY_TOKENS} tokens, so they are not tested"
+    else:
+        yield f"greedy answers: {made.greedy.gap:.3f} below the largest logit at most"
+    yield from left_out_lines(made.left_out)
 
 
 def distinct(answers: Sequence[Answer]) -> tuple[list[Answer], list[str]]:
@@ -222,50 +341,6 @@ def distinct(answers: Sequence[Answer]) -> tuple[list[Answer], list[str]]:
     return list(first.values()), repeated
 
 
-@dataclass(frozen=True, slots=True)
-class ChatReport:
-    """``origin`` says where the honest figures come from, ``seed`` chose parts of long answers."""
-
-    outcome: ChatVerification
-    origin: str
-    seed: str
-
-    def lines(self) -> Iterator[str]:
-        outcome = self.outcome
-        yield f"{outcome.answers} answers with a receipt checked (seed {self.seed})"
-        if outcome.without_receipt:
-            of, share = outcome.choices, outcome.without_receipt / outcome.choices
-            yield f"{outcome.without_receipt} of {of} answers have no receipt ({share:.0%})"
-        for failure in outcome.failures:
-            yield f"  {failure.check:9} fraud: {failure.text}"
-        for opinion in outcome.opinions:
-            yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
-        for reason in outcome.unknown:
-            yield f"  not checked: {reason}"
-        if outcome.closest is not None:
-            yield f"Closest honest kernel: {outcome.closest}."
-        if outcome.verdict is SequentialResult.UNDECIDED:
-            yield "More answers are needed: give several files."
-        if outcome.verdict is SequentialResult.UNEXPLAINED:
-            yield WHAT_TO_MEASURE
-        yield f"Honest figures: {self.origin}."
-
-    def record(self) -> dict[str, object]:
-        outcome = self.outcome
-        return {
-            "verdict": outcome.verdict,
-            "choices": outcome.choices,
-            "answers": outcome.answers,
-            "without_receipt": outcome.without_receipt,
-            "not_checked": list(outcome.unknown),
-            "failures": [asdict(each) for each in outcome.failures],
-            "findings": [asdict(each) for each in outcome.opinions],
-            "closest": outcome.closest,
-            "figures_from": self.origin,
-            "seed": self.seed,
-        }
-
-
 class Watch:
     """Checks one answer after the other, for as long as a validator likes.
 
@@ -278,19 +353,13 @@ class Watch:
     """
 
     def __init__(
-        self,
-        judge: Callable[[Sequence[Conversation], Chances], ChatVerification],
-        chances: Chances,
-        origin: str,
-        seed: str,
+        self, judge: Callable[[Sequence[Conversation], Chances], ChatVerification], chances: Chances
     ) -> None:
         self._judge = judge
         self._chances = chances
-        self._origin = origin
-        self._seed = seed
         self._window: list[Conversation] = []
         self.chats = self.answers = self.without_receipt = self.unreadable = self.honest = 0
-        self.report: ChatReport | None = None
+        self.last: ChatVerification | None = None
 
     def add(self, chats: Sequence[Conversation]) -> SequentialResult:
         """The verdict over the present window with ``chats``.
@@ -303,8 +372,7 @@ class Watch:
         self.chats += len(chats)
         self.answers += sum(len(chat.choices) for chat in chats)
         self.without_receipt += sum(chat.without_receipt for chat in chats)
-        outcome = self._judge(self._window, chances)
-        self.report = ChatReport(outcome, self._origin, self._seed)
+        self.last = outcome = self._judge(self._window, chances)
         if outcome.verdict is SequentialResult.HONEST:
             self.honest += 1
             self._window = []
@@ -317,5 +385,5 @@ class Watch:
             "answers_without_receipt": self.without_receipt,
             "unreadable": self.unreadable,
             "times_cleared": self.honest,
-            "last": self.report.record() if self.report else None,
+            "last": self.last.record() if self.last else None,
         }

@@ -14,8 +14,9 @@ from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.evidence import RareEvidence
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
-from proofserve.verifier.direction import BankRun, CalibratedYardstick, DirectionJudge
+from proofserve.verifier.direction import CalibratedYardstick, DirectionJudge
 from proofserve.verifier.judges import (
+    BankRun,
     Chances,
     Judge,
     Opinion,
@@ -55,7 +56,7 @@ class ProbeBlocks:
     """The tokens of all answers in a row, cut into blocks of ``SIZE``, numbered from 0.
 
     The vector of a block has those of its tokens, one behind the other. Implements
-    ``verifier.direction.KernelBank``; tokens without log-probabilities are in no block.
+    ``verifier.judges.KernelBank``; tokens without log-probabilities are in no block.
     """
 
     def __init__(self, readings: Readings) -> None:

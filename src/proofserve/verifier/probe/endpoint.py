@@ -1,23 +1,21 @@
-"""An OpenAI-compatible endpoint: its models, answers to prompts, and waiting when it says so."""
+"""An OpenAI-compatible endpoint: prompts and its answers, and waiting when it says so."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Generic, TypeVar
+from enum import StrEnum
+from typing import Any, Final
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasPath, BaseModel, Field, FiniteFloat, ValidationError
 
 from proofserve.lab.chats import unless_exit
 from proofserve.lab.report import LabError, NodeError, Progress
-from proofserve.verifier.probe.answers import Alternatives, Kind, LeftOut, ProbePrompt, RawAnswer
 
-C = TypeVar("C", bound="_Ids")
-PATHS: Final = {Kind.CHAT: "/chat/completions", Kind.COMPLETION: "/completions"}
 # Fields that vLLM has and OpenAI has not. A model's own settings may change top-k, min-p and the
 # penalty of a request that does not name them.
 _MORE_FIELDS: Final = {
@@ -41,6 +39,67 @@ _FAILURES: Final = frozenset({500, 502, 504})
 _KEYS: Final = frozenset({401, 403})
 # Statuses with which endpoints refuse a field that they do not have.
 _REFUSALS: Final = frozenset({400, 404, 405, 422, 501})
+
+
+class Kind(StrEnum):
+    """The two routes that a probe asks."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+PATHS: Final = {Kind.CHAT: "/chat/completions", Kind.COMPLETION: "/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePrompt:
+    """``greedy`` asks for a temperature of 0, else 1 without top-k and top-p."""
+
+    number: int
+    kind: Kind
+    text: str
+    greedy: bool
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """The field of a request that has the text."""
+        if self.kind is Kind.CHAT:
+            return {"messages": [{"role": "user", "content": self.text}]}
+        return {"prompt": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The chosen token, and tokens with their log-probabilities, the chosen one among them."""
+
+    token: str
+    logs: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawAnswer:
+    """An answer as the endpoint gave it; None is what it did not say.
+
+    ``alternatives`` has one entry for each token, none without log-probabilities.
+    """
+
+    prompt: ProbePrompt
+    text: str
+    finish_reason: str
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    output_ids: tuple[int, ...] | None = None
+    alternatives: tuple[Alternatives, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A prompt without an answer that can be judged; ``unsure`` if its token ids are not told."""
+
+    prompt: ProbePrompt
+    reason: str
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,120 +126,101 @@ def body(prompt: ProbePrompt, model: str, max_tokens: int, extras: Extras) -> di
         "max_tokens": max_tokens,
     }
     made |= _MORE_FIELDS if extras.more_fields else {}
+    made |= prompt.request
+    if not extras.top:
+        return made
     if prompt.kind is Kind.CHAT:
-        made["messages"] = [{"role": "user", "content": prompt.text}]
-        return made | ({"logprobs": True, "top_logprobs": extras.top} if extras.top else {})
-    made["prompt"] = prompt.text
-    return made | ({"logprobs": extras.top} if extras.top else {})
+        return made | {"logprobs": True, "top_logprobs": extras.top}
+    return made | {"logprobs": extras.top}
 
 
-class _Part(BaseModel):
-    """A part of an answer. Only what a probe reads is named."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-
-class _Usage(_Part):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _TopLog(_Part):
+class _Token(BaseModel):
     token: str
-    logprob: float
+    logprob: FiniteFloat
+    top_logprobs: list["_Token"] = []
 
 
-class _ChatToken(_TopLog):
-    top_logprobs: list[_TopLog] = []
+class _Logs(BaseModel):
+    """``content`` is that of a chat, the others are those of a completion."""
+
+    content: list[_Token] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[FiniteFloat | None] | None = None
+    top_logprobs: list[dict[str, FiniteFloat] | None] | None = None
+
+    def of_chat(self) -> Iterator[Alternatives]:
+        for each in self.content or ():
+            every = (*each.top_logprobs, each)
+            yield Alternatives(each.token, tuple((of.token, of.logprob) for of in every))
+
+    def of_completion(self) -> Iterator[Alternatives]:
+        """Raises ValueError for lists that differ in length."""
+        tokens, chosen = self.tokens or [], self.token_logprobs or []
+        tops = self.top_logprobs or [None] * len(tokens)
+        if not len(tops) == len(chosen) == len(tokens):
+            raise ValueError("logprobs: its lists differ in length")
+        for token, log, top in zip(tokens, chosen, tops, strict=True):
+            own = () if log is None else ((token, log),)
+            yield Alternatives(token, (*(top or {}).items(), *own))
 
 
-class _ChatLogs(_Part):
-    content: list[_ChatToken] | None = None
-
-
-class _Message(_Part):
+class _Message(BaseModel):
     content: str | None = None
 
 
-class _Ids(_Part):
-    prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None
+class _Choice(BaseModel):
+    """That of a chat has a ``message``, that of a completion a ``text``."""
 
-
-class _ChatChoice(_Ids):
-    message: _Message
+    message: _Message | None = None
+    text: str | None = None
     finish_reason: str | None = None
-    logprobs: _ChatLogs | None = None
+    logprobs: _Logs | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
 
 
-class _TextLogs(_Part):
-    tokens: list[str] = []
-    token_logprobs: list[float | None] = []
-    top_logprobs: list[dict[str, float] | None] | None = None
+class _Answer(BaseModel):
+    """Only what a probe reads is named."""
 
-
-class _TextChoice(_Ids):
-    text: str
-    finish_reason: str | None = None
-    logprobs: _TextLogs | None = None
-
-
-class _Answer(_Ids, Generic[C]):
-    choices: list[C]
-    usage: _Usage | None = None
+    choices: list[_Choice]
+    prompt_tokens: int | None = Field(None, validation_alias=AliasPath("usage", "prompt_tokens"))
+    completion_tokens: int | None = Field(
+        None, validation_alias=AliasPath("usage", "completion_tokens")
+    )
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 def read_answer(prompt: ProbePrompt, content: bytes) -> RawAnswer:
     """The answer in a response's body. Raises ValueError naming the field that is wrong."""
-    of_chat = prompt.kind is Kind.CHAT
-    model: type[_Answer[Any]] = _Answer[_ChatChoice] if of_chat else _Answer[_TextChoice]
     try:
-        found = model.model_validate_json(content)
+        found = _Answer.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the body"
         raise ValueError(f"{where}: {first['msg']}") from error
     if len(found.choices) != 1:
         raise ValueError(f"choices: {len(found.choices)} where 1 was asked for")
-    choice, usage = found.choices[0], found.usage or _Usage()
-    if isinstance(choice, _ChatChoice):
-        text = choice.message.content or ""
-        alternatives = _of_chat((choice.logprobs or _ChatLogs()).content or ())
+    choice = found.choices[0]
+    logs = choice.logprobs or _Logs()
+    if prompt.kind is Kind.CHAT:
+        if choice.message is None:
+            raise ValueError("choices.0.message: Field required")
+        text, alternatives = choice.message.content or "", logs.of_chat()
     else:
-        text, alternatives = choice.text, _of_text(choice.logprobs or _TextLogs())
-    # vLLM has the prompt's ids beside the choices of a chat, and within those of a completion.
-    prompt_ids = found.prompt_token_ids or choice.prompt_token_ids
+        if choice.text is None:
+            raise ValueError("choices.0.text: Field required")
+        text, alternatives = choice.text, logs.of_completion()
     return RawAnswer(
         prompt,
         text,
         choice.finish_reason or "",
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        None if prompt_ids is None else tuple(prompt_ids),
-        None if choice.token_ids is None else tuple(choice.token_ids),
-        alternatives,
+        found.prompt_tokens,
+        found.completion_tokens,
+        # vLLM has the prompt's ids beside the choices of a chat, within those of a completion.
+        found.prompt_token_ids or choice.prompt_token_ids,
+        choice.token_ids,
+        tuple(alternatives),
     )
-
-
-def _of_chat(tokens: Sequence[_ChatToken]) -> tuple[Alternatives, ...]:
-    return tuple(
-        Alternatives(
-            each.token,
-            (*((top.token, top.logprob) for top in each.top_logprobs), (each.token, each.logprob)),
-        )
-        for each in tokens
-    )
-
-
-def _of_text(logs: _TextLogs) -> tuple[Alternatives, ...]:
-    tops = logs.top_logprobs or [None] * len(logs.tokens)
-    if not len(tops) == len(logs.token_logprobs) == len(logs.tokens):
-        raise ValueError("logprobs: its lists differ in length")
-    made = []
-    for token, log, top in zip(logs.tokens, logs.token_logprobs, tops, strict=True):
-        chosen = () if log is None else ((token, log),)
-        made.append(Alternatives(token, (*(top or {}).items(), *chosen)))
-    return tuple(made)
 
 
 class RateLimit:

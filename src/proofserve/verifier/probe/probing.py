@@ -1,26 +1,42 @@
 """A probe: prompts in groups, until the answers are enough for a verdict, and what that says."""
 
 import math
-from collections.abc import Collection, Sequence
+import random
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from proofserve.lab.chats import WORDS
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.judges import Chances, Judge, Opinion
-from proofserve.verifier.probe.answers import LeftOut, ProbeAnswer, ProbePrompt, RawAnswer
 from proofserve.verifier.probe.block_judges import BlockJudges, ProbeBlocks
-from proofserve.verifier.probe.endpoint import Endpoint
-from proofserve.verifier.probe.readings import ReadAnswer, Readings, resolved
+from proofserve.verifier.probe.endpoint import Endpoint, Kind, LeftOut, ProbePrompt, RawAnswer
+from proofserve.verifier.probe.readings import ProbeAnswer, ReadAnswer, Readings, resolved
 from proofserve.verifier.probe.token_judges import GreedyJudge, LikelihoodJudge, TokenJudge
 from proofserve.verifier.verification import verdict_of
 
 if TYPE_CHECKING:
-    from proofserve.verifier.probe.checkpoint import CheckpointReader, CheckpointTokens
+    from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
 
+_REQUESTS = (
+    "Write a short story about a {} and a {}. Mention the {}.",
+    "Explain to a child how a {} differs from a {}, with an example about a {}.",
+    "Describe a {} {} in the {} as vividly as you can.",
+    "Give three reasons why a {} {} needs a {}.",
+    "What would you ask the owner of a {} {} about the {}?",
+    "Continue this sentence with a whole paragraph: the {} {} near the {}",
+)
+_BEGINNINGS = (
+    "The {} of the {} was known for its {}, and",
+    "Once there was a {} {} beside the {}. It",
+    "Notes on the {}, the {} and the {}:\n\n1.",
+    "In the {} stood a {} {}, which",
+    "A {} is not a {}. The {}",
+)
 # A suspect whose mean cosine with the errors is as large explains them, whatever their size. What
 # convicts by a cosine is named at a smaller one: rounding may be as large as what it adds to.
 EXPLAINING_COSINE: Final = 0.5
@@ -51,20 +67,21 @@ _TOKENS_CLEAR: Final = ("tokens", "likelihood")
 _LOGS_CLEAR: Final = ("tokens", "paired", "direction")
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """``suspect`` explains what was seen; None if none does. None is also what was not measured.
+def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePrompt]:
+    """``count`` prompts of ``kinds`` in turn; the same seed always gives the same ones.
 
-    ``ratio`` is the median of the errors over our own rounding, ``cosines`` are those of the blocks
-    with the suspect. ``surprise`` is that of ReadAnswer over all sampled tokens, ``beyond`` the
-    share of greedy tokens that are no honest ones.
+    One of each kind is sampled, then one of each greedy. Of four prompts in a row with two kinds
+    there is one of every sort.
     """
-
-    suspect: str | None
-    ratio: float | None
-    cosines: tuple[float, ...]
-    surprise: float | None
-    beyond: float
+    draw = random.Random(f"proofserve probe {seed}")  # noqa: S311 - a prompt, no secret
+    seen: set[str] = set()
+    for number in range(count):
+        kind = kinds[number % len(kinds)]
+        templates = _REQUESTS if kind is Kind.CHAT else _BEGINNINGS
+        while (text := draw.choice(templates).format(*draw.sample(WORDS, 3))) in seen:
+            pass
+        seen.add(text)
+        yield ProbePrompt(number, kind, text, greedy=number // len(kinds) % 2 == 1)
 
 
 def by_blocks(sizes: BlockJudges, opinions: Sequence[Opinion]) -> tuple[str | None, list[float]]:
@@ -122,36 +139,6 @@ class Label(StrEnum):
     CANNOT_TELL = "cannot tell"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeVerdict:
-    """``suspect`` names the weights of a QUANTISED endpoint; ``text`` is the verdict in words."""
-
-    result: SequentialResult
-    label: Label
-    suspect: str | None
-    text: str
-
-
-def judged(result: SequentialResult, seen: Diagnosis, more: str) -> ProbeVerdict:
-    """``more`` says what an undecided probe needs."""
-    if result is SequentialResult.HONEST:
-        return ProbeVerdict(result, Label.HONEST, None, "honest: the answers are the checkpoint's")
-    if result is SequentialResult.UNEXPLAINED:
-        return ProbeVerdict(result, Label.CANNOT_TELL, None, f"cannot tell: {UNEXPLAINED}")
-    if result is SequentialResult.UNDECIDED:
-        return ProbeVerdict(result, Label.CANNOT_TELL, None, f"cannot tell, {more}")
-    if seen.suspect is not None:
-        return ProbeVerdict(result, Label.QUANTISED, seen.suspect, f"quantised: {seen.suspect}")
-    size = "" if seen.ratio is None else f": errors {seen.ratio:.1f} times our rounding"
-    far = (
-        (seen.ratio or 0.0) >= OTHER_RATIO
-        or (seen.surprise or 0.0) >= OTHER_SURPRISE
-        or seen.beyond >= OTHER_SHARE
-    )
-    which = "another model" if far else "another model, or weights changed in no known way"
-    return ProbeVerdict(result, Label.OTHER_MODEL, None, f"{which}{size}")
-
-
 def prompts_more(
     opinions: Sequence[Opinion], clearing: Collection[str], chances: Chances, judged_prompts: int
 ) -> float | None:
@@ -186,16 +173,24 @@ def _about(prompts: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe found, after ``asked`` prompts.
+    """What a probe found, after ``asked`` prompts; None is what was not measured.
+
+    ``suspect`` explains what was seen, None if none does, and ``cosines`` are those of the blocks
+    with it. ``surprise`` is that of ReadAnswer over all sampled tokens, ``beyond`` the share of
+    greedy tokens that are no honest ones. ``more`` says what an undecided probe needs.
 
     ``ratios`` are the errors of each block over our own rounding, ``evidence`` is that of the token
     test after each answer, ``bound`` that of the greedy gaps. ``unseen`` are suspects that cannot
     be told from the published weights, ``forwards`` counts answers read by suspects.
     """
 
-    judgement: ProbeVerdict
+    verdict: SequentialResult
+    suspect: str | None
+    cosines: tuple[float, ...]
+    surprise: float | None
+    beyond: float
+    more: str
     opinions: tuple[Opinion, ...]
-    diagnosis: Diagnosis
     answers: tuple[ReadAnswer, ...]
     left_out: tuple[LeftOut, ...]
     ratios: tuple[float, ...]
@@ -207,12 +202,45 @@ class ProbeResult:
     prompt_tokens: int
     output_tokens: int
 
+    @property
+    def ratio(self) -> float | None:
+        """The median of the errors over our own rounding."""
+        return float(np.median(self.ratios)) if self.ratios else None
+
+    @property
+    def label(self) -> Label:
+        if self.verdict is SequentialResult.HONEST:
+            return Label.HONEST
+        if self.verdict is not SequentialResult.FRAUD:
+            return Label.CANNOT_TELL
+        return Label.OTHER_MODEL if self.suspect is None else Label.QUANTISED
+
+    @property
+    def text(self) -> str:
+        """The verdict in words."""
+        if self.label is Label.HONEST:
+            return "honest: the answers are the checkpoint's"
+        if self.verdict is SequentialResult.UNEXPLAINED:
+            return f"cannot tell: {UNEXPLAINED}"
+        if self.label is Label.CANNOT_TELL:
+            return f"cannot tell, {self.more}"
+        if self.label is Label.QUANTISED:
+            return f"quantised: {self.suspect}"
+        size = "" if self.ratio is None else f": errors {self.ratio:.1f} times our rounding"
+        far = (
+            (self.ratio or 0.0) >= OTHER_RATIO
+            or (self.surprise or 0.0) >= OTHER_SURPRISE
+            or self.beyond >= OTHER_SHARE
+        )
+        which = "another model" if far else "another model, or weights changed in no known way"
+        return f"{which}{size}"
+
 
 class Probing:
     """Judges answers one after the other. The methods raise EngineFault."""
 
     def __init__(
-        self, tokens: "CheckpointTokens", reader: "CheckpointReader", chances: Chances
+        self, tokens: "CheckpointTokenizer", reader: "CheckpointValidator", chances: Chances
     ) -> None:
         self._tokens = tokens
         self._readings = Readings(reader)
@@ -234,7 +262,10 @@ class Probing:
         ``all_fields`` says of the first group whether the endpoint took all fields of a request.
         """
         known = [r if isinstance(r, LeftOut) else resolved(r, self._tokens) for r in raws]
-        self._count(raws)
+        for each in raws:
+            if isinstance(each, RawAnswer):
+                self._used[0] += each.prompt_tokens or 0
+                self._used[1] += each.completion_tokens or 0
         answers = [each for each in known if isinstance(each, ProbeAnswer)]
         lost = [each for each in known if isinstance(each, LeftOut)]
         self._left_out += lost
@@ -275,39 +306,35 @@ class Probing:
 
     def probed(self, asked: int) -> ProbeResult:
         opinions, sizes = self._opinions(), self._sizes
-        seen = self._diagnosis(opinions)
+        suspect, cosines = self._explaining(opinions)
+        drawn = any(not each.answer.prompt.greedy for each in self._answers)
         return ProbeResult(
-            judged(self.result, seen, self._more()),
-            opinions,
-            seen,
-            tuple(self._answers),
-            tuple(self._left_out),
-            tuple(sizes.ratios) if sizes else (),
-            sizes.unseen if sizes else (),
-            tuple(self._evidence),
-            self._greedy.bound,
-            asked,
-            self._readings.forwards,
-            *self._used,
+            verdict=self.result,
+            suspect=suspect,
+            cosines=tuple(cosines),
+            surprise=surprise_of(self._answers) if drawn else None,
+            beyond=self._greedy.share,
+            more=self._more(),
+            opinions=opinions,
+            answers=tuple(self._answers),
+            left_out=tuple(self._left_out),
+            ratios=tuple(sizes.ratios) if sizes else (),
+            unseen=sizes.unseen if sizes else (),
+            evidence=tuple(self._evidence),
+            bound=self._greedy.bound,
+            asked=asked,
+            forwards=self._readings.forwards,
+            prompt_tokens=self._used[0],
+            output_tokens=self._used[1],
         )
 
-    def _diagnosis(self, opinions: Sequence[Opinion]) -> Diagnosis:
-        suspect: str | None = None
-        cosines: list[float] = []
-        if self.result is SequentialResult.FRAUD:
-            if self._sizes is not None:
-                suspect, cosines = by_blocks(self._sizes, opinions)
-            else:
-                suspect = by_tokens(self._readings, self._answers)
-        ratios = self._sizes.ratios if self._sizes else ()
-        drawn = any(not each.answer.prompt.greedy for each in self._answers)
-        return Diagnosis(
-            suspect,
-            float(np.median(ratios)) if ratios else None,
-            tuple(cosines),
-            surprise_of(self._answers) if drawn else None,
-            self._greedy.share,
-        )
+    def _explaining(self, opinions: Sequence[Opinion]) -> tuple[str | None, Sequence[float]]:
+        """The suspect that explains a fraud, and the cosines of the blocks with it."""
+        if self.result is not SequentialResult.FRAUD:
+            return None, ()
+        if self._sizes is not None:
+            return by_blocks(self._sizes, opinions)
+        return by_tokens(self._readings, self._answers), ()
 
     def _begin(self, answers: Sequence[ProbeAnswer], all_fields: bool) -> None:
         """Choose the tests by what the first answers have."""
@@ -335,10 +362,6 @@ class Probing:
         closest = self._verdict[1]
         return tuple(judge.opinion(closest) for judge in self._judges)
 
-    @property
-    def _clearing(self) -> tuple[str, ...]:
-        return _LOGS_CLEAR if self._sizes is not None else _TOKENS_CLEAR
-
     def _more(self) -> str:
         if not self._answers:
             reason = f": {self._left_out[0].reason}" if self._left_out else ""
@@ -346,14 +369,9 @@ class Probing:
         if len(self._answers) < LEAST_JUDGED * (len(self._answers) + len(self._left_out)):
             return "too many answers had to be left out"
         opinions = self._opinions()
-        number = prompts_more(opinions, self._clearing, self._chances, len(self._answers))
+        clearing = _LOGS_CLEAR if self._sizes is not None else _TOKENS_CLEAR
+        number = prompts_more(opinions, clearing, self._chances, len(self._answers))
         return "nothing yet shows how many more prompts" if number is None else _about(number)
-
-    def _count(self, raws: Sequence[RawAnswer | LeftOut]) -> None:
-        for each in raws:
-            if isinstance(each, RawAnswer):
-                self._used[0] += each.prompt_tokens or 0
-                self._used[1] += each.completion_tokens or 0
 
 
 def probe(

@@ -15,20 +15,11 @@ from proofserve.protocol.verdict.chosen_tokens import (
     moved_apart,
     token_log_factors,
 )
-from proofserve.verifier.probe.answers import (
-    PUBLISHED,
-    SERVED,
-    Alternatives,
-    Kind,
-    LeftOut,
-    ProbeAnswer,
-    RawAnswer,
-    TokensRead,
-    TopLogs,
-)
+from proofserve.verifier.judges import OWN, PUBLISHED, BankRun
+from proofserve.verifier.probe.endpoint import Alternatives, LeftOut, ProbePrompt, RawAnswer
 
 if TYPE_CHECKING:
-    from proofserve.verifier.probe.checkpoint import CheckpointReader, CheckpointTokens
+    from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
 
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]
@@ -50,11 +41,39 @@ _STOPPED: Final = "stop"
 FROM_SERVER, FROM_LOGS, FROM_TEXT = "token ids", "log-probabilities", "the text"
 
 
-def resolved(raw: RawAnswer, tokens: "CheckpointTokens") -> ProbeAnswer | LeftOut:
+@dataclass(frozen=True, slots=True)
+class TopLogs:
+    """Log-probabilities float64 [k] of the token ids int64 [k], for one place of an answer."""
+
+    ids: NDArray[np.int64]
+    logs: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """An answer whose token ids are known; ``ids_from`` says by what.
+
+    There is an id of the prompt, and of the answer, at least. ``tops`` has one entry for each token
+    of the answer, none without log-probabilities.
+    """
+
+    prompt: ProbePrompt
+    text: str
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    ids_from: str
+    tops: tuple[TopLogs, ...] = ()
+
+    @property
+    def read(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What a model reads."""
+        return self.prompt_ids, self.output_ids
+
+
+def resolved(raw: RawAnswer, tokens: "CheckpointTokenizer") -> ProbeAnswer | LeftOut:
     """The answer in token ids, or why they are not sure."""
     prompt = raw.prompt
-    of_prompt = tokens.of_chat if prompt.kind is Kind.CHAT else tokens.of_completion
-    prompt_ids = of_prompt(prompt.text)
+    prompt_ids = tokens.prompt_ids(prompt.request)
     if fault := _other_prompt(raw, prompt_ids):
         return LeftOut(prompt, fault)
     if not raw.text and not raw.output_ids and not raw.alternatives:
@@ -71,7 +90,7 @@ def resolved(raw: RawAnswer, tokens: "CheckpointTokens") -> ProbeAnswer | LeftOu
         return LeftOut(prompt, "the log-probabilities are of other tokens than the answer")
     pairs = zip(raw.alternatives, output, strict=True) if raw.alternatives else ()
     tops = tuple(_top_logs(each, token, tokens) for each, token in pairs)
-    return ProbeAnswer(prompt, raw.text, TokensRead(prompt_ids, output), ids_from, tops)
+    return ProbeAnswer(prompt, raw.text, prompt_ids, output, ids_from, tops)
 
 
 def _other_prompt(raw: RawAnswer, ids: tuple[int, ...]) -> str:
@@ -89,7 +108,9 @@ def _other_prompt(raw: RawAnswer, ids: tuple[int, ...]) -> str:
     )
 
 
-def _output_ids(raw: RawAnswer, tokens: "CheckpointTokens") -> tuple[tuple[int, ...], str] | None:
+def _output_ids(
+    raw: RawAnswer, tokens: "CheckpointTokenizer"
+) -> tuple[tuple[int, ...], str] | None:
     if raw.output_ids:
         return raw.output_ids, FROM_SERVER
     if raw.alternatives:
@@ -100,10 +121,10 @@ def _output_ids(raw: RawAnswer, tokens: "CheckpointTokens") -> tuple[tuple[int, 
     return _from_text(raw, tokens)
 
 
-def _from_text(raw: RawAnswer, tokens: "CheckpointTokens") -> tuple[tuple[int, ...], str] | None:
+def _from_text(raw: RawAnswer, tokens: "CheckpointTokenizer") -> tuple[tuple[int, ...], str] | None:
     """The tokenizer's own ids of the text, if the endpoint counted as many."""
-    ids = tokens.of_answer(raw.text)
-    if tokens.text_of(ids) != raw.text:
+    ids = tokens.answer_ids(raw.text)
+    if tokens.text(ids) != raw.text:
         return None
     counted = raw.completion_tokens
     if counted != len(ids) and not (_ended(raw) and counted == len(ids) + 1):
@@ -116,7 +137,7 @@ def _ended(raw: RawAnswer) -> bool:
 
 
 def _same_tokens(
-    output: Sequence[int], alternatives: Sequence[Alternatives], tokens: "CheckpointTokens"
+    output: Sequence[int], alternatives: Sequence[Alternatives], tokens: "CheckpointTokenizer"
 ) -> bool:
     if len(output) != len(alternatives):
         return False
@@ -124,7 +145,7 @@ def _same_tokens(
     return all(name in {None, token} for name, token in zip(named, output, strict=True))
 
 
-def _top_logs(each: Alternatives, chosen: int, tokens: "CheckpointTokens") -> TopLogs:
+def _top_logs(each: Alternatives, chosen: int, tokens: "CheckpointTokenizer") -> TopLogs:
     """Those whose ids are known and whose probability is told."""
     logs: dict[int, float] = {}
     for name, log in each.logs:
@@ -134,7 +155,7 @@ def _top_logs(each: Alternatives, chosen: int, tokens: "CheckpointTokens") -> To
     return TopLogs(np.array([*logs], np.int64), np.array([*logs.values()], np.float64))
 
 
-def _id_of(name: str, tokens: "CheckpointTokens") -> int | None:
+def _id_of(name: str, tokens: "CheckpointTokenizer") -> int | None:
     """None for a text that several ids stand for, or none."""
     if name.startswith(_ID_PREFIX) and name.removeprefix(_ID_PREFIX).isdecimal():
         token = int(name.removeprefix(_ID_PREFIX))
@@ -206,7 +227,7 @@ class Readings:
     The methods raise EngineFault.
     """
 
-    def __init__(self, reader: "CheckpointReader") -> None:
+    def __init__(self, reader: "CheckpointValidator") -> None:
         self._reader = reader
         self._known: dict[tuple[str, int], SuspectReading] = {}
         self._by_kernels: dict[int, Mapping[str, KernelReading]] = {}
@@ -220,8 +241,8 @@ class Readings:
 
     def read(self, answers: Sequence[ProbeAnswer]) -> list[ReadAnswer]:
         texts = [each.read for each in answers]
-        exact = self._reader.logits(PUBLISHED, texts)
-        served = self._reader.logits(SERVED, texts)
+        exact = self._reader.read(PUBLISHED, texts)
+        served = self._reader.read(OWN, texts)
         return [_read(*three) for three in zip(answers, exact, served, strict=True)]
 
     def by_kernels(self, read: ReadAnswer) -> Mapping[str, KernelReading]:
@@ -240,7 +261,7 @@ class Readings:
         missing = [a for a in answers if (name, a.answer.prompt.number) not in self._known]
         texts = [each.answer.read for each in missing]
         # Without anything to read the suspect's weights need not be made.
-        made = self._reader.logits(name, texts) if texts else ()
+        made = self._reader.read(BankRun(name), texts) if texts else ()
         for each, logits in zip(missing, made, strict=True):
             self._known[name, each.answer.prompt.number] = _suspected(each, logits)
         return [self._known[name, each.answer.prompt.number] for each in answers]
@@ -253,7 +274,7 @@ class Readings:
         """
         missing = [a for a in answers if (name, a.answer.prompt.number) not in self._means]
         texts = [each.answer.read for each in missing]
-        made = self._reader.logits(name, texts) if texts else ()
+        made = self._reader.read(BankRun(name), texts) if texts else ()
         for each, logits in zip(missing, made, strict=True):
             suspected = log_probabilities(logits.astype(np.float64), _SAMPLED)
             ratios = suspected - log_probabilities(self._exact(each), _SAMPLED)
@@ -262,11 +283,11 @@ class Readings:
         return [self._means[name, each.answer.prompt.number] for each in answers]
 
     def _exact(self, read: ReadAnswer) -> Floats:
-        (logits,) = self._reader.logits(PUBLISHED, [read.answer.read])
+        (logits,) = self._reader.read(PUBLISHED, [read.answer.read])
         return logits.astype(np.float64)
 
     def _by_kernel(self, kernel: str, read: ReadAnswer) -> Floats:
-        (logits,) = self._reader.kernel_logits(kernel, [read.answer.read])
+        (logits,) = self._reader.read(BankRun(kernels=kernel), [read.answer.read])
         return logits.astype(np.float64)
 
 
@@ -285,7 +306,7 @@ def _log_mean(ratios: Floats, logits: Floats) -> float:
 
 def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:
     exact, rounded = logits.astype(np.float64), served.astype(np.float64)
-    tokens = np.array(answer.read.output_ids)
+    tokens = np.array(answer.output_ids)
     rows = np.arange(len(tokens))
     log_p = log_probabilities(exact, _SAMPLED)
     chosen = log_p[rows, tokens]
@@ -310,7 +331,7 @@ def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:
 
 def _suspected(read: ReadAnswer, logits: Vector) -> SuspectReading:
     found = logits.astype(np.float64)
-    tokens = np.array(read.answer.read.output_ids)
+    tokens = np.array(read.answer.output_ids)
     pairs = zip(read.answer.tops, read.exact, strict=True)
     predicted = (_centred(found[t, top.ids] - exact, top) for t, (top, exact) in enumerate(pairs))
     log_p = log_probabilities(found, _SAMPLED)

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from proofserve.lab.report import drawn
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.probe.answers import LeftOut
+from proofserve.verifier.probe.endpoint import LeftOut
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult
 from proofserve.verifier.probe.readings import ReadAnswer
 
@@ -62,18 +62,17 @@ class ProbeReport:
 
     def record(self) -> dict[str, Any]:
         probed = self.probed
-        judgement, seen = probed.judgement, probed.diagnosis
         return {
-            "verdict": judgement.result,
-            "label": judgement.label,
-            "suspect": judgement.suspect,
-            "text": judgement.text,
+            "verdict": probed.verdict,
+            "label": probed.label,
+            "suspect": probed.suspect,
+            "text": probed.text,
             "findings": [asdict(opinion) for opinion in probed.opinions],
-            "error_over_own_rounding": seen.ratio,
-            "mean_cosine_with_suspect": float(np.mean(seen.cosines)) if seen.cosines else None,
-            "surprise_nats": seen.surprise,
-            "greedy_share_beyond": seen.beyond,
-            "blocks": {"ratios": probed.ratios, "cosines": seen.cosines},
+            "error_over_own_rounding": probed.ratio,
+            "mean_cosine_with_suspect": float(np.mean(probed.cosines)) if probed.cosines else None,
+            "surprise_nats": probed.surprise,
+            "greedy_share_beyond": probed.beyond,
+            "blocks": {"ratios": probed.ratios, "cosines": probed.cosines},
             "suspects_not_seen": probed.unseen,
             "prompts_asked": probed.asked,
             "prompt_tokens": probed.prompt_tokens,
@@ -101,7 +100,7 @@ def _judged_row(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
         "greedy": greedy,
         "prompt": answer.prompt.text,
         "answer": answer.text,
-        "tokens": len(answer.read.output_ids),
+        "tokens": len(answer.output_ids),
         "ids_from": answer.ids_from,
         "largest_gap": float(read.gaps.max()) if greedy else None,
         "surprise_nats": None if greedy else read.surprise,
@@ -145,8 +144,7 @@ def page(report: ProbeReport) -> str:
     )
     return environment.get_template(TEMPLATE).render(
         report=report,
-        judgement=report.probed.judgement,
-        tone=CLASSES[report.probed.judgement.result],
+        tone=CLASSES[report.probed.verdict],
         rows=report.rows(),
         pictures=pictures(report),
     )
@@ -161,12 +159,12 @@ def pictures(report: ProbeReport) -> list[tuple[str, str]]:
             f" from {OTHER_RATIO:g} on (dashed) only 4 bits or another model do it."
         )
         found.append((caption, drawn([lambda axes: _ratios(axes, probed.ratios)], HEIGHT)))
-    if probed.diagnosis.cosines:
+    if probed.cosines:
         caption = (
-            f"Cosines of the errors with what {probed.diagnosis.suspect} would do, block by block."
+            f"Cosines of the errors with what {probed.suspect} would do, block by block."
             " Honest ones lie around 0."
         )
-        cosines = probed.diagnosis.cosines
+        cosines = probed.cosines
         found.append((caption, drawn([lambda axes: _cosines(axes, cosines)], HEIGHT)))
     if probed.evidence:
         caption = (
