@@ -44,7 +44,8 @@ def run(
     wrong = [
         name
         for name in only or known
-        if not known[name].skipped and not passed(found[name], reference, honest_noise())
+        if not known[name].skipped
+        and not passed(known[name], found[name], reference, honest_noise())
     ]
     if wrong:
         typer.echo(f"not passed: {', '.join(wrong)}")

@@ -4,12 +4,16 @@ import os
 from dataclasses import dataclass
 
 from matrix.installation import ROOT, installed
+from matrix.vectors import SCHEMES
 from proofserve.engines.vetting.versions import VETTED, Runner
+from proofserve.models.trained import MIXTURE
 from proofserve.settings.process import environment
 
 # Versions whose second model runner can run on a CPU, through Triton's interpreter.
 INTERPRETED = ("0.32", "0.33")
 INTERPRETER = ROOT / "tests" / "support" / "triton_on_cpu"
+# Versions whose build for CPUs chooses experts inside a kernel: sketch-v2 of a mixture is refused.
+WITHOUT_EXPERTS = ("0.29",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,11 @@ class Column:
     @property
     def name(self) -> str:
         return f"{self.minor}-{self.runner}"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those whose vectors it proves."""
+        return tuple(m for m in SCHEMES if m != MIXTURE.name or self.minor not in WITHOUT_EXPERTS)
 
     def variables(self) -> dict[str, str]:
         """The environment of its processes. Installs the version the first time (a minute)."""

@@ -52,10 +52,13 @@ def honest_noise() -> dict[str, float]:
 
 
 def passed(
-    result: ColumnResult, reference: ColumnResult | None, limits: Mapping[str, float]
+    column: Column,
+    result: ColumnResult,
+    reference: ColumnResult | None,
+    limits: Mapping[str, float],
 ) -> bool:
     far = _distances(result, reference)
-    near = far.keys() == limits.keys() and all(far[model] <= limits[model] for model in limits)
+    near = set(far) == set(column.models) and all(far[model] <= limits[model] for model in far)
     return bool(result.steps) and near and all(step.passed for step in result.steps)
 
 
@@ -86,9 +89,15 @@ def _row(
     return [
         made.vllm if made else column.minor,
         column.runner,
-        "**yes**" if passed(result, reference, limits) else "**no**",
+        "**yes**" if passed(column, result, reference, limits) else "**no**",
         *verdicts,
-        *(f"{far[model]:.4f}" if model in far else "" for model in SCHEMES),
+        *(_distance(far.get(model), model in column.models) for model in SCHEMES),
         f"{result.seconds:.0f}",
         "" if made is None else f"{made.nonces_per_second:.0f}",
     ]
+
+
+def _distance(far: float | None, is_tried: bool) -> str:
+    if not is_tried:
+        return "refused"
+    return "" if far is None else f"{far:.4f}"

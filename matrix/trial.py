@@ -10,7 +10,6 @@ from pathlib import Path
 from matrix.columns import Column
 from matrix.installation import ROOT, InstallationFailed
 from matrix.results import ColumnResult, StepResult, own_vectors
-from matrix.vectors import SCHEMES
 
 # A step that hangs ends after this, seconds.
 STEP_S = 1800.0
@@ -60,7 +59,7 @@ def try_column(column: Column, logs: Path, tell: Callable[[str], None]) -> Colum
         tell(f"{column.name}: not installed: {error}")
         failed = StepResult("installation", False, time.monotonic() - began, str(error))
         return ColumnResult(column.minor, column.runner, steps=[failed])
-    files = {model: logs / f"{column.name}.{model}.json" for model in SCHEMES}
+    files = {model: logs / f"{column.name}.{model}.json" for model in column.models}
     for file in files.values():
         file.unlink(missing_ok=True)
     found = []

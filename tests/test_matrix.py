@@ -15,6 +15,8 @@ from matrix.vectors import SCHEMES
 from proofserve.engines.vetting.versions import VETTED
 from proofserve.protocol.codec import encode
 
+COLUMN = Column("0.32", "V1")
+
 
 def measured(shift: float = 0.0) -> Measured:
     vectors = np.array([[1.0, 0.0], [shift, 1.0]], dtype=np.float32)
@@ -104,15 +106,19 @@ def test_results_are_read_as_written(tmp_path: Path) -> None:
 
 def test_a_column_passes_by_its_steps_and_its_distance() -> None:
     limits, reference = honest_noise(), result()
-    assert passed(result(), reference, limits)
-    assert passed(result(shift=min(limits.values()) / 2), reference, limits)
+    assert passed(COLUMN, result(), reference, limits)
+    assert passed(COLUMN, result(shift=min(limits.values()) / 2), reference, limits)
     for model, limit in limits.items():
         far = dict(reference.measured) | {model: measured(limit * 2)}
-        assert not passed(replace(reference, measured=far), reference, limits)
-    assert not passed(result(passed=False), reference, limits)
-    assert not passed(result(), None, limits)
-    assert not passed(ColumnResult("0.33", "V1", steps=result().steps), reference, limits)
-    assert not passed(ColumnResult("0.33", "V2", skipped="why"), reference, limits)
+        assert not passed(COLUMN, replace(reference, measured=far), reference, limits)
+    assert not passed(COLUMN, result(passed=False), reference, limits)
+    assert not passed(COLUMN, result(), None, limits)
+    assert not passed(COLUMN, ColumnResult("0.33", "V1", steps=result().steps), reference, limits)
+    assert not passed(COLUMN, ColumnResult("0.33", "V2", skipped="why"), reference, limits)
+    # A version that refuses the mixture is not asked for it.
+    dense = replace(reference, measured={"trained": measured()})
+    assert passed(Column("0.29", "V1"), dense, reference, limits)
+    assert not passed(COLUMN, dense, reference, limits)
 
 
 def test_the_page() -> None:
