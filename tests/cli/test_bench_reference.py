@@ -1,5 +1,5 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from proofserve.engines.reference import engine
-from proofserve.engines.reference.forward import NetworkForward
+from proofserve.engines.reference.forward import NetworkForward, Passed
 from support.four_bits import one_thread
 
 FEW = ("--seq-len", "8", "--seconds", "0.1", "--dtype", "float32")
@@ -39,10 +39,12 @@ def test_a_batch_too_large_for_the_memory_is_skipped(
 ) -> None:
     real = engine.last_states
 
-    def last_states(forwards: Sequence[NetworkForward]) -> list[list[torch.Tensor]]:
+    def last_states(
+        forwards: Sequence[NetworkForward], passed: Passed
+    ) -> Iterator[Iterator[torch.Tensor]]:
         if max(len(batch) for each in forwards for batch in each.batches) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(forwards)
+        return real(forwards, passed)
 
     monkeypatch.setattr(engine, "last_states", last_states)
     file = tmp_path / "figures.json"
