@@ -23,7 +23,6 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.rounds.status import FORWARD_BOUNDS_S, CoreLiveness
-from receipts.support import source_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -41,8 +40,7 @@ async def node_series() -> dict[str, set[str]]:
     with TemporaryDirectory() as folder:
         async with await SqliteOutbox.open(Path(folder) / "outbox.sqlite") as outbox:
             await outbox.receipts.add([], {"no_sketches": 1})
-            source = source_of(FakeEngine())
-            receipts = ReceiptService(source, outbox.receipts, SigningKey.new())
+            receipts = ReceiptService(FakeEngine(), outbox.receipts, SigningKey.new())
             return await series_of(receipts, registry)
 
 
