@@ -18,7 +18,7 @@ Row = Sequence[str]
 
 def page(found: Sequence[Found], machine: str) -> str:
     """``found`` are the models and schemes that were tried."""
-    lengths = {f"{max(n.nonces for n in f.honest)} nonces of {f.seq_len}": 0 for f in found}
+    lengths = {f"{max(n.nonces for n in f.honest)} of {f.seq_len}": 0 for f in found}
     arches = list(dict.fromkeys(each.arch for each in found))
     return TEXT.read_text().format(
         summary=summary(found),

@@ -69,7 +69,7 @@ def _train(text: str) -> Tokenizer:
 
 
 def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """Train the tokenizer, always to the same result, for a model of ``context`` positions."""
+    """Train the tokenizer, on the same text each time, for a model of ``context`` positions."""
     return PreTrainedTokenizerFast(
         tokenizer_object=_train(corpus()),
         bos_token=BOS,

@@ -21,7 +21,8 @@ def states_of(
     """The states float32 [len(output), hidden] that chose each token of ``output``.
 
     The state of a position is the output of the final norm; the one before a token chooses it. One
-    forward over both. Raises EngineFault if it fails, or is longer than the model allows.
+    forward over both. Raises EngineFault if it fails, or is longer than the model allows, and
+    CheckpointError if a layer cannot be read.
     """
     ids = [*prompt, *output][:-1]
     if len(ids) > network.max_seq_len:

@@ -68,7 +68,7 @@ _LOGS_CLEAR: Final = ("tokens", "paired", "direction")
 
 
 def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePrompt]:
-    """``count`` prompts of ``kinds`` in turn; the same seed always gives the same ones.
+    """``count`` prompts of ``kinds`` in turn; a seed gives the same ones each time.
 
     One of each kind is sampled, then one of each greedy. Of four prompts in a row with two kinds
     there is one of every sort.
