@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from proofserve.fleet.records import MemberSource
 from proofserve.fleet.sources import Address, address, plain_url
 from proofserve.fleet.verification_records import AfterConviction
-from proofserve.settings.node import BearerKey, BearerKeys, Texts, TomlTable, read_toml
+from proofserve.settings.node import BearerKey, BearerKeys, Texts, TomlTable, read_tables, read_toml
 
 # Prefix of the controller's variables.
 PREFIX = "FLEET_"
@@ -147,15 +147,11 @@ class ListedMember(TomlTable):
     key: BearerKey | None = None
 
 
-class MemberFile(TomlTable):
-    member: tuple[ListedMember, ...] = ()
-
-
 def listed_members(chosen: FleetSettings) -> tuple[Address, ...]:
     """The members that options and the TOML file name. Raises ValueError."""
     found = [address(url, None, MemberSource.LIST) for url in chosen.member]
     if chosen.members_file is not None:
-        for each in read_toml(chosen.members_file, MemberFile).member:
+        for each in read_tables(chosen.members_file, "member", ListedMember, fewest=0):
             key = None if each.key is None else each.key.get_secret_value()
             found.append(address(each.url, each.name, MemberSource.LIST, key))
     if len({each.url for each in found}) < len(found):

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from proofserve.gateway.records import ClientSpec
-from proofserve.settings.node import TomlTable, read_toml
+from proofserve.settings.node import read_tables
 
 # Prefix of the gateway's variables.
 PREFIX = "VLLM_"
@@ -79,13 +79,9 @@ class GatewaySettings(BaseSettings):
         return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
 
 
-class ClientKeyFile(TomlTable):
-    client: tuple[ClientSpec, ...] = Field(min_length=1)
-
-
 def client_keys(file: Path) -> tuple[ClientSpec, ...]:
-    """The keys in a TOML file. Raises ValueError if the file is missing or not valid."""
-    clients = read_toml(file, ClientKeyFile).client
+    """The keys in a TOML file. Raises as ``read_tables``."""
+    clients = read_tables(file, "client", ClientSpec)
     for what in ("name", "key"):
         values = [getattr(each, what) for each in clients]
         if len(set(values)) < len(values):

@@ -7,7 +7,7 @@ environment and must all have the same values.
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    create_model,
     model_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -215,6 +216,14 @@ def read_toml(file: Path, model: type[M]) -> M:
         raise ValueError(f"{file} is not TOML: {error}") from error
 
 
+def read_tables(file: Path, name: str, table: type[M], fewest: int = 1) -> tuple[M, ...]:
+    """The tables ``[[name]]`` of ``file``, which has nothing else. Raises as ``read_toml``."""
+    tables: Any = (tuple[table, ...], Field(... if fewest else (), min_length=fewest))  # type: ignore[valid-type]
+    found = read_toml(file, create_model("TomlFile", __base__=TomlTable, **{name: tables}))
+    rows: tuple[M, ...] = getattr(found, name)
+    return rows
+
+
 class NodeKey(TomlTable):
     """One ``[[key]]`` of a node's file of keys."""
 
@@ -231,17 +240,9 @@ class NodeKey(TomlTable):
         return self
 
 
-class NodeKeyFile(TomlTable):
-    key: tuple[NodeKey, ...] = Field(min_length=1)
-
-
 def node_keys(file: Path) -> tuple[NodeKey, ...]:
-    """A node's keys in a TOML file.
-
-    Raises:
-        ValueError: the file cannot be read, or its content is not valid.
-    """
-    keys = read_toml(file, NodeKeyFile).key
+    """A node's keys in a TOML file. Raises as ``read_tables``."""
+    keys = read_tables(file, "key", NodeKey)
     if len({each.name for each in keys}) < len(keys):
         raise ValueError(f"{file}: two keys share a name")
     return keys
