@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proofserve.gateway import dashboard
+from proofserve.dashboard import routes
 from proofserve.gateway.backends import Backend, plain_client
 from proofserve.gateway.failures import (
     BODY_TOO_LARGE,
@@ -126,11 +126,7 @@ def _for_operators(_route: APIRoute, handle: Handle) -> Handle:
 AdminRoute = route_class(_for_operators)
 
 
-class Shown(BaseModel, extra="forbid"):
-    """Base of the gateway's own answers, which have no other fields."""
-
-
-class Fault(Shown):
+class Fault(BaseModel, extra="forbid"):
     """Why a request was refused; ``code`` is stable."""
 
     message: str
@@ -141,7 +137,7 @@ class Fault(Shown):
     code: str
 
 
-class ErrorModel(Shown):
+class ErrorModel(BaseModel, extra="forbid"):
     """A refusal, in OpenAI's shape."""
 
     error: Fault
@@ -153,20 +149,20 @@ class BackendError(BaseModel, extra="allow"):
     error: dict[str, Any] | str | None = None
 
 
-class Health(Shown):
+class Health(BaseModel, extra="forbid"):
     """Whether the gateway accepts new requests: it does not while it shuts down."""
 
     status: Literal["ok", "draining"]
 
 
-class Ready(Shown):
+class Ready(BaseModel, extra="forbid"):
     """``backends`` lists those that can take a request. Without any, or in a shutdown: 503."""
 
     status: Literal["ok", "draining", "no backend"]
     backends: list[str]
 
 
-class Models(Shown):
+class Models(BaseModel, extra="forbid"):
     """The models of all backends that are up, as the backends describe them."""
 
     object: Literal["list"]
@@ -179,7 +175,7 @@ class Receipts(BaseModel, extra="allow"):
     receipts: list[dict[str, Any]]
 
 
-class ShownBackend(Shown):
+class ShownBackend(BaseModel, extra="forbid"):
     """The state of a backend. ``models`` is null until the backend has listed them."""
 
     backend: str
@@ -269,7 +265,7 @@ def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
     app.include_router(receipts, dependencies=of_clients)
     app.include_router(operators, dependencies=[ADMIN] if plan.admin_key is not None else [])
     if plan.dashboard:
-        app.include_router(dashboard.router(AdminRoute))
+        app.include_router(routes.router(lambda request: request.state.dashboard, AdminRoute))
 
 
 @public.get("/v1/health", tags=["health"], **answering(Health, unavailable=_DRAINING))
@@ -371,27 +367,20 @@ async def receipts_of(request: Request, response_id: ResponseId) -> Response:
     backend = gateway.pool.named(name) if name is not None else None
     if backend is None:
         raise RefusedByGateway(UNKNOWN_RECEIPT)
-    found = await _ask(gateway, backend, response_id)
-    headers = {each: found.headers[each] for each in _PASSED if each in found.headers}
-    return Response(found.content, found.status_code, headers)
-
-
-async def _ask(gateway: Gateway, backend: Backend, response_id: str) -> httpx.Response:
     path = f"{gateway.plan.receipts_path}/{quote(response_id, safe='')}"
     # A client for each request: they are few beside answers, and nothing has to be closed later.
     try:
         async with plain_client(backend.spec, gateway.plan.backend_key, _RECEIPT_TIMEOUT_S) as http:
-            return await http.get(path)
+            found = await http.get(path)
     except httpx.TimeoutException:
         raise RefusedByGateway(FIRST_BYTE_TIMEOUT) from None
     except httpx.HTTPError:
         raise RefusedByGateway(UNREACHABLE) from None
+    headers = {each: found.headers[each] for each in _PASSED if each in found.headers}
+    return Response(found.content, found.status_code, headers)
 
 
-HELLO = [{"role": "user", "content": "Hello"}]
-
-
-@openai.post("/chat/completions", **relaying(HELLO, "messages"))
+@openai.post("/chat/completions", **relaying([{"role": "user", "content": "Hello"}], "messages"))
 @openai.post("/completions", **relaying("Hello", "prompt", "prompt_embeds"))
 @openai.post("/embeddings", **relaying("Hello", "input", "messages"))
 @openai.post("/responses", **relaying("Hello", "input"))

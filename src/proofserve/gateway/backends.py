@@ -52,10 +52,6 @@ class Backend:
         self._trial = False
 
     @property
-    def load(self) -> float:
-        return self.outstanding / self.spec.weight
-
-    @property
     def resting(self) -> bool:
         """Whether it rests after faults, or one request tries it after a rest."""
         if self._faults < FAULTS:
@@ -146,7 +142,7 @@ class BackendPool:
         # Backends with equal load take turns.
         self._rotation += 1
         start = self._rotation % len(fit)
-        return min([*fit[start:], *fit[:start]], key=lambda backend: backend.load)
+        return min([*fit[start:], *fit[:start]], key=lambda b: b.outstanding / b.spec.weight)
 
     def _by_prefix(self, fit: Sequence[Backend], prefix: bytes) -> Backend:
         """Rendezvous hashing with a bound on the load; no earlier choice needs to be stored."""
@@ -263,10 +259,7 @@ class Roster:
 
     async def start(self) -> None:
         """Probe the plan's backends, look the names up once, and go on probing."""
-        probers = [self._prober(backend) for backend in self._pool.backends]
-        await asyncio.gather(*(prober.ask() for prober in probers), self.look())
-        for prober in probers:
-            prober.start()
+        await asyncio.gather(*map(self._probe, self._pool.backends), self.look())
 
     async def run(self) -> None:
         """Look the names up for ever, and remove backends that have left and are idle."""
@@ -301,8 +294,11 @@ class Roster:
                 backend.draining = self._leaving.pop(backend)
                 log.info("backend %s is in DNS again", backend.name)
         known = {backend.name for backend in self._pool.backends}
-        new = [spec for url, spec in sorted(found.items()) if url not in known]
-        self._pool.backends += await asyncio.gather(*map(self._probed, new))
+        new = [self._make(spec) for url, spec in sorted(found.items()) if url not in known]
+        await asyncio.gather(*map(self._probe, new))
+        self._pool.backends += new
+        for backend in new:
+            log.info("backend %s is new", backend.name)
 
     async def remove_idle(self) -> None:
         """Remove the backends that have left and have no request any more."""
@@ -338,16 +334,9 @@ class Roster:
         # Each time: an operator may have undrained it meanwhile.
         backend.draining = True
 
-    async def _probed(self, spec: BackendSpec) -> Backend:
-        """A new backend, probed once, so that its first request finds its models known."""
-        backend = self._make(spec)
-        prober = self._prober(backend)
+    async def _probe(self, backend: Backend) -> None:
+        """Probe until ``close``. Returns once the models are known, before the first request."""
+        prober = Prober(backend, self._plan.probe_interval, self._plan.backend_key)
+        self._probers[backend] = prober
         await prober.ask()
         prober.start()
-        log.info("backend %s is new", backend.name)
-        return backend
-
-    def _prober(self, backend: Backend) -> Prober:
-        made = Prober(backend, self._plan.probe_interval, self._plan.backend_key)
-        self._probers[backend] = made
-        return made

@@ -12,10 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import accumulate
 
-from fastapi import APIRouter, Request
-from fastapi.routing import APIRoute
-
-from proofserve.dashboard import routes
 from proofserve.dashboard.records import (
     STEP_S,
     ActionOffer,
@@ -51,16 +47,6 @@ _NO_ERRORS = frozenset({"ok", "client_left"})
 _RECENT_STEPS = 60
 
 
-def router(guarded: type[APIRoute]) -> APIRouter:
-    """``guarded`` is the class of the routes with data: it admits operators."""
-
-    def feed(request: Request) -> SnapshotFeed:
-        found: SnapshotFeed = request.state.dashboard
-        return found
-
-    return routes.router(feed, guarded)
-
-
 @asynccontextmanager
 async def dashboard_of(gateway: Gateway) -> AsyncIterator[SnapshotFeed]:
     """A feed of ``gateway``, whose history grows until the context ends."""
@@ -84,13 +70,10 @@ class LoadHistory:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self.in_flight = History()
-        self.queued = History()
-        self.requests = History()
-        self.errors = History()
-        self.tokens = History()
+        self.in_flight, self.queued = History(), History()
+        self.requests, self.errors, self.tokens = History(), History(), History()
         self._backends: dict[str, History] = {}
-        self._counted: Mapping[str, float] = {}
+        self._counted: tuple[int, int, int] | None = None
         self._answered: Mapping[str, int] = {}
         self._waits: deque[tuple[int, ...]] = deque(maxlen=_RECENT_STEPS + 1)
         self._ended: deque[tuple[int, int]] = deque(maxlen=_RECENT_STEPS + 1)
@@ -111,12 +94,10 @@ class LoadHistory:
         self.queued.add(gateway.admission.queued)
         requests, errors = self._requests()
         tokens = sum(s.prompt_tokens + s.completion_tokens for s in gateway.totals.series.values())
-        counted = {"requests": requests, "errors": errors, "tokens": tokens}
-        rates = {"requests": self.requests, "errors": self.errors, "tokens": self.tokens}
-        for name, history in rates.items():
-            new = counted[name] - self._counted.get(name, counted[name])
+        counted, rates = (requests, errors, tokens), (self.requests, self.errors, self.tokens)
+        for history, count, before in zip(rates, counted, self._counted or counted, strict=True):
             # The tokens of a backend go with it.
-            history.add(max(0.0, new / seconds))
+            history.add(max(0.0, (count - before) / seconds))
         answered = answers(gateway)
         # Backends that are found by a name come and go.
         self._backends = {name: self._backends.get(name) or History() for name in answered}
@@ -165,7 +146,6 @@ def answers(gateway: Gateway) -> dict[str, int]:
 
 
 async def snapshot_of(gateway: Gateway, history: LoadHistory) -> DashboardSnapshot:
-    backends = gateway.pool.backends
     answered = answers(gateway)
     return DashboardSnapshot(
         kind="gateway",
@@ -175,8 +155,8 @@ async def snapshot_of(gateway: Gateway, history: LoadHistory) -> DashboardSnapsh
         note=_note(gateway),
         figures=tuple(_figures(gateway, history)),
         columns=COLUMNS,
-        members=tuple(_member(each, history, answered[each.name]) for each in backends),
-        gateway=_panel(gateway, history, answered),
+        members=tuple(_member(b, history, answered[b.name]) for b in gateway.pool.backends),
+        gateway=_panel(gateway, history),
     )
 
 
@@ -222,18 +202,16 @@ def _state(backend: Backend) -> tuple[str, Level, str]:
 
 
 def _drain(backend: Backend) -> ActionOffer:
-    drained = backend.draining
-    after = (
-        "gets requests again"
-        if drained
-        else ("gets no new requests and finishes those that it has")
-    )
+    name, drained = backend.name, backend.draining
+    action, label, then = "drain", "Drain", "gets no new requests and finishes those that it has"
+    if drained:
+        action, label, then = "undrain", "Take back", "gets requests again"
     return ActionOffer(
-        id="undrain" if drained else "drain",
-        label="Take back" if drained else "Drain",
-        path="/admin/undrain" if drained else "/admin/drain",
-        confirmation=f"{backend.name} {after}.",
-        body={"backend": backend.name},
+        id=action,
+        label=label,
+        path=f"/admin/{action}",
+        confirmation=f"{name} {then}.",
+        body={"backend": name},
         dangerous=not drained,
     )
 
@@ -265,7 +243,7 @@ def _figures(gateway: Gateway, history: LoadHistory) -> Iterator[KeyFigure]:
     yield KeyFigure(label="Tokens", value=(tokens.values or (None,))[-1], unit="/s", trend=tokens)
 
 
-def _panel(gateway: Gateway, history: LoadHistory, answered: dict[str, int]) -> GatewayPanel:
+def _panel(gateway: Gateway, history: LoadHistory) -> GatewayPanel:
     keys = sorted(_keys(gateway), key=lambda key: (-key.errors, -key.requests, key.key))
     since = time.time() - gateway.loop.time()
     return GatewayPanel(
@@ -279,18 +257,18 @@ def _panel(gateway: Gateway, history: LoadHistory, answered: dict[str, int]) -> 
         wait_bounds=SHORT_SECONDS,
         waits=history.waits(),
         waits_over_s=history.recent_s,
-        backends=tuple(_traffic(gateway, each, answered) for each in gateway.pool.backends),
+        backends=tuple(_traffic(gateway, each) for each in gateway.pool.backends),
         keys=tuple(keys[:_MOST_KEYS]),
         keys_left_out=max(0, len(keys) - _MOST_KEYS),
     )
 
 
-def _traffic(gateway: Gateway, backend: Backend, answered: dict[str, int]) -> BackendTraffic:
+def _traffic(gateway: Gateway, backend: Backend) -> BackendTraffic:
     series = [s for (name, _), s in gateway.totals.series.items() if name == backend.name]
     first = tuple(map(sum, zip(*(each.first.counts for each in series), strict=True)))
     return BackendTraffic(
         backend=backend.name,
-        answers=answered[backend.name],
+        answers=sum(first),
         faults=backend.fault_count,
         first_byte_p50_s=quantile(SECONDS, first, 0.5),
         first_byte_p95_s=quantile(SECONDS, first, 0.95),

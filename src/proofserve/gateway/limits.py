@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -285,18 +286,13 @@ class SharedBudgets:
                     look_at = now() + LOOK_EVERY_S
                 self._tell(await self._exchange(looks))
                 await asyncio.sleep(SEND_EVERY_S if self.up else REST_S)
-                await self._until_changed()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._wake.wait()
         finally:
             # What the last requests used counts for the other gateways, too.
             await self._exchange(looks=False)
             await self._redis.aclose()
-
-    async def _until_changed(self) -> None:
-        try:
-            async with asyncio.timeout(LOOK_EVERY_S):
-                await self._wake.wait()
-        except TimeoutError:
-            return
 
     async def _exchange(self, looks: bool) -> str | None:
         """Send what was used and learn the sums. Returns why it failed, None if it did not."""
