@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import BinaryIO, Concatenate, ParamSpec, Self, TypeVar
@@ -108,25 +107,22 @@ class Database:
     async def _run(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
             raise OutboxUnavailable(f"the outbox {self._path} is closed")
-        job = partial(_transact, self._connection, begin, work)
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+            return await loop.run_in_executor(self._thread, self._transact, begin, work)
         except sqlite3.Error as error:
             raise unavailable(self._path, error) from error
 
-
-def _transact(
-    connection: sqlite3.Connection, begin: str, work: Callable[[sqlite3.Connection], T]
-) -> T:
-    connection.execute(begin)
-    try:
-        result = work(connection)
-        connection.commit()
-    except BaseException:
-        # After a full disk SQLite has already rolled back; a second rollback does nothing.
-        connection.rollback()
-        raise
-    return result
+    def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._connection.execute(begin)
+        try:
+            result = work(self._connection)
+            self._connection.commit()
+        except BaseException:
+            # After a full disk SQLite has already rolled back; a second rollback does nothing.
+            self._connection.rollback()
+            raise
+        return result
 
 
 def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:

@@ -52,7 +52,9 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     mode = "mode=ro" if in_use else "mode=ro&immutable=1"
     try:
         with closing(connect(path, mode)) as connection:
-            _require_readable(path, connection)
+            if version_of(path, connection) == 0:
+                raise OutboxUnavailable(f"the outbox {path} is empty: no server has used it yet")
+            require_sound(connection)
             yield connection
     except sqlite3.Error as error:
         _require_unchanged(path, before)
@@ -95,12 +97,6 @@ def _require_unchanged(path: Path, before: _FileState) -> None:
     *_, in_use = before
     if not in_use and _state_of(path) != before:
         raise OutboxUnavailable(f"a server opened the outbox {path} meanwhile: run this again")
-
-
-def _require_readable(path: Path, connection: sqlite3.Connection) -> None:
-    if version_of(path, connection) == 0:
-        raise OutboxUnavailable(f"the outbox {path} is empty: no server has used it yet")
-    require_sound(connection)
 
 
 def _failure(path: Path, error: sqlite3.Error) -> OutboxUnavailable:

@@ -162,10 +162,14 @@ class CheckedTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request`` to the first address of its host that accepts a connection."""
-        addresses = await self._addresses(request.url)
+        host = request.url.host
+        try:
+            addresses = await self._resolve(host, request.url.port or 0)
+        except (OSError, UnicodeError) as error:
+            raise httpx.ConnectError(f"{host} cannot be looked up: {error}") from error
         if reason := self._allowlist.refusal(request.url, addresses):
             raise ForbiddenTarget(reason)
-        refused = httpx.ConnectError(f"{request.url.host} has no address", request=request)
+        refused = httpx.ConnectError(f"{host} has no address", request=request)
         for address in addresses:
             try:
                 return await self._inner.handle_async_request(_with_address(address, request))
@@ -175,12 +179,6 @@ class CheckedTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-    async def _addresses(self, url: httpx.URL) -> Sequence[Address]:
-        try:
-            return await self._resolve(url.host, url.port or 0)
-        except (OSError, UnicodeError) as error:
-            raise httpx.ConnectError(f"{url.host} cannot be looked up: {error}") from error
 
 
 def _with_address(address: Address, request: httpx.Request) -> httpx.Request:

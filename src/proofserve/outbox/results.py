@@ -80,8 +80,6 @@ def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
         " WHERE round_id = ? GROUP BY rounds.number",
         (round_id,),
     ).fetchone()
-    if row is None:
-        raise _unknown(round_id)
     return RoundProgress(*row)
 
 
@@ -92,12 +90,8 @@ def _find(connection: sqlite3.Connection, round_id: str) -> tuple[int, bool]:
         (round_id,),
     ).fetchone()
     if row is None:
-        raise _unknown(round_id)
+        raise ValueError(f"round {round_id!r} was never opened")
     return int(row[0]), bool(row[1])
-
-
-def _unknown(round_id: str) -> ValueError:
-    return ValueError(f"round {round_id!r} was never opened")
 
 
 def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:

@@ -207,23 +207,19 @@ def _whole(text: str | None) -> int | None:
 def guarded(check: SignatureCheck | None, max_body_bytes: int) -> type[APIRoute]:
     """A route class for callbacks: 401 for a bad signature, 413 for a body above the limit."""
 
-    async def checked(request: Request) -> Request:
-        # The headers first: the body of a refused callback need not be read.
-        signed = None if check is None else check.headers(request)
-        too_large = HTTPException(
-            413,
-            f"the body has more than {max_body_bytes} bytes: give the receiver a"
-            " larger --max-body-bytes or the node a smaller POC_CALLBACK_MAX_ARTIFACTS",
-        )
-        bounded = await with_body(request, max_body_bytes, too_large)
-        if check is not None and signed is not None:
-            await check.body(*signed, await bounded.body())
-        return bounded
-
     def around(route: APIRoute, handle: Handle) -> Handle:
         async def answer(request: Request) -> Response:
+            too_large = HTTPException(
+                413,
+                f"the body has more than {max_body_bytes} bytes: give the receiver a"
+                " larger --max-body-bytes or the node a smaller POC_CALLBACK_MAX_ARTIFACTS",
+            )
             try:
-                request = await checked(request)
+                # The headers first: the body of a refused callback need not be read.
+                signed = None if check is None else check.headers(request)
+                request = await with_body(request, max_body_bytes, too_large)
+                if check is not None and signed is not None:
+                    await check.body(*signed, await request.body())
             except HTTPException as error:
                 _log.warning("refused a callback: %s", error.detail)
                 return JSONResponse({"detail": error.detail}, error.status_code)

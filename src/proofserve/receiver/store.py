@@ -206,27 +206,22 @@ class ReceiverStore:
         with self._writing, self._writer:
             if self._enter(LOGGED, key, sequence) is None:
                 return False
-            forks = self._add_entries(public_key, entries)
+            forks, now = [], self._clock()
+            for each in entries:
+                row = {
+                    "public_key": public_key.hex(),
+                    "number": each.entry.index,
+                    "hash": each.entry.hash,
+                    "body": json.dumps(signed_entry_body(each)),
+                    "now": now,
+                }
+                if self._writer.execute(_ADD_ENTRY, row).fetchone() == (1,):
+                    forks.append(each.entry.index)
         for index in forks:
             _log.error(
                 "the log of receipts of %s forks: it has another entry %d", public_key.hex(), index
             )
         return True
-
-    def _add_entries(self, public_key: bytes, entries: Sequence[SignedEntry]) -> list[int]:
-        """Returns the indices of entries that were stored beside another with their index."""
-        forks, now = [], self._clock()
-        for each in entries:
-            row = {
-                "public_key": public_key.hex(),
-                "number": each.entry.index,
-                "hash": each.entry.hash,
-                "body": json.dumps(signed_entry_body(each)),
-                "now": now,
-            }
-            if self._writer.execute(_ADD_ENTRY, row).fetchone() == (1,):
-                forks.append(each.entry.index)
-        return forks
 
     def _add_roots(self, body: CommittedRoots, callback: int) -> None:
         values = {**dict(body), "k_dim": body.encoding.k_dim, "seq_len": body.params.seq_len}
@@ -250,14 +245,13 @@ class ReceiverStore:
 
     def _enter(self, endpoint: str, key: str | None, sequence: int | None) -> int | None:
         self._writer.execute("BEGIN IMMEDIATE")
-        row = self._writer.execute(
+        number, repeats = self._writer.execute(
             "INSERT INTO callbacks (endpoint, idempotency_key, sequence, received_at)"
             " VALUES (?, ?, ?, ?)"
             " ON CONFLICT (idempotency_key) DO UPDATE SET repeats = repeats + 1"
             " RETURNING id, repeats",
             (endpoint, key, sequence, self._clock()),
         ).fetchone()
-        number, repeats = row
         return None if repeats else int(number)
 
     def _count(self, body: WorkRecord, **added: int) -> None:
