@@ -19,18 +19,9 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.dashboard import routes
+from proofserve.gateway import failures
 from proofserve.gateway.backends import Backend, plain_client
-from proofserve.gateway.failures import (
-    BODY_TOO_LARGE,
-    FIRST_BYTE_TIMEOUT,
-    INVALID_BODY,
-    NOT_IMPLEMENTED,
-    UNAUTHORIZED,
-    UNKNOWN_RECEIPT,
-    UNREACHABLE,
-    Failure,
-    RefusedByGateway,
-)
+from proofserve.gateway.failures import Failure, RefusedByGateway
 from proofserve.gateway.records import GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 from proofserve.web import Handle, bearer_key, route_class, why_not_local, with_body
@@ -114,10 +105,10 @@ def _for_operators(_route: APIRoute, handle: Handle) -> Handle:
         if failure := refusal_of(request.state.gateway.plan, request):
             raise RefusedByGateway(failure)
         try:
-            bounded = await with_body(request, MAX_BYTES, RefusedByGateway(BODY_TOO_LARGE))
+            bounded = await with_body(request, MAX_BYTES, RefusedByGateway(failures.BODY_TOO_LARGE))
         except ClientDisconnect:
             # The client has disconnected and does not read this answer.
-            raise RefusedByGateway(INVALID_BODY) from None
+            raise RefusedByGateway(failures.INVALID_BODY) from None
         return await handle(bounded)
 
     return answer
@@ -291,7 +282,7 @@ def ready(gateway: Shared) -> JSONResponse:
 def models(gateway: Shared, request: Request) -> JSONResponse:
     """The models of all backends that are up, each once."""
     if gateway.clients.find(bearer_key(request.scope["headers"])) is None:
-        raise RefusedByGateway(UNAUTHORIZED)
+        raise RefusedByGateway(failures.UNAUTHORIZED)
     merged: dict[str, Any] = {}
     for backend in gateway.pool.backends:
         if backend.healthy and not backend.draining:
@@ -362,20 +353,20 @@ async def receipts_of(request: Request, response_id: ResponseId) -> Response:
     gateway: Gateway = request.state.gateway
     client = gateway.clients.find(bearer_key(request.scope["headers"]))
     if client is None:
-        raise RefusedByGateway(UNAUTHORIZED)
+        raise RefusedByGateway(failures.UNAUTHORIZED)
     name = gateway.answered.backend_of(response_id, client.name)
     backend = gateway.pool.named(name) if name is not None else None
     if backend is None:
-        raise RefusedByGateway(UNKNOWN_RECEIPT)
+        raise RefusedByGateway(failures.UNKNOWN_RECEIPT)
     path = f"{gateway.plan.receipts_path}/{quote(response_id, safe='')}"
     # A client for each request: they are few beside answers, and nothing has to be closed later.
     try:
         async with plain_client(backend.spec, gateway.plan.backend_key, _RECEIPT_TIMEOUT_S) as http:
             found = await http.get(path)
     except httpx.TimeoutException:
-        raise RefusedByGateway(FIRST_BYTE_TIMEOUT) from None
+        raise RefusedByGateway(failures.FIRST_BYTE_TIMEOUT) from None
     except httpx.HTTPError:
-        raise RefusedByGateway(UNREACHABLE) from None
+        raise RefusedByGateway(failures.UNREACHABLE) from None
     headers = {each: found.headers[each] for each in _PASSED if each in found.headers}
     return Response(found.content, found.status_code, headers)
 
@@ -387,5 +378,7 @@ async def receipts_of(request: Request, response_id: ResponseId) -> Response:
 def relayed() -> Response:
     """Relayed to a backend, which answers with JSON or server-sent events; see vLLM's API."""
     raise RefusedByGateway(
-        NOT_IMPLEMENTED.saying("This server runs the gateway without GatewayProtocol, its relay.")
+        failures.NOT_IMPLEMENTED.saying(
+            "This server runs the gateway without GatewayProtocol, its relay."
+        )
     )

@@ -18,13 +18,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from proofserve.gateway.failures import (
-    BACKEND_BROKE,
-    BACKEND_GARBLED,
-    CONNECT_TIMEOUT,
-    UNREACHABLE,
-    Failure,
-)
+from proofserve.gateway import failures
+from proofserve.gateway.failures import Failure
 
 HEAD_BYTES = 64 * 1024
 # Size of the kernel's receive buffer, which fills while the client does not read; its default is up
@@ -152,11 +147,11 @@ class Upstream(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._give_up(BACKEND_GARBLED)
+            self._give_up(failures.BACKEND_GARBLED)
             return
         # A second answer to one request: no client may get any byte of it.
         if self._messages > 1:
-            self._give_up(BACKEND_GARBLED)
+            self._give_up(failures.BACKEND_GARBLED)
         elif self._in_head:
             self._head_received(reader, data)
         else:
@@ -174,7 +169,7 @@ class Upstream(asyncio.Protocol):
         else:
             self._head = head
             if len(head) > HEAD_BYTES:
-                self._give_up(BACKEND_GARBLED)
+                self._give_up(failures.BACKEND_GARBLED)
             return
         self._in_head, self._head = False, b""
         if not self._keep_alive:
@@ -193,7 +188,7 @@ class Upstream(asyncio.Protocol):
             self._complete = True
             reader.answer_goes_on(b"", True)
         else:
-            reader.answer_broken(BACKEND_BROKE)
+            reader.answer_broken(failures.BACKEND_BROKE)
 
     def _give_up(self, failure: Failure) -> None:
         reader, self._reader = cast("Requester", self._reader), None
@@ -258,9 +253,10 @@ class ConnectionPool:
                 else:
                     await loop.create_connection(lambda: upstream, *self._address, ssl=self._tls)
         except TimeoutError:
-            waiting.connect_failed(CONNECT_TIMEOUT)
+            waiting.connect_failed(failures.CONNECT_TIMEOUT)
         except OSError as error:
-            waiting.connect_failed(UNREACHABLE.saying(f"{UNREACHABLE.message} ({error.strerror})"))
+            failure = failures.UNREACHABLE
+            waiting.connect_failed(failure.saying(f"{failure.message} ({error.strerror})"))
         else:
             waiting.connected(upstream)
 

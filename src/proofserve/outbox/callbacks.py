@@ -132,7 +132,7 @@ def plan(
     undelivered = bool(waits)
     due: list[Delivery] = []
     slots = policy.max_concurrent - len(busy)
-    for url, at in _targets(connection):
+    for url, at in connection.execute(_TARGETS).fetchall():
         undelivered = True
         if url in busy:
             continue
@@ -207,6 +207,10 @@ _ADD = """
                 SELECT max(sequence) AS known FROM deliveries WHERE url = :url
                 UNION ALL SELECT last FROM sequences WHERE url = :url)), :now, :now)
 """
+_TARGETS = """
+    SELECT url, min(next_attempt_at) AS due FROM deliveries INDEXED BY deliveries_waiting
+    WHERE state = 'pending' GROUP BY url ORDER BY due, url
+"""
 _FIRST = """
     SELECT id, endpoint, deliveries.url, idempotency_key, sequence, attempts,
            round_id, round, first_seq, deliveries.last_seq
@@ -230,14 +234,6 @@ _GAUGES = """
             ORDER BY failed_at DESC, id DESC LIMIT 1),
            (SELECT coalesce(sum(revived), 0) FROM deliveries WHERE revived > 0)
 """
-
-
-def _targets(connection: sqlite3.Connection) -> list[tuple[str, float]]:
-    return connection.execute(
-        "SELECT url, min(next_attempt_at) AS due"
-        " FROM deliveries INDEXED BY deliveries_waiting"
-        " WHERE state = 'pending' GROUP BY url ORDER BY due, url"
-    ).fetchall()
 
 
 def _first_of(connection: sqlite3.Connection, url: str) -> Delivery:

@@ -171,22 +171,21 @@ class CheckedTransport(httpx.AsyncBaseTransport):
             raise ForbiddenTarget(reason)
         refused = httpx.ConnectError(f"{host} has no address", request=request)
         for address in addresses:
+            sent = httpx.Request(
+                request.method,
+                request.url.copy_with(host=str(address)),
+                headers=request.headers,
+                stream=request.stream,
+                extensions={**request.extensions, "sni_hostname": host},
+            )
             try:
-                return await self._inner.handle_async_request(_with_address(address, request))
+                return await self._inner.handle_async_request(sent)
             except httpx.ConnectError as error:
                 refused = error
         raise refused
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-def _with_address(address: Address, request: httpx.Request) -> httpx.Request:
-    url = request.url.copy_with(host=str(address))
-    extensions = {**request.extensions, "sni_hostname": request.url.host}
-    return httpx.Request(
-        request.method, url, headers=request.headers, stream=request.stream, extensions=extensions
-    )
 
 
 @dataclass(frozen=True, slots=True)

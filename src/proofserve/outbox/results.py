@@ -190,16 +190,13 @@ def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row
 
     Raises ValueError for a distance that JSON cannot hold.
     """
-    return [
-        *((one.nonce, _value(one), None) for one in findings),
-        *((nonce, None, reason) for nonce, reason in failed.items()),
-    ]
-
-
-def _value(finding: Finding) -> str:
-    if isinstance(finding, Claim):
-        return finding.vector_b64
-    return json.dumps(finding.distance, allow_nan=False)
+    rows: list[_Row] = []
+    for one in findings:
+        if isinstance(one, Claim):
+            rows.append((one.nonce, one.vector_b64, None))
+        else:
+            rows.append((one.nonce, json.dumps(one.distance, allow_nan=False), None))
+    return rows + [(nonce, None, reason) for nonce, reason in failed.items()]
 
 
 def after(
