@@ -99,7 +99,7 @@ async def test_a_round_without_a_url_counts_as_delivered_when_it_has_ended(
     clock.now += 0.6 * DAY
     assert await store.prune(DAY) == Pruned(results=3, callbacks=0, rounds=1)
     with pytest.raises(ValueError, match="never opened"):
-        await progress_of(store, "r1")
+        await store.close_round("r1")
 
 
 async def test_failures_are_deleted_with_their_ended_round(
