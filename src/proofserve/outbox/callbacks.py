@@ -6,7 +6,7 @@ Functions run inside a transaction of the caller, except ``body``.
 import json
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +14,14 @@ from proofserve.outbox import results
 from proofserve.outbox.database import Database
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.paths import GENERATED, LOGGED, VALIDATED
-from proofserve.wire.records import artifact_record, encoding_of, root_record
+from proofserve.wire.records import (
+    ARTIFACT,
+    DISTANCE,
+    ROOTS,
+    artifact_record,
+    encoding_of,
+    root_record,
+)
 
 ENDPOINTS = (GENERATED, VALIDATED, LOGGED)
 # Keeps the power of two within the range of a float; the longest pause is reached much earlier.
@@ -320,19 +327,14 @@ _ROWS = """
 """
 
 
-# The next rows after a seq, of one kind of round: the last seq of them, and their lists by name as
-# JSON without the brackets.
-_Page = Callable[[sqlite3.Connection, Span, int], tuple[int, dict[str, str]] | None]
-
-
 async def body(database: Database, delivery: Delivery) -> bytes:
     span = delivery.span
     if span is None:
         return await database.read(_stored_body, delivery.id)
-    head, tail, read_page = await database.read(_parts, span)
+    head, tail, kind = await database.read(_parts, span)
     pages: list[dict[str, str]] = []
     after = span.first_seq - 1
-    while page := await database.read(read_page, span, after):
+    while page := await database.read(_page, span, kind, after):
         after, lists = page
         pages.append(lists)
     members = [_dumps(head)[1:-1]]
@@ -349,8 +351,8 @@ def _stored_body(connection: sqlite3.Connection, delivery_id: int) -> bytes:
 
 def _parts(
     connection: sqlite3.Connection, span: Span
-) -> tuple[dict[str, Any], dict[str, Any], _Page]:
-    """The members of the body before and after its lists (B.7 or A.8), and what reads the lists."""
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The members of the body before and after its lists (B.7 or A.8), and the kind of the lists."""
     cursor = connection.cursor()
     cursor.row_factory = sqlite3.Row
     row = cursor.execute(_HEAD, (span.round_number,)).fetchone()
@@ -360,45 +362,36 @@ def _parts(
 
     head = members("public_key", "block_hash", "block_height", "node_id")
     if row["r_target"] is not None:
-        return head, members("r_target"), _winners
+        return head, members("r_target"), DISTANCE
     encoding = {"encoding": encoding_of(row["width"])}
     if not row["commits_roots"]:
-        return head, encoding, _artifacts
+        return head, encoding, ARTIFACT
     head |= members("node_count", "group_id", "n_groups", "round_id")
-    return head, members("scheme") | encoding | {"params": members("seq_len")}, _roots
+    return head, members("scheme") | encoding | {"params": members("seq_len")}, ROOTS
 
 
-def _winners(
-    connection: sqlite3.Connection, span: Span, after: int
+def _page(
+    connection: sqlite3.Connection, span: Span, kind: str, after: int
 ) -> tuple[int, dict[str, str]] | None:
-    if not (rows := _rows(connection, span, after)):
-        return None
-    seqs, nonces, distances = zip(*rows, strict=True)
-    # A stored distance is the JSON of a number already.
-    return seqs[-1], {"nonces": _dumps(nonces)[1:-1], "dist": ",".join(distances)}
+    """The next rows of ``span`` behind seq ``after``: the last one's seq, and their lists by name.
 
-
-def _artifacts(
-    connection: sqlite3.Connection, span: Span, after: int
-) -> tuple[int, dict[str, str]] | None:
-    if not (rows := _rows(connection, span, after)):
-        return None
-    records = [artifact_record(nonce, value) for _, nonce, value in rows]
-    return rows[-1][0], {"artifacts": _dumps(records)[1:-1]}
-
-
-def _roots(
-    connection: sqlite3.Connection, span: Span, after: int
-) -> tuple[int, dict[str, str]] | None:
-    page = results.batches(connection, span.round_number, after, span.last_seq, _PAGE)
-    if page is None:
-        return None
-    return page[0], {"roots": _dumps([root_record(batch) for batch in page[1]])[1:-1]}
-
-
-def _rows(connection: sqlite3.Connection, span: Span, after: int) -> Sequence[tuple[int, int, str]]:
+    The lists are JSON without the brackets. None if there are no more rows.
+    """
+    if kind == ROOTS:
+        page = results.batches(connection, span.round_number, after, span.last_seq, _PAGE)
+        if page is None:
+            return None
+        return page[0], {"roots": _dumps([root_record(batch) for batch in page[1]])[1:-1]}
     place = (after, span.last_seq, span.round_number, _PAGE)
-    return connection.execute(_ROWS, place).fetchall()
+    rows = connection.execute(_ROWS, place).fetchall()
+    if not rows:
+        return None
+    seqs, nonces, values = zip(*rows, strict=True)
+    if kind == DISTANCE:
+        # A stored distance is the JSON of a number already.
+        return seqs[-1], {"nonces": _dumps(nonces)[1:-1], "dist": ",".join(values)}
+    records = list(map(artifact_record, nonces, values))
+    return seqs[-1], {"artifacts": _dumps(records)[1:-1]}
 
 
 def _dumps(value: object) -> str:

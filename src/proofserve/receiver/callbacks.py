@@ -162,12 +162,9 @@ class SignatureCheck:
     ``clock`` gives wall-clock seconds. The methods raise HTTPException.
     """
 
-    def __init__(
-        self, secret: bytes, clock: Callable[[], float] = time.time, max_age_s: float = MAX_AGE_S
-    ) -> None:
+    def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
         self._secret = secret
         self._clock = clock
-        self._max_age_s = max_age_s
 
     def headers(self, request: Request) -> tuple[Envelope, str]:
         """What was signed, and the signature; the body is not read yet."""
@@ -182,10 +179,10 @@ class SignatureCheck:
                 "this receiver accepts signed callbacks only: set POC_CALLBACK_SECRET on the node",
             )
         age = self._clock() - timestamp
-        if abs(age) > self._max_age_s:
+        if abs(age) > MAX_AGE_S:
             raise HTTPException(
                 401,
-                f"signed {age:.0f} s ago, the limit is {self._max_age_s:.0f} s:"
+                f"signed {age:.0f} s ago, the limit is {MAX_AGE_S:.0f} s:"
                 " compare the clocks of node and receiver",
             )
         endpoint = request.url.path.rsplit("/", 1)[-1]
