@@ -7,8 +7,7 @@ import asyncio
 import importlib.metadata
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -47,24 +46,6 @@ _NO_ERRORS = frozenset({"ok", "client_left"})
 _RECENT_STEPS = 60
 
 
-@asynccontextmanager
-async def dashboard_of(gateway: Gateway) -> AsyncIterator[SnapshotFeed]:
-    """A feed of ``gateway``, whose history grows until the context ends."""
-    history = LoadHistory(gateway)
-    watching = asyncio.create_task(history.watch())
-
-    def is_ending() -> bool:
-        # The server waits for open streams once the last request has ended.
-        return gateway.draining and gateway.deadlines.idle.is_set()
-
-    try:
-        yield SnapshotFeed(partial(snapshot_of, gateway, history), is_ending)
-    finally:
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
-
-
 class LoadHistory:
     """Reads the counts of ``gateway`` every five seconds while ``watch`` runs."""
 
@@ -80,6 +61,15 @@ class LoadHistory:
         self.measured_at = gateway.loop.time()
         """When the last values were taken, seconds of the loop's clock."""
         self.look()
+
+    def feed(self) -> SnapshotFeed:
+        gateway = self._gateway
+
+        def is_ending() -> bool:
+            # The server waits for open streams once the last request has ended.
+            return gateway.draining and gateway.deadlines.idle.is_set()
+
+        return SnapshotFeed(partial(snapshot_of, gateway, self), is_ending)
 
     async def watch(self) -> None:
         while True:

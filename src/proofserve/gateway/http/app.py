@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.gateway.admin import admin_only, include_routes
 from proofserve.gateway.backends import Backend, Resolve, Roster, addresses
-from proofserve.gateway.dashboard import dashboard_of
+from proofserve.gateway.dashboard import LoadHistory
 from proofserve.gateway.failures import Failure, RefusedByGateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
@@ -73,7 +73,9 @@ def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = ad
                 await stack.enter_async_context(watching)
             state: dict[str, Any] = {"gateway": gateway}
             if plan.dashboard:
-                state["dashboard"] = await stack.enter_async_context(dashboard_of(gateway))
+                history = LoadHistory(gateway)
+                await stack.enter_async_context(_background(history.watch()))
+                state["dashboard"] = history.feed()
             yield state
 
     app = FastAPI(title="proofserve gateway", lifespan=lifespan)
@@ -106,8 +108,7 @@ def head_as_get(app: ASGIApp) -> ASGIApp:
 @asynccontextmanager
 async def running(plan: GatewayPlan, resolve: Resolve = addresses) -> AsyncIterator[Gateway]:
     gateway = Gateway(plan)
-    pool, forget = gateway.pool, gateway.totals.forget
-    roster = Roster(plan, pool, gateway.backend, forget, resolve)
+    roster = Roster(plan, gateway.pool, gateway.backend, gateway.totals.forget, resolve)
     await roster.start()
     gateway.deadlines.start()
     # The objects so far live until the end: without them garbage collection pauses are shorter.
