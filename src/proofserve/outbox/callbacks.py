@@ -352,7 +352,7 @@ def _stored_body(connection: sqlite3.Connection, delivery_id: int) -> bytes:
 def _parts(
     connection: sqlite3.Connection, span: Span
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """The members of the body before and after its lists (B.7 or A.8), and the kind of the lists."""
+    """The members of the body before and after its lists (B.7 or A.8), and the lists' kind."""
     cursor = connection.cursor()
     cursor.row_factory = sqlite3.Row
     row = cursor.execute(_HEAD, (span.round_number,)).fetchone()

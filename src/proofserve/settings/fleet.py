@@ -190,9 +190,8 @@ class RuleTable(TomlTable):
         return given
 
     def given(self) -> dict[str, Any]:
-        """The fields of a rule that the file names, a threshold and a calibration as one."""
-        found = {name: getattr(self, name) for name in RuleTable.model_fields}
-        return {name: value for name, value in found.items() if value is not None}
+        """The fields of a rule that the file gives."""
+        return self.model_dump(include=set(RuleTable.model_fields), exclude_none=True)
 
 
 class NamedRule(RuleTable):
