@@ -7,11 +7,11 @@ import json
 import sqlite3
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from proofserve.outbox import results
 from proofserve.outbox.database import Database
+from proofserve.protocol.commitments import CommittedBatch
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.paths import GENERATED, LOGGED, VALIDATED
 from proofserve.wire.records import (
@@ -122,6 +122,10 @@ _NTH_VALUE = """
     SELECT seq FROM results WHERE +round = ? AND seq BETWEEN ? AND ? AND value IS NOT NULL
     ORDER BY seq LIMIT 1 OFFSET ?
 """
+_NTH_BATCH = """
+    SELECT last_seq FROM batches WHERE round = ? AND last_seq BETWEEN ? AND ?
+    ORDER BY last_seq LIMIT 1 OFFSET ?
+"""
 
 
 def plan(
@@ -168,8 +172,8 @@ def _cut_rounds(
         if wait_s > 0.0 and not at_once and not flushing:
             waits.append(wait_s)
             continue
-        cut = _next_span_of_roots if commits_roots else _next_span
-        span = cut(connection, Span(number, cut_seq + 1, last_seq), policy.max_artifacts)
+        uncut = Span(number, cut_seq + 1, last_seq)
+        span = _next_span(connection, uncut, commits_roots, policy.max_artifacts)
         if span is not None:
             _add(connection, GENERATED, url, now, span)
         connection.execute(
@@ -179,21 +183,23 @@ def _cut_rounds(
     return waits
 
 
-def _next_span(connection: sqlite3.Connection, uncut: Span, most: int) -> Span | None:
-    """The first ``most`` values of ``uncut``; None if it has only failures."""
+def _next_span(
+    connection: sqlite3.Connection, uncut: Span, commits_roots: bool, most: int
+) -> Span | None:
+    """The first ``most`` values of ``uncut``; None if it has only failures.
+
+    Of a round that commits roots the first ``most`` batches: ``uncut`` always holds whole ones.
+    """
     place = (uncut.round_number, uncut.first_seq, uncut.last_seq)
-    first = connection.execute(_NTH_VALUE, (*place, 0)).fetchone()
-    if first is None:
-        return None
-    last = connection.execute(_NTH_VALUE, (*place, most - 1)).fetchone()
-    return Span(uncut.round_number, first[0], uncut.last_seq if last is None else last[0])
-
-
-def _next_span_of_roots(connection: sqlite3.Connection, uncut: Span, most: int) -> Span | None:
-    """The first ``most`` batches of ``uncut``, which always holds whole batches."""
-    seqs = (uncut.first_seq, uncut.last_seq)
-    last = results.nth_batch_end(connection, uncut.round_number, seqs, most - 1)
-    return uncut if last is None else replace(uncut, last_seq=last)
+    first_seq, nth = uncut.first_seq, _NTH_BATCH
+    if not commits_roots:
+        nth = _NTH_VALUE
+        first = connection.execute(nth, (*place, 0)).fetchone()
+        if first is None:
+            return None
+        first_seq = first[0]
+    last = connection.execute(nth, (*place, most - 1)).fetchone()
+    return Span(uncut.round_number, first_seq, uncut.last_seq if last is None else last[0])
 
 
 def wait_until(at: float, now: float, longest_s: float) -> float:
@@ -323,7 +329,11 @@ _HEAD = """
 # The plus keeps SQLite off the index by nonce, which would sort the whole round each time.
 _ROWS = """
     SELECT seq, nonce, value FROM results
-    WHERE seq > ? AND seq <= ? AND +round = ? AND value IS NOT NULL ORDER BY seq LIMIT ?
+    WHERE +round = ? AND seq > ? AND seq <= ? AND value IS NOT NULL ORDER BY seq LIMIT ?
+"""
+_BATCHES = """
+    SELECT last_seq, first_index, count, root, previous_root FROM batches
+    WHERE round = ? AND last_seq > ? AND last_seq <= ? ORDER BY last_seq LIMIT ?
 """
 
 
@@ -377,21 +387,20 @@ def _page(
 
     The lists are JSON without the brackets. None if there are no more rows.
     """
-    if kind == ROOTS:
-        page = results.batches(connection, span.round_number, after, span.last_seq, _PAGE)
-        if page is None:
-            return None
-        return page[0], {"roots": _dumps([root_record(batch) for batch in page[1]])[1:-1]}
-    place = (after, span.last_seq, span.round_number, _PAGE)
-    rows = connection.execute(_ROWS, place).fetchall()
+    place = (span.round_number, after, span.last_seq, _PAGE)
+    rows = connection.execute(_BATCHES if kind == ROOTS else _ROWS, place).fetchall()
     if not rows:
         return None
-    seqs, nonces, values = zip(*rows, strict=True)
-    if kind == DISTANCE:
-        # A stored distance is the JSON of a number already.
-        return seqs[-1], {"nonces": _dumps(nonces)[1:-1], "dist": ",".join(values)}
-    records = list(map(artifact_record, nonces, values))
-    return seqs[-1], {"artifacts": _dumps(records)[1:-1]}
+    last_seq = rows[-1][0]
+    if kind == ROOTS:
+        roots = [root_record(CommittedBatch(*row)) for _, *row in rows]
+        return last_seq, {"roots": _dumps(roots)[1:-1]}
+    if kind == ARTIFACT:
+        artifacts = [artifact_record(*row) for _, *row in rows]
+        return last_seq, {"artifacts": _dumps(artifacts)[1:-1]}
+    _, nonces, distances = zip(*rows, strict=True)
+    # A stored distance is the JSON of a number already.
+    return last_seq, {"nonces": _dumps(nonces)[1:-1], "dist": ",".join(distances)}
 
 
 def _dumps(value: object) -> str:

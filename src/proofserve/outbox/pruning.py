@@ -9,8 +9,6 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from proofserve.outbox import results
-
 # The most that one step deletes: it takes some milliseconds, and a new result may have to wait.
 _RESULTS = 1000
 _CALLBACKS = 100
@@ -34,6 +32,10 @@ _DELETE_RESULTS = """
     DELETE FROM results WHERE seq IN (
         SELECT seq FROM results WHERE +round = ? AND seq BETWEEN ? AND ? ORDER BY seq LIMIT ?)
     RETURNING error IS NOT NULL
+"""
+_DELETE_BATCHES = """
+    DELETE FROM batches WHERE round = ? AND first_index IN (
+        SELECT first_index FROM batches WHERE round = ? ORDER BY first_index LIMIT ?)
 """
 _KEEP_SEQUENCE = """
     INSERT INTO sequences VALUES (?, ?) ON CONFLICT DO UPDATE SET last = max(last, excluded.last)
@@ -74,7 +76,7 @@ def step(connection: sqlite3.Connection, before: float) -> bool:
     if (
         deleted < _RESULTS
         and not is_newest
-        and results.delete_batches(connection, number, _RESULTS) == 0
+        and connection.execute(_DELETE_BATCHES, (number, number, _RESULTS)).rowcount == 0
     ):
         connection.execute("DELETE FROM rounds WHERE number = ?", (number,))
         connection.execute("UPDATE pruned SET rounds = rounds + 1")

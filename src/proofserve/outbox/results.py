@@ -235,15 +235,6 @@ _OF_BATCH = """
 """
 _LAST_ROOT = "SELECT root FROM batches WHERE round = ? ORDER BY first_index DESC LIMIT 1"
 _ADD_BATCH = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)"
-# The batches of a delivery's span of results.
-_BATCHES = """
-    SELECT first_index, count, root, previous_root, last_seq FROM batches
-    WHERE round = ? AND last_seq > ? AND last_seq <= ? ORDER BY last_seq LIMIT ?
-"""
-_NTH_BATCH = """
-    SELECT last_seq FROM batches WHERE round = ? AND last_seq BETWEEN ? AND ?
-    ORDER BY last_seq LIMIT 1 OFFSET ?
-"""
 
 
 def _add_batches(connection: sqlite3.Connection, round_number: int, next_index: int) -> None:
@@ -280,33 +271,6 @@ def _results_of(
 
 def _leaves(stored: Sequence[_StoredNonce]) -> list[bytes]:
     return [leaf(nonce, base64.b64decode(value or "")) for _, nonce, value in stored]
-
-
-def batches(
-    connection: sqlite3.Connection, round_number: int, after: int, last_seq: int, limit: int
-) -> tuple[int, list[CommittedBatch]] | None:
-    """The next batches that end after ``after`` and up to ``last_seq``, and the last one's end."""
-    rows = connection.execute(_BATCHES, (round_number, after, last_seq, limit)).fetchall()
-    if not rows:
-        return None
-    return rows[-1][-1], [CommittedBatch(*row[:-1]) for row in rows]
-
-
-def nth_batch_end(
-    connection: sqlite3.Connection, round_number: int, seqs: tuple[int, int], n: int
-) -> int | None:
-    """The end of batch ``n`` = 0, 1, ... of those that end within ``seqs``, None without it."""
-    row = connection.execute(_NTH_BATCH, (round_number, *seqs, n)).fetchone()
-    return None if row is None else int(row[0])
-
-
-def delete_batches(connection: sqlite3.Connection, round_number: int, limit: int) -> int:
-    """Delete the first ``limit`` batches of a round; returns how many there were."""
-    return connection.execute(
-        "DELETE FROM batches WHERE round = ? AND first_index IN ("
-        "SELECT first_index FROM batches WHERE round = ? ORDER BY first_index LIMIT ?)",
-        (round_number, round_number, limit),
-    ).rowcount
 
 
 # -- openings --------------------------------------------------------------------------------------
