@@ -80,7 +80,7 @@ class GatewaySettings(BaseSettings):
 
 
 def client_keys(file: Path) -> tuple[ClientSpec, ...]:
-    """The keys in a TOML file. Raises as ``read_tables``."""
+    """The keys in a TOML file. Raises ValueError if the file is missing or not valid."""
     clients = read_tables(file, "client", ClientSpec)
     for what in ("name", "key"):
         values = [getattr(each, what) for each in clients]

@@ -241,7 +241,7 @@ class NodeKey(TomlTable):
 
 
 def node_keys(file: Path) -> tuple[NodeKey, ...]:
-    """A node's keys in a TOML file. Raises as ``read_tables``."""
+    """A node's keys in a TOML file. Raises ValueError if the file is missing or not valid."""
     keys = read_tables(file, "key", NodeKey)
     if len({each.name for each in keys}) < len(keys):
         raise ValueError(f"{file}: two keys share a name")
