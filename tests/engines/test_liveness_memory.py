@@ -131,7 +131,7 @@ with subprocess.Popen([sys.executable, "-c", {SPINS!r}], stdout=subprocess.PIPE)
     ids=["computes", "waits", "waits for a worker that computes"],
 )
 def test_what_a_process_does(program: "subprocess.Popen[bytes]", expected: Activity) -> None:
-    family = list(process_use(program.pid).cpu_s)
+    family = list(process_use(program.pid))
     try:
         assert comes_to(program.pid, expected)
         os.kill(family[-1], signal.SIGSTOP)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -48,39 +48,69 @@ MOST_WAITING = 1000
 LONGEST_NAME = 200
 
 
-@dataclass(slots=True)
-class KeptExchange:
-    """A chat request as it was sent, and the answer's bytes as they come.
+class KeptExchange(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A chat request as it was sent, and the stream of its answer, whose bytes are copied.
 
     ``ended`` is called with it once, and only if the answer is complete.
     """
 
-    url: httpx.URL
-    headers: dict[str, str]
-    request: dict[str, Any]
-    ended: "Callable[[KeptExchange], None]"
-    encoding: str = ""
-    parts: list[bytes] = field(default_factory=list)
-    reported: bool = False
+    def __init__(self, sent: httpx.Request, ended: "Callable[[KeptExchange], None]") -> None:
+        self.headers = {n: v for n, v in sent.headers.items() if n.lower() == "authorization"}
+        self.request: dict[str, Any] = json.loads(sent.content)
+        self._url = sent.url
+        self._ended = ended
+        self._stream: Any = None
+        self._encoding = ""
+        self._parts: list[bytes] = []
+        self._reported = False
 
-    def end(self) -> None:
-        if not self.reported:
-            self.reported = True
-            self.ended(self)
+    def copy(self, response: httpx.Response) -> None:
+        """Keep what the client reads of a successful ``response``."""
+        if response.is_success:
+            self._encoding = response.headers.get("content-encoding", "")
+            self._stream, response.stream = response.stream, self
 
-    def end_of_stream(self) -> None:
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            self._parts.append(part)
+            yield part
+        self._report()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            self._parts.append(part)
+            yield part
+        self._report()
+
+    def close(self) -> None:
+        self._report_last_event()
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        self._report_last_event()
+        await self._stream.aclose()
+
+    def _report(self) -> None:
+        if not self._reported:
+            self._reported = True
+            self._ended(self)
+
+    def _report_last_event(self) -> None:
         """A client may stop reading after the last event, before the end of the body."""
-        if not self.reported and self._has_last_event():
-            self.end()
+        if self._reported or not self.request.get("stream"):
+            return
+        with suppress(httpx.DecodingError):
+            if _LAST_EVENT.search(self._text()):
+                self._report()
 
     def receipt_urls(self, response_id: str) -> list[httpx.URL]:
         """Where a gateway has the receipts of its clients, and where a node has them."""
-        path = self.url.raw_path.partition(b"?")[0].decode("ascii")
+        path = self._url.raw_path.partition(b"?")[0].decode("ascii")
         for end in CHATS:
             path = path.removesuffix(end)
         name = quote(response_id, safe="")
         paths = (f"{path}/receipts/{name}", f"{RECEIPTS}/{name}")
-        return [self.url.copy_with(raw_path=each.encode("ascii")) for each in paths]
+        return [self._url.copy_with(raw_path=each.encode("ascii")) for each in paths]
 
     def response(self) -> dict[str, Any] | None:
         """The whole answer; that of a stream is put together. None if it has no id or no end.
@@ -91,17 +121,9 @@ class KeptExchange:
         found = _of_stream(text) if self.request.get("stream") else json.loads(text)
         return found if isinstance(found, dict) and found.get("id") else None
 
-    def _has_last_event(self) -> bool:
-        if not self.request.get("stream"):
-            return False
-        try:
-            return _LAST_EVENT.search(self._text()) is not None
-        except httpx.DecodingError:
-            return False
-
     def _text(self) -> bytes:
-        headers = {"content-encoding": self.encoding} if self.encoding else {}
-        return httpx.Response(200, headers=headers, content=b"".join(self.parts)).content
+        headers = {"content-encoding": self._encoding} if self._encoding else {}
+        return httpx.Response(200, headers=headers, content=b"".join(self._parts)).content
 
 
 def _of_stream(text: bytes) -> dict[str, Any] | None:
@@ -166,7 +188,7 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             response.close()
             response = self._inner.handle_request(request)
         elif kept is not None:
-            _copy(response, kept)
+            kept.copy(response)
         return response
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -177,7 +199,7 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             await response.aclose()
             response = await self._inner.handle_async_request(request)
         elif kept is not None:
-            _copy(response, kept)
+            kept.copy(response)
         return response
 
     def close(self) -> None:
@@ -185,38 +207,6 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-class _Copied(httpx.SyncByteStream, httpx.AsyncByteStream):
-    def __init__(self, inner: Any, kept: KeptExchange) -> None:
-        self._inner, self._kept = inner, kept
-
-    def __iter__(self) -> Iterator[bytes]:
-        for part in self._inner:
-            self._kept.parts.append(part)
-            yield part
-        self._kept.end()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._inner:
-            self._kept.parts.append(part)
-            yield part
-        self._kept.end()
-
-    def close(self) -> None:
-        self._kept.end_of_stream()
-        self._inner.close()
-
-    async def aclose(self) -> None:
-        self._kept.end_of_stream()
-        await self._inner.aclose()
-
-
-def _copy(response: httpx.Response, kept: KeptExchange) -> None:
-    """Have ``kept`` get what is read of a successful ``response``."""
-    if response.is_success:
-        kept.encoding = response.headers.get("content-encoding", "")
-        response.stream = _Copied(response.stream, kept)
 
 
 def _prepared(
@@ -238,8 +228,7 @@ def _prepared(
     sent = httpx.Request(
         "POST", request.url, headers=headers, content=content, extensions=extensions
     )
-    keys = {n: v for n, v in headers.items() if n.lower() == "authorization"}
-    return KeptExchange(request.url, keys, json.loads(content), ended), sent
+    return KeptExchange(sent, ended), sent
 
 
 class Recorder:

@@ -39,12 +39,8 @@ _IN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessUse:
-    """One look at a core's processes: processor time by process id, in seconds, and states."""
-
-    cpu_s: Mapping[int, float] = field(default_factory=dict)
-    states: frozenset[str] = frozenset()
+# One look at a core's processes: of each, by its id, the processor time in seconds, and the state.
+ProcessUse = Mapping[int, tuple[float, str]]
 
 
 @dataclass(slots=True)
@@ -172,13 +168,12 @@ def process_use(process: int) -> ProcessUse:
     The system counts processor time whether a process computes, compiles, or waits for its GPU in a
     loop, as CUDA does by default. It takes milliseconds; nothing if ``process`` is gone.
     """
-    cpu_s: dict[int, float] = {}
-    states: set[str] = set()
+    use: dict[int, tuple[float, str]] = {}
     try:
         own = psutil.Process(process)
         family = [own, *own.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return ProcessUse()
+        return use
     for each in family:
         try:
             with each.oneshot():
@@ -186,22 +181,21 @@ def process_use(process: int) -> ProcessUse:
         except psutil.Error:
             continue
         if state != psutil.STATUS_ZOMBIE:
-            cpu_s[each.pid] = times.user + times.system
-            states.add(state)
-    return ProcessUse(cpu_s, frozenset(states))
+            use[each.pid] = times.user + times.system, state
+    return use
 
 
 def activity_between(
     before: ProcessUse, after: ProcessUse, process: int, elapsed_s: float
 ) -> Activity:
     """What ``process`` and its descendants did in the ``elapsed_s`` seconds between two looks."""
-    if process not in after.cpu_s:
+    if process not in after:
         return Activity.GONE
-    if after.states & _STOPPED:
+    states = {state for _, state in after.values()}
+    if states & _STOPPED:
         return Activity.STOPPED
-    used_s = sum(
-        max(0.0, cpu_s - before.cpu_s.get(each, 0.0)) for each, cpu_s in after.cpu_s.items()
-    )
-    if _RUNS in after.states or used_s >= WORKING_SHARE * elapsed_s:
+    earlier_s = {each: cpu_s for each, (cpu_s, _) in before.items()}
+    used_s = sum(max(0.0, cpu_s - earlier_s.get(each, 0.0)) for each, (cpu_s, _) in after.items())
+    if _RUNS in states or used_s >= WORKING_SHARE * elapsed_s:
         return Activity.WORKING
     return Activity.QUIET
