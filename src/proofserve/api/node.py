@@ -138,10 +138,6 @@ async def _accept(_url: str) -> str | None:
     return None
 
 
-def _no_fleet() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """The values with which requests are compared.
@@ -187,7 +183,7 @@ class Node:
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)
     url_warnings: dict[str, str] = field(default_factory=dict)
     liveness: Callable[[], Sequence[CoreLiveness]] = tuple
-    membership: Callable[[], FleetMembership | None] = _no_fleet
+    membership: Callable[[], FleetMembership | None] = lambda: None
 
     @property
     def stall(self) -> str | None:

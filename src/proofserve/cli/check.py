@@ -73,7 +73,7 @@ def smoke(
         with subject.start() as node:
             lab_checks.smoke(node, works_of(protocol, subject.name, seq_len, scheme), report)
 
-    _run(check, _models(ctx, models, model, url), url, model, api_key)
+    _run(check, ctx, models, model, url, api_key)
 
 
 @app.command("coexist", context_settings=SEVERAL)
@@ -97,7 +97,7 @@ def coexist(
         with subject.start() as node:
             lab_checks.coexist(node, work_of_scheme(scheme, subject.name, seq_len), report)
 
-    _run(check, _models(ctx, models, model, url), url, model, api_key)
+    _run(check, ctx, models, model, url, api_key)
 
 
 @app.command("e2e", context_settings=SEVERAL)
@@ -126,24 +126,7 @@ def e2e(
         trials = [_trial(work, subject.folder) for work in works]
         end_to_end(subject.start, subject.folder is not None, trials, report)
 
-    _run(
-        check, _models(ctx, models, model, url, (DENSE.name, "qwen", "llama")), url, model, api_key
-    )
-
-
-def _models(
-    ctx: typer.Context,
-    models: list[str] | None,
-    model: str | None,
-    url: str | None,
-    default: Sequence[str] = ("qwen",),
-) -> list[str]:
-    """Names of small models, or the folder of a checkpoint. Unused with ``url``."""
-    if url is not None or model is None:
-        return chosen(ctx, models, url, [*default])
-    if models or ctx.args:
-        raise typer.BadParameter("give --models (small models) or --model (one checkpoint)")
-    return [model]
+    _run(check, ctx, models, model, url, api_key, (DENSE.name, "qwen", "llama"))
 
 
 def _trial(work: AnyWork, folder: Path | None) -> Trial:
@@ -156,16 +139,24 @@ def _trial(work: AnyWork, folder: Path | None) -> Trial:
 
 def _run(
     check: Callable[[ServedModel, Reporter], None],
-    models: Sequence[str],
+    ctx: typer.Context,
+    models: list[str] | None,
+    model: str | None,
     url: str | None,
-    name: str | None,
     api_key: str | None,
+    default: Sequence[str] = ("qwen",),
 ) -> None:
-    """Check the model ``name`` at ``url``, or start a server for each of ``models``.
+    """Check ``model`` at ``url``, or start a server for each of ``models`` or for one checkpoint.
 
     Ends with exit code 1 if a check failed.
     """
     checks: list[Check] = []
+    if url is not None or model is None:
+        names = chosen(ctx, models, url, [*default])
+    elif models or ctx.args:
+        raise typer.BadParameter("give --models (small models) or --model (one checkpoint)")
+    else:
+        names = [model]
     with open_session() as session:
 
         def report(made: Check) -> None:
@@ -175,10 +166,10 @@ def _run(
             session.console.print(text, highlight=False, soft_wrap=True)
 
         if url is not None:
-            subjects: Iterable[ServedModel] = [running_model(url, api_key, name, session)]
+            subjects: Iterable[ServedModel] = [running_model(url, api_key, model, session)]
         else:
             # Lazily: each checkpoint is written just before its server starts.
-            named = (checkpoint_named(model, "tiny") for model in models)
+            named = (checkpoint_named(name, "tiny") for name in names)
             subjects = (
                 own_model(ServerOptions(each.folder, each.name, FORWARD_BATCH), session)
                 for each in named

@@ -220,48 +220,43 @@ class ComparisonTask:
     api_key: str | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedEngine:
-    """An honest engine that ``calibrate noise`` measures, by its ``name``.
+def saved_run(name: str) -> ClaimedArtifacts | None:
+    """What the engine ``name`` of ``calibrate noise`` computed, if that is a file.
 
-    A vLLM server on ``ranks`` devices, to be started, the node ``url``, or the artifacts
-    ``claimed`` in a file; all other fields are None.
+    None for a vLLM that is to be started and a node's URL. Raises LabError for any other name, and
+    for a file without artifacts.
     """
+    if name.startswith(("http://", "https://")) or vllm_ranks(name) is not None:
+        return None
+    if not Path(name).is_file():
+        raise LabError(f"{name!r} is not an engine and not a file; choose from {ENGINES}")
+    return read_file(Path(name), Selection())
 
-    name: str
-    ranks: int | None = None
-    url: str | None = None
-    claimed: ClaimedArtifacts | None = None
 
-    def run(self, task: ComparisonTask, session: CommandSession) -> EngineRun:
-        """Raises the errors that ``open_session`` prints."""
-        if self.claimed is not None:
-            wanted = set(task.nonces)
-            kept = [claim for claim in self.claimed.claims if claim.nonce in wanted]
-            ran_on = self.claimed.ran_on
-            facts = kernel_facts(self.name, {}) if ran_on is None else ran_on
-            return KernelFacts.model_validate(facts), kept
-        with self._node(task, session) as node:
-            facts = kernel_facts("a node", node.kernels())
-            compute = by_node(task.work, node, node.models()[0])
-            calls = chunks(task.nonces, AT_ONCE)
-            session.line.step(f"{self.name}: {len(task.nonces)} nonces", len(calls))
-            claims: list[Claim] = []
-            for nonces in calls:
-                claims += compute(nonces)
-                session.line.advance()
-        return KernelFacts.model_validate(facts), claims
-
-    def _node(
-        self, task: ComparisonTask, session: CommandSession
-    ) -> AbstractContextManager[NodeClient]:
-        if self.url is not None:
-            return existing_server(self.url, task.api_key, session)
-        model, scheme, ranks = task.model, task.work.scheme.name, self.ranks or 1
-        options = ServerOptions(
-            model.folder, model.name, task.forward_batch, scheme=scheme, ranks=ranks
-        )
-        return serving(options, session)
+def run_engine(
+    name: str, saved: ClaimedArtifacts | None, task: ComparisonTask, session: CommandSession
+) -> EngineRun:
+    """What the engine ``name`` computes, or has ``saved``; raises what ``open_session`` prints."""
+    if saved is not None:
+        wanted = set(task.nonces)
+        kept = [claim for claim in saved.claims if claim.nonce in wanted]
+        facts = kernel_facts(name, {}) if saved.ran_on is None else saved.ran_on
+        return KernelFacts.model_validate(facts), kept
+    if (ranks := vllm_ranks(name)) is None:
+        served = existing_server(name, task.api_key, session)
+    else:
+        options = ServerOptions(task.model.folder, task.model.name, task.forward_batch)
+        served = serving(replace(options, scheme=task.work.scheme.name, ranks=ranks), session)
+    with served as node:
+        facts = kernel_facts("a node", node.kernels())
+        compute = by_node(task.work, node, node.models()[0])
+        calls = chunks(task.nonces, AT_ONCE)
+        session.line.step(f"{name}: {len(task.nonces)} nonces", len(calls))
+        claims: list[Claim] = []
+        for nonces in calls:
+            claims += compute(nonces)
+            session.line.advance()
+    return KernelFacts.model_validate(facts), claims
 
 
 def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
@@ -279,17 +274,6 @@ def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
     shown = [known["engine"], known["processor"], known["dtype"], ranks and f"{ranks} ranks"]
     title = ", ".join(text for text in shown if text) or name
     return {"name": title, "emulated": False, **known, "ranks": ranks}
-
-
-def engine_named(name: str) -> ComparedEngine:
-    """The engine called ``name``. Raises LabError, also for a file without artifacts."""
-    if name.startswith(("http://", "https://")):
-        return ComparedEngine(name, url=name)
-    if (ranks := vllm_ranks(name)) is not None:
-        return ComparedEngine(name, ranks=ranks)
-    if not Path(name).is_file():
-        raise LabError(f"{name!r} is not an engine and not a file; choose from {ENGINES}")
-    return ComparedEngine(name, claimed=read_file(Path(name), Selection()))
 
 
 def vllm_ranks(name: str) -> int | None:

@@ -119,23 +119,21 @@ def ask_all(
 
     Calls ``answered`` after each reply.
     """
-    return asyncio.run(_ask_all(url, calls, at_once, answered))
 
+    async def replies() -> list[Reply]:
+        places = asyncio.Semaphore(at_once)
+        asyncio.get_running_loop().set_exception_handler(unless_exit)
 
-async def _ask_all(
-    url: str, calls: Sequence[Call], at_once: int, answered: Callable[[], None]
-) -> list[Reply]:
-    places = asyncio.Semaphore(at_once)
-    asyncio.get_running_loop().set_exception_handler(unless_exit)
+        async def ask(call: Call) -> Reply:
+            async with places:
+                reply = await ask_one(http, call)
+                answered()
+                return reply
 
-    async def ask(call: Call) -> Reply:
-        async with places:
-            reply = await ask_one(http, call)
-            answered()
-            return reply
+        async with _http(url) as http:
+            return await asyncio.gather(*(ask(call) for call in calls))
 
-    async with _http(url) as http:
-        return await asyncio.gather(*(ask(call) for call in calls))
+    return asyncio.run(replies())
 
 
 async def ask_one(http: httpx.AsyncClient, call: Call) -> Reply:

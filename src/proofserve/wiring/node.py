@@ -48,16 +48,12 @@ def versions(**engine: str) -> dict[str, str]:
     return {"proofserve": importlib.metadata.version("proofserve"), **engine}
 
 
-async def _nothing() -> None:
-    pass
-
-
 @asynccontextmanager
 async def running_node(
     engine: ProofEngine,
     settings: NodeSettings,
     answers: AnsweringEngine | None = None,
-    owned: Callable[[], Awaitable[None]] = _nothing,
+    owned: Callable[[], Awaitable[None]] | None = None,
     liveness: Callable[[], Sequence[CoreLiveness]] = tuple,
 ) -> AsyncIterator[Node]:
     """A node that works until the context ends; it then stops its round and posts due callbacks.
@@ -70,7 +66,8 @@ async def running_node(
     """
     access, outward = access_of(settings), outward_of(settings, CALLBACK_ALLOW)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
-        await owned()
+        if owned is not None:
+            await owned()
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
         manager = RoundManager(engine, outbox, _limits(settings))
         deployment = _deployment(engine.engine_info, settings, outward)

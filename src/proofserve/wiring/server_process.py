@@ -65,8 +65,8 @@ def _exit_code(server: int) -> int:
 def _serve() -> NoReturn:
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    # Until vLLM sets a handler of its own, which raises the same while the model loads.
-    signal.signal(signal.SIGTERM, _interrupt)
+    # KeyboardInterrupt, until vLLM sets a handler, which raises the same while the model loads.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
@@ -75,10 +75,6 @@ def _serve() -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(INTERRUPTED)
     sys.exit(0)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -105,17 +105,13 @@ async def on_unix_socket(app: ASGIApp, grace_s: int = 5) -> AsyncIterator[Path]:
         server = _GuestServer(config)
         serving = asyncio.create_task(server.serve(), name="proofserve-unix-socket")
         try:
-            await _accepting(server, serving)
+            while not server.started:
+                if serving.done():
+                    serving.result()
+                await asyncio.sleep(0.01)
             yield path
         finally:
             server.should_exit = True
             await serving
             if cut_off := set(server.server_state.tasks):
                 await asyncio.wait(cut_off, timeout=CUT_OFF_S)
-
-
-async def _accepting(server: uvicorn.Server, serving: "asyncio.Task[None]") -> None:
-    while not server.started:
-        if serving.done():
-            serving.result()
-        await asyncio.sleep(0.01)

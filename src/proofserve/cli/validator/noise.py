@@ -22,11 +22,11 @@ from proofserve.cli.options import (
     Suspects,
 )
 from proofserve.cli.recompute import (
-    ComparedEngine,
     ComparisonTask,
     EngineRun,
     calibrating_validator,
-    engine_named,
+    run_engine,
+    saved_run,
 )
 from proofserve.cli.session import CommandSession, open_session
 from proofserve.lab.host import machine
@@ -130,15 +130,15 @@ def noise(
     proofserve calibrate noise ./model --other h200.json --add calibration.json --out both.json
     """
     with open_session() as session:
-        engines = [engine_named(name) for name in other or ()]
-        claimed = _to_compute(engines, nonces)
+        engines = [(name, saved_run(name)) for name in other or ()]
+        claimed = _to_compute([saved for _, saved in engines if saved is not None], nonces)
         # Files say it; else this command has a default.
         tokens = seq_len if claimed.claims else seq_len or SEQ_LEN
         work = workload(claimed, WorkOptions(scheme, k_dim, tokens, None, stronger_rng))
         session.line.step("writing a small model, unless it is in the cache")
         checkpoint = checkpoint_named(model, size)
         task = ComparisonTask(work, claimed.nonces, checkpoint, device, forward_batch, api_key)
-        runs = [engine.run(task, session) for engine in engines]
+        runs = [run_engine(*each, task, session) for each in engines]
         if save is not None:
             _save(save, task, runs, session)
             return
@@ -166,8 +166,7 @@ def noise(
             session.console.print(f"calibration of {made.model} written to {out}", soft_wrap=True)
 
 
-def _to_compute(engines: Sequence[ComparedEngine], nonces: int | None) -> ClaimedArtifacts:
-    saved = [engine.claimed for engine in engines if engine.claimed is not None]
+def _to_compute(saved: Sequence[ClaimedArtifacts], nonces: int | None) -> ClaimedArtifacts:
     ours = Work("")
     if not saved:
         numbers = tuple(range(nonces or NONCES))

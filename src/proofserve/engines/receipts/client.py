@@ -90,6 +90,9 @@ class VllmAnswers:
     def _finished(self, ended: EndedAnswer, sketches: bytes | None) -> FinishedAnswer:
         stopped_after, siblings = self._notes.take(ended.request_id)
         response_id, choice = response_of(ended.external_id, ended.request_id, siblings)
+        if sketches is not None and stopped_after is not None:
+            # A float16 has two bytes.
+            sketches = sketches[: 2 * self.k_dim * stopped_after]
         return FinishedAnswer(
             response_id=response_id,
             choice=choice,
@@ -100,16 +103,10 @@ class VllmAnswers:
             output_ids=token_ids(ended.output)[:stopped_after],
             sketch_key=self.sketch_key,
             k_dim=self.k_dim,
-            sketches=self._first(sketches, stopped_after),
+            sketches=sketches,
             finish_reason=ended.finish_reason if stopped_after is None else "stop",
             created_ms=ended.created_ms,
         )
-
-    def _first(self, sketches: bytes | None, tokens: int | None) -> bytes | None:
-        """The sketches of the first ``tokens``, of all if None; float16 values."""
-        if sketches is None or tokens is None:
-            return sketches
-        return sketches[: 2 * self.k_dim * tokens]
 
 
 async def start(
@@ -124,16 +121,11 @@ async def start(
     digest = engine_info.facts.weights_digest
     if digest is None:
         raise ValueError("POC_RECEIPTS needs a checkpoint with safetensors files")
-    key = new_sketch_key()
+    key = f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(16)}"
     scheme = asdict(ReceiptScheme(key, digest, k_dim))
     for core in range(compat_client.core_count(engine_client)):
         await compat_client.call_engine(engine_client, START, scheme, most_rows, core=core)
     return VllmAnswers(engine_client, engine_info, key, k_dim)
-
-
-def new_sketch_key() -> str:
-    """The date in UTC, and 16 random bytes in hexadecimal."""
-    return f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(16)}"
 
 
 def response_of(external_id: str, request_id: str, siblings: int) -> tuple[str, int]:

@@ -128,7 +128,9 @@ def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress)
     """Measure in turns (bare, round, bare, round, prefill, ...), so that machine drift cancels."""
     readings = GenerationReadings()
     progress.step("warming up")
-    forwards = _forwards_per_window(node, plan)
+    # The speed of a first call, which also warms the engine up and is therefore slower.
+    first = node.measure(plan.work, 2)
+    forwards = min(MAX_FORWARDS, max(2, math.ceil(plan.window_s / first.seconds_per_forward)))
     progress.step("bare forwards, a round and vLLM's prefill in turns", plan.windows)
     readings.add_bare(node.measure(plan.work, forwards))
     for number in range(plan.windows):
@@ -229,9 +231,3 @@ def _figures(
 def _spread(values: Sequence[float]) -> float:
     low, high = quantile(values, 0.25), quantile(values, 0.75)
     return high - low if low is not None and high is not None else math.nan
-
-
-def _forwards_per_window(node: NodeClient, plan: GenerationPlan) -> int:
-    """From the speed of a first call, which also warms the engine up and is therefore slower."""
-    speed = node.measure(plan.work, 2)
-    return min(MAX_FORWARDS, max(2, math.ceil(plan.window_s / speed.seconds_per_forward)))

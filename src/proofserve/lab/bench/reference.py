@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -77,17 +76,6 @@ class ReferenceSubject:
         """
         return 2.0 * self.weights * seq_len
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        on_gpu = self.device.type == "cuda"
-        return {
-            "gpu": torch.cuda.get_device_name(self.device) if on_gpu else None,
-            "model": self.name,
-            "weights": self.weights,
-            "device": str(self.device),
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
-
 
 def bench_reference(
     subject: ReferenceSubject,
@@ -117,8 +105,13 @@ def bench_reference(
         progress.advance()
     top = Figure("matmul_tflops", max(rates) / 1e12, "of bare multiplications, the best window")
     lengths = [_of_length(seq_len, readings[seq_len]) for seq_len in seq_lens]
+    on_gpu = subject.device.type == "cuda"
     setup = {
-        **subject.facts,
+        "gpu": torch.cuda.get_device_name(subject.device) if on_gpu else None,
+        "model": subject.name,
+        "weights": subject.weights,
+        "device": str(subject.device),
+        "dtype": str(subject.dtype).removeprefix("torch."),
         "seq_lens": list(seq_lens),
         "batches": list(batches),
         "window_s": window_s,
