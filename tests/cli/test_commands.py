@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from lab.stub_node import Habits, stub_node
 from proofserve.cli import bench, check, servers
 from proofserve.cli.main import app
-from proofserve.cli.servers import ServerOptions
+from proofserve.cli.servers import ServedModel, ServerOptions
 from proofserve.cli.session import EXIT_NO_VERDICT
 from proofserve.lab import checks
 from proofserve.lab.bench import chat
@@ -88,7 +88,12 @@ def test_several_models_can_be_named_in_both_ways(
     args: tuple[str, ...], models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr(check, "_run", lambda _check, models, *_server: seen.append(models))
+
+    def subjects(names: list[str], *_server: object) -> list[ServedModel]:
+        seen.append(names)
+        return []
+
+    monkeypatch.setattr(check, "_subjects", subjects)
     result = run("check", "smoke", *args)
     assert result.exit_code == 0, result.output
     assert seen[0] == (["qwen"] if models == ["default"] else models)

@@ -1,11 +1,13 @@
 """``proofserve check``: whether a server does what its documents say."""
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 from proofserve.cli.model import checkpoint_named
@@ -22,11 +24,11 @@ from proofserve.cli.options import (
 )
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
-from proofserve.cli.session import EXIT_FAILED, open_session
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab import checks as lab_checks
 from proofserve.lab.checks import Check, Reporter
 from proofserve.lab.end_to_end import Trial, artifact_trial, distance_trial, end_to_end
-from proofserve.lab.records import AnyWork, DistanceWork, work_of_scheme
+from proofserve.lab.records import AnyWork, DistanceWork
 from proofserve.models.trained import DENSE
 from proofserve.protocol import SEQ_LEN
 
@@ -48,17 +50,11 @@ ModelOrName = Annotated[
 ]
 
 
-@app.command("smoke", context_settings=SEVERAL)
-def smoke(
-    ctx: typer.Context,
-    models: Models = None,
-    protocol: Protocols = "both",
-    url: Url = None,
-    api_key: ApiKey = None,
-    model: ModelOrName = None,
-    seq_len: SeqLen = SEQ_LEN,
-    scheme: SchemeName = None,
-) -> None:
+# Checks one model by an order of each protocol.
+ModelCheck = Callable[[ServedModel, Sequence[AnyWork], Reporter], None]
+
+
+def smoke(subject: ServedModel, works: Sequence[AnyWork], report: Reporter) -> None:
     """Check that proofs are valid and repeatable and depend on the key, and that a round runs.
 
     \b
@@ -68,49 +64,22 @@ def smoke(
     proofserve check smoke --scheme sketch-v2
     proofserve check smoke --url http://127.0.0.1:8000
     """
-
-    def check(subject: ServedModel, report: Reporter) -> None:
-        with subject.start() as node:
-            lab_checks.smoke(node, works_of(protocol, subject.name, seq_len, scheme), report)
-
-    _run(check, ctx, models, model, url, api_key)
+    with subject.start() as node:
+        lab_checks.smoke(node, works, report)
 
 
-@app.command("coexist", context_settings=SEVERAL)
-def coexist(
-    ctx: typer.Context,
-    models: Models = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    model: ModelOrName = None,
-    seq_len: SeqLen = SEQ_LEN,
-    scheme: SchemeName = None,
-) -> None:
+def coexist(subject: ServedModel, works: Sequence[AnyWork], report: Reporter) -> None:
     """Check that chat completes during a round, and that proofs stop for it and resume.
 
     \b
     proofserve check coexist
     proofserve check coexist --url http://127.0.0.1:8000   (no other chat may run there)
     """
-
-    def check(subject: ServedModel, report: Reporter) -> None:
-        with subject.start() as node:
-            lab_checks.coexist(node, work_of_scheme(scheme, subject.name, seq_len), report)
-
-    _run(check, ctx, models, model, url, api_key)
+    with subject.start() as node:
+        lab_checks.coexist(node, works[0], report)
 
 
-@app.command("e2e", context_settings=SEVERAL)
-def e2e(
-    ctx: typer.Context,
-    models: Models = None,
-    protocol: Protocols = "both",
-    url: Url = None,
-    api_key: ApiKey = None,
-    model: ModelOrName = None,
-    seq_len: SeqLen = SEQ_LEN,
-    scheme: SchemeName = None,
-) -> None:
+def e2e(subject: ServedModel, works: Sequence[AnyWork], report: Reporter) -> None:
     """Generate, restart, validate: honest proofs must be accepted, forgeries refused.
 
     With --url the server is not restarted, and the other checkpoint is not checked.
@@ -120,13 +89,8 @@ def e2e(
     proofserve check e2e --model ./my-checkpoint
     proofserve check e2e --url http://127.0.0.1:8000
     """
-
-    def check(subject: ServedModel, report: Reporter) -> None:
-        works = works_of(protocol, subject.name, seq_len, scheme)
-        trials = [_trial(work, subject.folder) for work in works]
-        end_to_end(subject.start, subject.folder is not None, trials, report)
-
-    _run(check, ctx, models, model, url, api_key, (DENSE.name, "qwen", "llama"))
+    trials = [_trial(work, subject.folder) for work in works]
+    end_to_end(subject.start, subject.folder is not None, trials, report)
 
 
 def _trial(work: AnyWork, folder: Path | None) -> Trial:
@@ -137,47 +101,71 @@ def _trial(work: AnyWork, folder: Path | None) -> Trial:
     return partial(artifact_trial, work, foreign)
 
 
-def _run(
-    check: Callable[[ServedModel, Reporter], None],
-    ctx: typer.Context,
-    models: list[str] | None,
-    model: str | None,
-    url: str | None,
-    api_key: str | None,
-    default: Sequence[str] = ("qwen",),
-) -> None:
-    """Check ``model`` at ``url``, or start a server for each of ``models`` or for one checkpoint.
+def _command(
+    check: ModelCheck, default: Sequence[str] = ("qwen",), artifacts_alone: bool = False
+) -> Callable[..., None]:
+    """The command of ``check``, whose help it has. ``default`` names the small models to serve.
 
-    Ends with exit code 1 if a check failed.
+    A check of ``artifacts_alone`` has no option --protocol.
     """
-    checks: list[Check] = []
-    if url is not None or model is None:
-        names = chosen(ctx, models, url, [*default])
-    elif models or ctx.args:
-        raise typer.BadParameter("give --models (small models) or --model (one checkpoint)")
-    else:
-        names = [model]
-    with open_session() as session:
 
-        def report(made: Check) -> None:
-            checks.append(made)
-            detail = f"  [dim]{escape(made.detail)}[/dim]"
-            text = f"{VERDICTS[made.passed]}  {made.name}{detail}"
-            session.console.print(text, highlight=False, soft_wrap=True)
-
-        if url is not None:
-            subjects: Iterable[ServedModel] = [running_model(url, api_key, model, session)]
+    def command(
+        ctx: typer.Context,
+        models: Models = None,
+        protocol: Protocols = "artifact" if artifacts_alone else "both",
+        url: Url = None,
+        api_key: ApiKey = None,
+        model: ModelOrName = None,
+        seq_len: SeqLen = SEQ_LEN,
+        scheme: SchemeName = None,
+    ) -> None:
+        if url is not None or model is None:
+            names = chosen(ctx, models, url, [*default])
+        elif models or ctx.args:
+            raise typer.BadParameter("give --models (small models) or --model (one checkpoint)")
         else:
-            # Lazily: each checkpoint is written just before its server starts.
-            named = (checkpoint_named(name, "tiny") for name in names)
-            subjects = (
-                own_model(ServerOptions(each.folder, each.name, FORWARD_BATCH), session)
-                for each in named
-            )
-        for subject in subjects:
-            session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
-            check(subject, report)
-        failed = sum(made.passed is False for made in checks)
-        session.console.print(f"{len(checks)} checks, {failed} failed")
-    if failed:
-        raise typer.Exit(EXIT_FAILED)
+            names = [model]
+        checks = list[Check]()
+        with open_session() as session:
+            report = partial(_report, checks, session.console)
+            for subject in _subjects(names, url, model, api_key, session):
+                session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
+                check(subject, works_of(protocol, subject.name, seq_len, scheme), report)
+            failed = sum(made.passed is False for made in checks)
+            session.console.print(f"{len(checks)} checks, {failed} failed")
+        if failed:
+            raise typer.Exit(EXIT_FAILED)
+
+    command.__doc__ = check.__doc__
+    if artifacts_alone:
+        given = inspect.signature(command).parameters.values()
+        options = [each for each in given if each.name != "protocol"]
+        command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return command
+
+
+def _subjects(
+    names: Sequence[str],
+    url: str | None,
+    model: str | None,
+    api_key: str | None,
+    session: CommandSession,
+) -> Iterator[ServedModel]:
+    """The ``model`` at ``url``, or a server for each of ``names``."""
+    if url is not None:
+        yield running_model(url, api_key, model, session)
+        return
+    for name in names:
+        found = checkpoint_named(name, "tiny")
+        yield own_model(ServerOptions(found.folder, found.name, FORWARD_BATCH), session)
+
+
+def _report(checks: list[Check], console: Console, made: Check) -> None:
+    checks.append(made)
+    text = f"{VERDICTS[made.passed]}  {made.name}  [dim]{escape(made.detail)}[/dim]"
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+app.command("smoke", context_settings=SEVERAL)(_command(smoke))
+app.command("coexist", context_settings=SEVERAL)(_command(coexist, artifacts_alone=True))
+app.command("e2e", context_settings=SEVERAL)(_command(e2e, (DENSE.name, "qwen", "llama")))

@@ -257,7 +257,7 @@ def _complete(winners: Mapping[int, float], computed: Mapping[int, float]) -> Ch
     return Check("a round stores exactly its winners", bool(winning) and stored == winning, detail)
 
 
-def coexist(node: NodeClient, work: Work, report: Reporter) -> None:
+def coexist(node: NodeClient, work: AnyWork, report: Reporter) -> None:
     """Report the checks of each case. Raises NodeError if the node refuses a call."""
     with computing_round(node, work):
         _chat_during_round(node, work, report)
@@ -267,7 +267,7 @@ def coexist(node: NodeClient, work: Work, report: Reporter) -> None:
         _chat_has_priority(node, work, report)
 
 
-def _chat_during_round(node: NodeClient, work: Work, report: Reporter) -> None:
+def _chat_during_round(node: NodeClient, work: AnyWork, report: Reporter) -> None:
     replies = ask_all(node.url, chats(work.model, range(CHATS), 16, "coexist"), 1)
     slowest = max(reply.seconds for reply in replies) * 1e3
     report(_completed("chat completes during a round", replies, f"slowest {slowest:.0f} ms"))
@@ -289,7 +289,7 @@ def _full_speed_when_idle(node: NodeClient) -> Check:
     return Check("proofs run at full speed while chat is idle", share >= FULL_SPEED, detail)
 
 
-def _round_during_chat(node: NodeClient, work: Work, report: Reporter) -> None:
+def _round_during_chat(node: NodeClient, work: AnyWork, report: Reporter) -> None:
     with closed_loop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
         loop.settle(SETTLE_S)
         with node.round(work):
@@ -302,7 +302,7 @@ def _round_during_chat(node: NodeClient, work: Work, report: Reporter) -> None:
             report(_resumes(node, "proofs start when chat has ended"))
 
 
-def _chat_has_priority(node: NodeClient, work: Work, report: Reporter) -> None:
+def _chat_has_priority(node: NodeClient, work: AnyWork, report: Reporter) -> None:
     with closed_loop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
         loop.settle(SETTLE_S)
         report(_no_proofs(node, "a running round pauses while chat is active"))
@@ -338,7 +338,7 @@ def _no_proofs(node: NodeClient, name: str) -> Check:
     return Check(name, True if clean else None, detail if clean else f"skipped: {detail}")
 
 
-def _endless_chat(work: Work) -> Callable[[int], Call]:
+def _endless_chat(work: AnyWork) -> Callable[[int], Call]:
     return lambda number: reading_chat(work.model, number, WORDS)
 
 
