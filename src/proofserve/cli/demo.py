@@ -30,7 +30,7 @@ from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.chat.statements import NodeFacts
-from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
+from proofserve.verifier.chat.verification import ChatChecker
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
@@ -88,10 +88,9 @@ def demo(dtype: DemoDtype = None) -> None:
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
         deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH, receipts=True, dtype=served)
         with serving(deployment, session) as node:
-            steps = DemoServer(node, session, served)
-            steps.introduce()
-            claims = steps.prove()
-            answers = steps.chat_with_receipts()
+            _introduce(node, served, session)
+            claims = _proofs(node, session)
+            answers = _answers_with_receipts(node, session)
             session.line.step("stopping the server")
         session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
         with session.interrupts.allowed():
@@ -102,72 +101,70 @@ def demo(dtype: DemoDtype = None) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-class DemoServer:
-    def __init__(self, node: NodeClient, session: CommandSession, dtype: ServedDtype) -> None:
-        self._node = node
-        self._session = session
-        self._dtype = dtype
-        self._line, self._say = session.line, session.say
+def _introduce(node: NodeClient, dtype: ServedDtype, session: CommandSession) -> None:
+    version = node.versions().get("vllm", "")
+    what = f"{MODEL.name}, a model of 3.5M parameters,"
+    session.say("Server", f"vLLM {version}, unmodified, serves {what} at {node.url}")
+    session.say("", served_in(dtype))
+    call = question(MODEL.name, QUESTION, ANSWER_TOKENS)
+    (reply,) = _replies(node, "asking a question", [call], session)
+    session.say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
 
-    def introduce(self) -> None:
-        version = self._node.versions().get("vllm", "")
-        what = f"{MODEL.name}, a model of 3.5M parameters,"
-        self._say("Server", f"vLLM {version}, unmodified, serves {what} at {self._node.url}")
-        self._say("", served_in(self._dtype))
-        call = question(MODEL.name, QUESTION, ANSWER_TOKENS)
-        (reply,) = self._answers("asking a question", [call])
-        self._say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
 
-    def prove(self) -> list[Claim]:
-        after = self._node.last_seq()
-        alone = self._chat("chatting without proofs")
-        self._say("Chat", f"without proofs: {_latency(alone)} a chat")
-        with self._node.round(WORK):
-            self._line.step("starting a round")
-            self._proved(1)
-            beside = self._chat("chatting while a round runs")
-            self._line.step("proving")
-            self._proved(NONCES)
-            status = self._node.status()
-        same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
-        self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
-        self._say("Proofs", f"{status.rate:.0f} nonces/s while chat was idle; the first sketches:")
-        rows = self._node.results(after, NONCES)
-        claims = [Claim(row.nonce, row.value) for row in rows if row.value is not None]
-        for nonce, vector in vectors_of(claims[:SHOWN], WIDTH).items():
-            numbers = " ".join(f"{value:+.2f}" for value in vector[:SHOWN_VALUES])
-            self._say("", f"nonce {nonce}: {numbers} ...")
-        return claims
+def _proofs(node: NodeClient, session: CommandSession) -> list[Claim]:
+    """Chat without proofs and beside them, then prove; what the first nonces gave."""
 
-    def chat_with_receipts(self) -> list[Conversation]:
-        """Raises LabError if an answer has no receipt."""
-        with ReceiptClient(self._node.url) as client:
-            asked = requests(MODEL.name, SEED, ANSWERS, RECEIPT_TOKENS)
-            found = client.chats(asked, ANSWERS, self._line)
-        if any(len(chat.receipts) < len(chat.choices) for chat in found):
-            raise LabError("an answer has no receipt")
-        self._say("Receipts", f"the server signed one for each of {ANSWERS} more answers")
-        return found
+    def chat(text: str) -> list[Reply]:
+        calls = chats(MODEL.name, range(CHATS), CHAT_TOKENS, salt=text)
+        return _replies(node, text, calls, session)
 
-    def _proved(self, nonces: int) -> None:
-        """Wait until so many were proved."""
-
-        def processed() -> int:
-            return self._node.status().processed
-
-        self._session.wait_while_moving(
-            "proofs", lambda: processed() >= nonces, lambda: f"{processed()} of {nonces} nonces"
+    def await_proved(nonces: int) -> None:
+        session.wait_while_moving(
+            "proofs",
+            lambda: node.status().processed >= nonces,
+            lambda: f"{node.status().processed} of {nonces} nonces",
         )
 
-    def _chat(self, text: str) -> list[Reply]:
-        return self._answers(text, chats(MODEL.name, range(CHATS), CHAT_TOKENS, salt=text))
+    after = node.last_seq()
+    alone = chat("chatting without proofs")
+    session.say("Chat", f"without proofs: {_latency(alone)} a chat")
+    with node.round(WORK):
+        session.line.step("starting a round")
+        await_proved(1)
+        beside = chat("chatting while a round runs")
+        session.line.step("proving")
+        await_proved(NONCES)
+        status = node.status()
+    same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
+    session.say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
+    session.say("Proofs", f"{status.rate:.0f} nonces/s while chat was idle; the first sketches:")
+    rows = node.results(after, NONCES)
+    claims = [Claim(row.nonce, row.value) for row in rows if row.value is not None]
+    for nonce, vector in vectors_of(claims[:SHOWN], WIDTH).items():
+        numbers = " ".join(f"{value:+.2f}" for value in vector[:SHOWN_VALUES])
+        session.say("", f"nonce {nonce}: {numbers} ...")
+    return claims
 
-    def _answers(self, text: str, calls: Sequence[Call]) -> list[Reply]:
-        self._line.step(text, len(calls))
-        replies = ask_all(self._node.url, calls, 1, self._line.advance)
-        if errors := [reply.error for reply in replies if reply.error]:
-            raise LabError(f"a chat failed: {errors[0]}")
-        return replies
+
+def _answers_with_receipts(node: NodeClient, session: CommandSession) -> list[Conversation]:
+    """Raises LabError if an answer has no receipt."""
+    with ReceiptClient(node.url) as client:
+        asked = requests(MODEL.name, SEED, ANSWERS, RECEIPT_TOKENS)
+        found = client.chats(asked, ANSWERS, session.line)
+    if any(len(chat.receipts) < len(chat.choices) for chat in found):
+        raise LabError("an answer has no receipt")
+    session.say("Receipts", f"the server signed one for each of {ANSWERS} more answers")
+    return found
+
+
+def _replies(
+    node: NodeClient, text: str, calls: Sequence[Call], session: CommandSession
+) -> list[Reply]:
+    session.line.step(text, len(calls))
+    replies = ask_all(node.url, calls, 1, session.line.advance)
+    if errors := [reply.error for reply in replies if reply.error]:
+        raise LabError(f"a chat failed: {errors[0]}")
+    return replies
 
 
 class DemoValidator:
@@ -261,7 +258,9 @@ def _receipts_are_judged_right(
     known, chances = NodeFacts(checker.weights_digest), Chances(ALPHA, BETA)
     honest = checker.outcome(chats, known, chances, session.line)
     forged = checker.outcome([_altered(chats[0])], known, chances, session.line)
-    session.say("Receipts", f"{ANSWERS} answers: {honest.verdict} ({_tests(honest)})")
+    passed = [each.test for each in honest.opinions if each.result is HONEST]
+    tests = ", ".join(("signature", "log", "prompt", "answer", "sampling", *passed))
+    session.say("Receipts", f"{ANSWERS} answers: {honest.verdict} ({tests})")
     said = ", ".join(f"{each.check}: {each.text}" for each in forged.failures)
     session.say("", f"one with another token: {forged.verdict} ({said})")
     return (honest.verdict, forged.verdict) == (HONEST, FRAUD)
@@ -271,8 +270,3 @@ def _altered(chat: Conversation) -> Conversation:
     choice = chat.choices[0]
     ids = choice.token_ids or ()
     return replace(chat, choices=(replace(choice, token_ids=(ids[-1], *ids[1:-1], ids[0])),))
-
-
-def _tests(outcome: ChatVerification) -> str:
-    passed = [each.test for each in outcome.opinions if each.result is HONEST]
-    return ", ".join(("signature", "log", "prompt", "answer", "sampling", *passed))
