@@ -12,7 +12,7 @@ from typing import Final
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from proofserve.cli.model import SEEDS, SmallModel, checkpoint
+from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.engines.checkpoints import CACHE
 
 MASSIVE: Final = "massive"
@@ -31,7 +31,7 @@ def massive_checkpoint(parent: Path) -> Path:
     if folder.is_dir():
         return folder
     shutil.rmtree(part, ignore_errors=True)
-    source = checkpoint(SmallModel("qwen3", "tiny", SEEDS["qwen3"]))
+    source = checkpoint(SmallModel("qwen3"))
     shutil.copytree(source, part, ignore=shutil.ignore_patterns(CACHE))
     tensors = load_file(source / _WEIGHTS)
     _write_channels(tensors, "model.layers.0.mlp")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from proofserve.cli.model import SEEDS, Checkpoint, SmallModel, checkpoint
+from proofserve.cli.model import Checkpoint, SmallModel, checkpoint
 from proofserve.lab.records import Work
 from proofserve.models.trained import DENSE, MIXTURE
 from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, SKETCH_2, default_k_dim
@@ -56,8 +56,7 @@ class Subject:
     def model(self) -> Checkpoint:
         if self.arch == MASSIVE:
             return Checkpoint(MASSIVE, massive_checkpoint(FOLDER / "models"))
-        small = SmallModel(self.arch, "tiny", SEEDS.get(self.arch, 0))
-        return Checkpoint(self.arch, checkpoint(small))
+        return Checkpoint(self.arch, checkpoint(SmallModel(self.arch)))
 
     @property
     def is_recorded(self) -> bool:

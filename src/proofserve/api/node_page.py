@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import Literal
 
 from fastapi import APIRouter, Request
 
@@ -391,25 +392,22 @@ def _start(deployment: Deployment, last: RoundSpec | None) -> ActionOffer:
         " is stopped.",
         body={**body, "params": {"model": engine_info.model_names[0]}},
         fields=(
-            _text("block_hash", "Block hash", block_hash),
-            _integer("block_height", "Block height", height),
-            _text("public_key", "Public key", key),
-            _integer("node_id", "Node id", node_id),
-            _integer("node_count", "Nodes", node_count),
-            _text("scheme", "Scheme", scheme),
-            _integer("params.seq_len", "Tokens per nonce", seq_len),
-            _integer("params.k_dim", "Dimensions", k_dim),
+            _needed("block_hash", "Block hash", block_hash),
+            _needed("block_height", "Block height", height),
+            _needed("public_key", "Public key", key),
+            _needed("node_id", "Node id", node_id),
+            _needed("node_count", "Nodes", node_count),
+            _needed("scheme", "Scheme", scheme),
+            _needed("params.seq_len", "Tokens per nonce", seq_len),
+            _needed("params.k_dim", "Dimensions", k_dim),
             ActionField(name="url", label="Callback URL; without one, results stay in /results"),
         ),
     )
 
 
-def _text(name: str, label: str, value: str) -> ActionField:
-    return ActionField(name=name, label=label, value=value, required=True)
-
-
-def _integer(name: str, label: str, value: int) -> ActionField:
-    return ActionField(name=name, label=label, kind="integer", value=value, required=True)
+def _needed(name: str, label: str, value: str | int) -> ActionField:
+    kind: Literal["integer", "text"] = "integer" if isinstance(value, int) else "text"
+    return ActionField(name=name, label=label, kind=kind, value=value, required=True)
 
 
 # -- routes ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import hashlib
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,11 +86,14 @@ def _written(directory: Path, arch: str, size: str, seed: int) -> "ModelSummary"
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
-    """A model of this package. ``size`` and ``seed`` mean nothing for a trained one."""
+    """A model of this package. ``size`` and ``seed`` mean nothing for a trained one.
+
+    Without a ``seed`` it has that of its architecture.
+    """
 
     arch: str = "qwen3"
     size: str = "tiny"
-    seed: int = 0
+    seed: int | None = None
 
     @property
     def family(self) -> str:
@@ -99,14 +102,6 @@ class SmallModel:
     @property
     def name(self) -> str:
         return self.arch if self.arch in TRAINED_MODELS else f"{self.size}-{self.family}"
-
-
-def independent(model: SmallModel) -> SmallModel:
-    """``model`` with the seed of its architecture.
-
-    ``checkpoint`` refuses an unknown architecture.
-    """
-    return replace(model, seed=SEEDS.get(model.family, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +118,7 @@ def checkpoint_named(name: str, size: str) -> Checkpoint:
     Raises LabError for any other name, and ValueError as ``checkpoint``.
     """
     if name in {*NAMES, *SEEDS}:
-        small = independent(SmallModel(name, size))
+        small = SmallModel(name, size)
         return Checkpoint(small.name, checkpoint(small))
     if not Path(name).is_dir():
         raise LabError(f"{name!r} is not a folder, and not one of {', '.join(NAMES)}")
@@ -135,13 +130,14 @@ def checkpoint(model: SmallModel) -> Path:
 
     Raises ValueError for an unknown architecture or size.
     """
+    seed = SEEDS.get(model.family, 0) if model.seed is None else model.seed
     is_trained = model.arch in TRAINED_MODELS
-    of_weights = model.arch if is_trained else f"{model.family}-{model.size}-{model.seed}"
+    of_weights = model.arch if is_trained else f"{model.family}-{model.size}-{seed}"
     folder = cache_folder() / f"{of_weights}-{_recipe()}"
     if folder.exists():
         return folder
     try:
-        _written(folder, model.family, model.size, model.seed)
+        _written(folder, model.family, model.size, seed)
     except OSError:
         # Another process may have written it first; folders appear only when they are complete.
         if not folder.is_dir():

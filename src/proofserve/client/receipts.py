@@ -164,10 +164,6 @@ def _join(whole: dict[str, Any], piece: dict[str, Any]) -> None:
         whole[name] = before + value if joins else value
 
 
-Wanted = Callable[[], bool]
-Ended = Callable[[KeptExchange], None]
-
-
 class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """Sends by ``inner``; calls ``ended`` after each complete answer that ``wanted`` chose.
 
@@ -175,14 +171,16 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     synchronous or asynchronous, as ``inner`` is.
     """
 
-    def __init__(self, inner: Any, wanted: Wanted, ended: Ended) -> None:
+    def __init__(
+        self, inner: Any, wanted: Callable[[], bool], ended: Callable[[KeptExchange], None]
+    ) -> None:
         self._inner = inner
         self._wanted = wanted
         self._ended = ended
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         request.read()
-        kept, sent = _prepared(request, self._wanted, self._ended)
+        kept, sent = self._prepared(request)
         response: httpx.Response = self._inner.handle_request(sent)
         if kept is not None and response.status_code in _REFUSALS:
             response.close()
@@ -193,7 +191,7 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await request.aread()
-        kept, sent = _prepared(request, self._wanted, self._ended)
+        kept, sent = self._prepared(request)
         response: httpx.Response = await self._inner.handle_async_request(sent)
         if kept is not None and response.status_code in _REFUSALS:
             await response.aclose()
@@ -208,27 +206,24 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-
-def _prepared(
-    request: httpx.Request, wanted: Wanted, ended: Ended
-) -> tuple[KeptExchange | None, httpx.Request]:
-    """What to keep of ``request``, None if nothing, and the request to send."""
-    if request.method != "POST" or not request.url.path.endswith(CHATS) or not wanted():
-        return None, request
-    try:
-        body = json.loads(request.content)
-        content = json.dumps({**body, "return_token_ids": True}).encode()
-    except (ValueError, TypeError, RecursionError):
-        # The server says what is wrong with it.
-        return None, request
-    headers = request.headers.copy()
-    for name in ("content-length", "transfer-encoding"):
-        headers.pop(name, None)
-    extensions = request.extensions
-    sent = httpx.Request(
-        "POST", request.url, headers=headers, content=content, extensions=extensions
-    )
-    return KeptExchange(sent, ended), sent
+    def _prepared(self, request: httpx.Request) -> tuple[KeptExchange | None, httpx.Request]:
+        """What to keep of ``request``, None if nothing, and the request to send."""
+        if request.method != "POST" or not request.url.path.endswith(CHATS) or not self._wanted():
+            return None, request
+        try:
+            body = json.loads(request.content)
+            content = json.dumps({**body, "return_token_ids": True}).encode()
+        except (ValueError, TypeError, RecursionError):
+            # The server says what is wrong with it.
+            return None, request
+        headers = request.headers.copy()
+        for name in ("content-length", "transfer-encoding"):
+            headers.pop(name, None)
+        extensions = request.extensions
+        sent = httpx.Request(
+            "POST", request.url, headers=headers, content=content, extensions=extensions
+        )
+        return KeptExchange(sent, self._ended), sent
 
 
 class Recorder:

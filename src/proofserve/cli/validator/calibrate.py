@@ -12,14 +12,7 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli.model import (
-    Checkpoint,
-    ModelArgument,
-    SmallModel,
-    checkpoint,
-    checkpoint_named,
-    independent,
-)
+from proofserve.cli.model import Checkpoint, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.options import (
     SEVERAL,
     ApiKey,
@@ -220,7 +213,7 @@ def r_target(
     proofserve calibrate r-target --url http://127.0.0.1:8000   (no round may run there)
     """
     names = chosen(ctx, models, url, DEFAULT_MODELS)
-    ours = [independent(SmallModel(name, size)) for name in names]
+    ours = [SmallModel(name, size) for name in names]
     sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
     with open_session() as session:
         # Too few nonces are refused before anything is computed.
