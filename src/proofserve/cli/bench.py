@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import torch
 import typer
 
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
@@ -28,26 +27,20 @@ from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts
-from proofserve.lab.bench.reference import Forward, ReferenceSubject, bench_reference
 from proofserve.lab.bench.share import MeasuredShare, measure_share, share_report
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.report import Figure, LabError, Progress, Report
 from proofserve.protocol import SEQ_LEN
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.verification import Verification
-
-if TYPE_CHECKING:
-    from proofserve.engines.reference.network import Network
 
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
@@ -60,7 +53,6 @@ SHARE_FORWARDS = {"tiny": 32, "small": 2}
 # The least throughput with receipts over that without. The engine spends less of its time on the
 # model itself when that is small.
 LEAST_RATIO = {"tiny": 0.97, "small": 0.99}
-BLOCK = Block("block", 1)
 # As `verify` has them.
 ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
@@ -319,18 +311,16 @@ def reference(
     proofserve bench reference qwen --size 0.6b --device cuda --batch 32 --batch 512
     """
     # These imports take two seconds, and the other commands of the group do not need them.
+    from proofserve.cli.bench_reference import bench_reference  # noqa: PLC0415
     from proofserve.engines.reference.network import load  # noqa: PLC0415
 
     with open_session() as session:
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
         found = checkpoint_named(model, size)
         network = load(found.folder, dtype, device)
-        subject = ReferenceSubject(
-            found.name, network.weights, network.device, network.dtype, _forward(network)
-        )
         lengths, batches = seq_len or SEQ_LENS, batch or BATCHES
         with session.interrupts.allowed():
-            report = bench_reference(subject, lengths, batches, seconds, session.line)
+            report = bench_reference(found.name, network, lengths, batches, seconds, session.line)
         show(report, json, session)
 
 
@@ -425,19 +415,3 @@ def _defaults(size: str, url: str | None) -> tuple[int, float, int, float]:
 
 def _kind(size: str) -> str:
     return "small" if size == "small" else "tiny"
-
-
-def _forward(network: "Network") -> Forward:
-    from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415 - as above
-
-    def forward(seq_len: int, batch: int) -> bool:
-        work = Workload(ArtifactScheme(), BLOCK, "key", seq_len)
-        try:
-            ReferenceEngine(batch).compute(work, network, range(batch))
-        except EngineFault as error:
-            if isinstance(error.__cause__, torch.OutOfMemoryError):
-                return False
-            raise
-        return True
-
-    return forward

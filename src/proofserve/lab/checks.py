@@ -47,6 +47,8 @@ NORM_TOLERANCE = 2e-3
 SKETCH_DEVIATIONS = 6.0
 # Unrelated unit vectors are about 1.4 apart; two engines of one model about 0.01.
 UNRELATED = 0.2
+# Orders whose results are unrelated to ours, and the field in which they differ.
+OTHER_SEEDS = {"another key": "public_key", "another block": "block_hash"}
 ROUND_S = 60.0
 
 # Of coexistence: chats one after the other.
@@ -112,11 +114,9 @@ def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
     again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
     detail = "computed again in reverse order and in other batches"
     report(Check("the same nonce gives the same bits", again[::-1] == ours, detail))
-    for what, other in (
-        ("another key", replace(work, public_key="another key")),
-        ("another block", replace(work, block_hash="another block")),
-    ):
-        nearest = min(distances(ours, node.artifacts(other, NONCES), work.width))
+    for what, field in OTHER_SEEDS.items():
+        theirs = node.artifacts(replace(work, **{field: what}), NONCES)
+        nearest = min(distances(ours, theirs, work.width))
         detail = f"nearest pair {nearest:.2f} apart"
         report(Check(f"{what} gives other values", nearest > UNRELATED, detail))
     _round_counts(node, work, report)
@@ -174,11 +174,12 @@ def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> No
     again = _distances(node, replace(work, batch_size=5), reversed(NONCES))
     detail = "computed again in reverse order and in other batches"
     report(Check("the same nonce gives the same distance", again == ours, detail))
-    for what, other in (
-        ("another key", replace(work, public_key="another key")),
-        ("another block", replace(work, block_hash="another block")),
-    ):
-        report(_others(what, ours, _distances(node, other, NONCES)))
+    for what, field in OTHER_SEEDS.items():
+        theirs = _distances(node, replace(work, **{field: what}), NONCES)
+        # Two unrelated numbers may be close by chance; half of a dozen pairs are not.
+        middle = median(abs(ours[nonce] - theirs[nonce]) for nonce in ours)
+        detail = f"the median difference is {middle:.4f}"
+        report(Check(f"{what} gives other distances", middle > UNRELATED_DISTANCES, detail))
     distance_round(node, replace(work, r_target=R_TARGET), report)
 
 
@@ -227,13 +228,6 @@ def _valid(ours: Mapping[int, float]) -> Check:
     least, most = min(ours.values()), max(ours.values())
     passed = all(math.isfinite(d) and 0.0 <= d <= LARGEST for d in ours.values())
     return Check("distances are valid", passed, f"{len(ours)} from {least:.4f} to {most:.4f}")
-
-
-def _others(what: str, ours: Mapping[int, float], theirs: Mapping[int, float]) -> Check:
-    # Two unrelated numbers may be close by chance; half of a dozen pairs are not.
-    middle = median(abs(ours[nonce] - theirs[nonce]) for nonce in ours)
-    detail = f"the median difference is {middle:.4f}"
-    return Check(f"{what} gives other distances", middle > UNRELATED_DISTANCES, detail)
 
 
 def _counts(counted: NodeStatus, stored: int) -> Check:

@@ -129,7 +129,7 @@ class NodeClient:
         Raises TooSlowError unless all of it came within ``seconds``, and NodeError.
         """
         body = {**work.body, "nonces": list(nonces), "wait": True}
-        return asyncio.run(self._answer_within(f"{PROOFS}/generate", body, seconds))
+        return asyncio.run(self._answer_within(body, seconds))
 
     def validate(self, work: Work, claims: Sequence[Claim]) -> Verdict:
         """Have the node recompute ``claims`` and judge them by its default test."""
@@ -234,8 +234,9 @@ class NodeClient:
         }
         return record_of(BareSpeed, self._post("measure", body))
 
-    async def _answer_within(self, path: str, body: Mapping[str, Any], seconds: float) -> bytes:
+    async def _answer_within(self, body: Mapping[str, Any], seconds: float) -> bytes:
         # A blocking client's timeout is for each read: a slow sender could hold it for ever.
+        path = f"{PROOFS}/generate"
         headers, named = self._http.headers, f"POST {self.url}{path}"
         client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=None)  # noqa: S113 - below
         try:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -199,10 +198,6 @@ def _policy(settings: NodeSettings) -> CallbackPolicy:
     )
 
 
-def key_file_of(settings: NodeSettings) -> Path:
-    return settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
-
-
 @asynccontextmanager
 async def receipts_of(
     answers: AnsweringEngine | None, storage: SqliteReceipts, settings: NodeSettings, check: Check
@@ -215,7 +210,8 @@ async def receipts_of(
         yield None
         return
     url = await _checked(settings.receipts_callback, check)
-    service = ReceiptService(answers, storage, signing_key(key_file_of(settings)), url)
+    key_file = settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
+    service = ReceiptService(answers, storage, signing_key(key_file), url)
     keep_s = settings.receipts_keep_days * DAY_S
     prune = partial(storage.prune, keep_s, IDS_KEPT_S)
     deletion = _prune_for_ever(prune, keep_s, "receipts")

@@ -89,7 +89,10 @@ class LivenessWatch:
     async def run_counts(self) -> None:
         """Tell the cores' watchers what this process waits for. For every API process."""
         while True:
-            self.write_counts()
+            now = self._now()
+            for core, count in zip(self._cores, self._unfinished(), strict=True):
+                if core is not None:
+                    core.memory.write_server(core.address.place, ServerRecord(now, count))
             await asyncio.sleep(LOOK_S)
 
     async def run(self) -> None:
@@ -97,12 +100,6 @@ class LivenessWatch:
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
-
-    def write_counts(self) -> None:
-        now = self._now()
-        for core, count in zip(self._cores, self._unfinished(), strict=True):
-            if core is not None:
-                core.memory.write_server(core.address.place, ServerRecord(now, count))
 
     async def look(self) -> None:
         now = self._now()

@@ -3,19 +3,22 @@
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.network import Network
 from proofserve.lab.host import machine
 from proofserve.lab.report import Figure, LabError, Progress, Report
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.identity import Block
+from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.records import Workload
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 # Seconds per size; sizes whose single multiplication would take longer are left out.
 WINDOW_S = 0.5
-# Computes one forward of (seq_len, batch). False: the device has too little memory for it.
-Forward = Callable[[int, int], bool]
 
 
 def fastest_size(device: torch.device, dtype: torch.dtype) -> int:
@@ -59,26 +62,21 @@ def seconds_of(call: Callable[[], object], device: torch.device, window_s: float
     return float(torch.tensor(taken[1:], dtype=torch.float64).median())
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceSubject:
-    """What is measured. ``weights`` counts the numbers in all matrices that multiply a token."""
-
-    name: str
-    weights: int
-    device: torch.device
-    dtype: torch.dtype
-    forward: Forward
-
-    def work(self, seq_len: int) -> float:
-        """Multiplications and additions of one nonce, counting the weights only.
-
-        Attention adds 2 * seq_len * heads * head_dim per token and layer, a few percent here.
-        """
-        return 2.0 * self.weights * seq_len
+def forward(network: Network, seq_len: int, batch: int) -> bool:
+    """Compute one forward. False: the device has too little memory for it. Raises EngineFault."""
+    work = Workload(ArtifactScheme(), Block("block", 1), "key", seq_len)
+    try:
+        ReferenceEngine(batch).compute(work, network, range(batch))
+    except EngineFault as error:
+        if isinstance(error.__cause__, torch.OutOfMemoryError):
+            return False
+        raise
+    return True
 
 
 def bench_reference(
-    subject: ReferenceSubject,
+    name: str,
+    network: Network,
     seq_lens: Sequence[int],
     batches: Sequence[int],
     window_s: float,
@@ -91,32 +89,35 @@ def bench_reference(
     the share. Raises LabError if no batch of a length fits into memory.
     """
     progress.step("forwards, and bare multiplications", len(seq_lens) * len(batches))
-    size = fastest_size(subject.device, subject.dtype)
-    rates = [multiply_rate(size, subject.device, subject.dtype)]
+    device, dtype = network.device, network.dtype
+    size = fastest_size(device, dtype)
+    rates = [multiply_rate(size, device, dtype)]
     # By length: batch, nonces per second, and the share of the bare multiplications' speed.
     readings: dict[int, list[tuple[int, float, float]]] = {each: [] for each in seq_lens}
     for seq_len, batch in itertools.product(seq_lens, batches):
-        if subject.forward(seq_len, batch):
-            forward = partial(subject.forward, seq_len, batch)
-            speed = batch / seconds_of(forward, subject.device, window_s)
-            rates.append(multiply_rate(size, subject.device, subject.dtype))
-            share = speed * subject.work(seq_len) / (sum(rates[-2:]) / 2)
+        if forward(network, seq_len, batch):
+            speed = batch / seconds_of(partial(forward, network, seq_len, batch), device, window_s)
+            rates.append(multiply_rate(size, device, dtype))
+            # Multiplications and additions of one nonce, counting the weights only: attention adds
+            # 2 * seq_len * heads * head_dim per token and layer, a few percent here.
+            work = 2.0 * network.weights * seq_len
+            share = speed * work / (sum(rates[-2:]) / 2)
             readings[seq_len].append((batch, speed, share))
         progress.advance()
     top = Figure("matmul_tflops", max(rates) / 1e12, "of bare multiplications, the best window")
     lengths = [_of_length(seq_len, readings[seq_len]) for seq_len in seq_lens]
-    on_gpu = subject.device.type == "cuda"
+    on_gpu = device.type == "cuda"
     setup = {
-        "gpu": torch.cuda.get_device_name(subject.device) if on_gpu else None,
-        "model": subject.name,
-        "weights": subject.weights,
-        "device": str(subject.device),
-        "dtype": str(subject.dtype).removeprefix("torch."),
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "model": name,
+        "weights": network.weights,
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
         "seq_lens": list(seq_lens),
         "batches": list(batches),
         "window_s": window_s,
     }
-    title, figures = f"reference engine, {subject.name}", itertools.chain.from_iterable(lengths)
+    title, figures = f"reference engine, {name}", itertools.chain.from_iterable(lengths)
     return Report(title, (top, *figures), setup, {"matmul_flops": rates}, machine())
 
 

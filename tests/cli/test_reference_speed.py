@@ -1,26 +1,28 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from proofserve.lab.bench.reference import (
-    ReferenceSubject,
-    bench_reference,
-    multiply_rate,
-    seconds_of,
-)
+from proofserve.cli import bench_reference as measuring
+from proofserve.cli.bench_reference import bench_reference, multiply_rate, seconds_of
 from proofserve.lab.report import LabError, Progress
 
 CPU = torch.device("cpu")
+NETWORK: Any = SimpleNamespace(weights=1000, device=CPU, dtype=torch.float32)
 
 
-def subject(room: int) -> ReferenceSubject:
-    """An engine that does nothing, with memory for so many tokens."""
-    return ReferenceSubject(
-        "toy", 1000, CPU, torch.float32, lambda seq_len, batch: seq_len * batch <= room
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that does nothing, with memory for 16 tokens."""
+    monkeypatch.setattr(
+        measuring, "forward", lambda _network, seq_len, batch: seq_len * batch <= 16
     )
 
 
+@pytest.mark.usefixtures("little_room")
 def test_what_there_is_no_memory_for_is_left_out() -> None:
-    report = bench_reference(subject(room=16), (4, 8), (1, 2, 4), 0.001, Progress())
+    report = bench_reference("toy", NETWORK, (4, 8), (1, 2, 4), 0.001, Progress())
     figures = {figure.name: figure for figure in report.figures}
     assert "nonces_per_second_4_4" in figures
     assert "nonces_per_second_8_2" in figures
@@ -34,9 +36,10 @@ def test_what_there_is_no_memory_for_is_left_out() -> None:
     assert share == pytest.approx(speed * 2 * 1000 * 8 / beside)
 
 
+@pytest.mark.usefixtures("little_room")
 def test_no_memory_at_all_is_said() -> None:
     with pytest.raises(LabError, match="no memory for a forward of 64 tokens"):
-        bench_reference(subject(room=16), (4, 64), (1, 2), 0.001, Progress())
+        bench_reference("toy", NETWORK, (4, 64), (1, 2), 0.001, Progress())
 
 
 def test_the_first_call_only_warms_up() -> None:
