@@ -9,7 +9,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
@@ -136,13 +136,10 @@ class CoreReporter:
     """The core's side: writes its record, and never waits for a reader.
 
     ``doing`` and ``stepped`` are for the core's loop alone.
-
-    ``now``: the monotonic clock, which all processes of a machine share, in seconds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._memory, self._descriptor = CoreMemory.new()
-        self._now = now
         self._doing = Doing.NOTHING
         self._steps = 0
         self._places = 0
@@ -175,7 +172,8 @@ class CoreReporter:
         """This process runs, and has this much work; see ``CoreRecord``."""
         self._memory.write("work", work)
         self._memory.write("known", known)
-        self._memory.write("beat", self._now())
+        # All processes of a machine share the monotonic clock.
+        self._memory.write("beat", time.monotonic())
 
     def join(self) -> MemoryAddress:
         """The address for one more API process. Raises UnsupportedEngine if there are too many."""

@@ -71,13 +71,11 @@ class LivenessWatch:
         cores: Sequence[CoreView | None],
         unfinished: Callable[[], Sequence[int]],
         limit_s: float,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cores = list(cores)
         self._unfinished = unfinished
         self._limit_s = limit_s
-        self._now = now
-        self._looked_at = now()
+        self._looked_at = time.monotonic()
 
     def read(self) -> tuple[CoreLiveness, ...]:
         """What the last look saw, at most ``LOOK_S`` ago while ``run`` runs."""
@@ -89,7 +87,7 @@ class LivenessWatch:
     async def run_counts(self) -> None:
         """Tell the cores' watchers what this process waits for. For every API process."""
         while True:
-            now = self._now()
+            now = time.monotonic()
             for core, count in zip(self._cores, self._unfinished(), strict=True):
                 if core is not None:
                     core.memory.write_server(core.address.place, ServerRecord(now, count))
@@ -102,14 +100,14 @@ class LivenessWatch:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        now = self._now()
+        now = time.monotonic()
         elapsed_s, self._looked_at = now - self._looked_at, now
         for core in self._cores:
             if core is not None:
                 await self._look_at(core, elapsed_s)
 
     async def _look_at(self, core: CoreView, elapsed_s: float) -> None:
-        record, now = core.memory.read(), self._now()
+        record, now = core.memory.read(), time.monotonic()
         asked = is_asked(core.memory.servers(), now)
         look = Look(record.steps, has_work(record, asked, now, core.wait), asked)
         if look.work and look.steps == core.wait.steps and core.wait.waited_s >= SHORT_S:
@@ -122,7 +120,7 @@ class LivenessWatch:
 
     async def _activity(self, core: CoreView) -> Activity:
         process, before, used_at = core.address.process, core.use, core.used_at
-        core.used_at = self._now()
+        core.used_at = time.monotonic()
         core.use = await asyncio.to_thread(process_use, process)
         if before is None:
             return Activity.UNKNOWN
