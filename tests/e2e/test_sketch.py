@@ -17,7 +17,7 @@ from proofserve.protocol.codec import decode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Workload
-from support.node import NAME, PARAMS, ROUND, ServedNode, until
+from support.node import PARAMS, ROUND, ServedNode, until
 from support.reference import reference_vectors
 
 pytestmark = pytest.mark.engine
@@ -65,7 +65,7 @@ def test_a_round_and_a_job_of_any_batch_give_the_same_bits(node: ServedNode, tin
     # As a validator asks that has no checkpoint.
     work = Workload(scheme("sketch-v1"), Block(ROUND["block_hash"], 7), ROUND["public_key"], 64)
     with NodeClient(node.server.url) as client:
-        claims = by_node(work, client, NAME)(wanted)
+        claims = by_node(work, client)(wanted)
     assert [claim.vector_b64 for claim in claims] == [rows[nonce] for nonce in wanted]
 
 

@@ -178,21 +178,18 @@ def calibrating_validator(
 
 def truth_of_node(node: NodeClient, work: Workload, at_once: int) -> Truth:
     """Let ``node`` recompute, ``at_once`` nonces in a call. Raises NodeError, as its vectors."""
-    compute = by_node(work, node, node.models()[0])
-
-    def vectors(nonces: Sequence[int]) -> Vectors:
-        return vectors_of(compute(nonces), work.scheme.width)
-
-    return Truth(vectors, work.scheme.width, at_once, node.weights_digest())
+    compute, width = by_node(work, node), work.scheme.width
+    digest = node.weights_digest()
+    return Truth(lambda nonces: vectors_of(compute(nonces), width), width, at_once, digest)
 
 
-def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
-    """Let ``node``, which serves ``model``, compute ``work``; the function raises NodeError.
+def by_node(work: Workload, node: NodeClient) -> Compute:
+    """Let ``node`` compute ``work`` with its first model; the function raises NodeError.
 
     The node refuses other schemes than its own, because their vectors would convict every prover.
     """
     request = Work(
-        model,
+        node.models()[0],
         block_hash=work.block.hash,
         block_height=work.block.height,
         public_key=work.public_key,
@@ -249,7 +246,7 @@ def run_engine(
         served = serving(replace(options, scheme=task.work.scheme.name, ranks=ranks), session)
     with served as node:
         facts = kernel_facts("a node", node.kernels())
-        compute = by_node(task.work, node, node.models()[0])
+        compute = by_node(task.work, node)
         calls = chunks(task.nonces, AT_ONCE)
         session.line.step(f"{name}: {len(task.nonces)} nonces", len(calls))
         claims: list[Claim] = []

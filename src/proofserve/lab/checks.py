@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Winner
 
+W = TypeVar("W", Work, DistanceWork)
+
 # The diameter of a sphere of radius 1, and the rounding error of a float32.
 LARGEST = 2.0 + 1e-6
 # Distances have a standard deviation of 0.008, so the median difference of unrelated ones is 0.007.
@@ -47,8 +50,6 @@ NORM_TOLERANCE = 2e-3
 SKETCH_DEVIATIONS = 6.0
 # Unrelated unit vectors are about 1.4 apart; two engines of one model about 0.01.
 UNRELATED = 0.2
-# Orders whose results are unrelated to ours, and the field in which they differ.
-OTHER_SEEDS = {"another key": "public_key", "another block": "block_hash"}
 ROUND_S = 60.0
 
 # Of coexistence: chats one after the other.
@@ -114,12 +115,17 @@ def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
     again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
     detail = "computed again in reverse order and in other batches"
     report(Check("the same nonce gives the same bits", again[::-1] == ours, detail))
-    for what, field in OTHER_SEEDS.items():
-        theirs = node.artifacts(replace(work, **{field: what}), NONCES)
-        nearest = min(distances(ours, theirs, work.width))
+    for what, other in _others(work).items():
+        nearest = min(distances(ours, node.artifacts(other, NONCES), work.width))
         detail = f"nearest pair {nearest:.2f} apart"
         report(Check(f"{what} gives other values", nearest > UNRELATED, detail))
     _round_counts(node, work, report)
+
+
+def _others(work: W) -> dict[str, W]:
+    """Orders whose results are unrelated to those of ``work``, by what differs."""
+    key, block = "another key", "another block"
+    return {key: replace(work, public_key=key), block: replace(work, block_hash=block)}
 
 
 def _vectors_are_valid(claims: Sequence[Claim], work: Work) -> Check:
@@ -174,8 +180,8 @@ def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> No
     again = _distances(node, replace(work, batch_size=5), reversed(NONCES))
     detail = "computed again in reverse order and in other batches"
     report(Check("the same nonce gives the same distance", again == ours, detail))
-    for what, field in OTHER_SEEDS.items():
-        theirs = _distances(node, replace(work, **{field: what}), NONCES)
+    for what, other in _others(work).items():
+        theirs = _distances(node, other, NONCES)
         # Two unrelated numbers may be close by chance; half of a dozen pairs are not.
         middle = median(abs(ours[nonce] - theirs[nonce]) for nonce in ours)
         detail = f"the median difference is {middle:.4f}"
