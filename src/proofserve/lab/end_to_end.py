@@ -150,15 +150,17 @@ def _judge_winners(
     plain: RoundWinners, hooked: RoundWinners, node: NodeClient, where: str, report: Reporter
 ) -> None:
     work, winners = plain.work, plain.winners
+    other_key = replace(work, public_key=f"not {work.public_key}")
     with node.judging(work):
         report(_accepted(node, plain, f"honest winners are accepted {where}"))
         report(_refused(node, replace(work, block_hash=f"not {work.block_hash}"), winners))
-        other_key = replace(work, public_key=f"not {work.public_key}")
-        report(_fraud(node, other_key, winners, "winners of another key are fraud"))
-        false = forged(plain)
-        report(_fraud(node, work, false, "winners an eighth of which do not win are fraud"))
-        name = "winners with layer hooks are fraud without them"
-        report(_fraud(node, work, hooked.winners, name))
+        for name, frauds in {
+            "winners of another key are fraud": (other_key, winners),
+            "winners an eighth of which do not win are fraud": (work, forged(plain)),
+            "winners with layer hooks are fraud without them": (work, hooked.winners),
+        }.items():
+            judgement = node.judge(*frauds)
+            report(Check(name, judgement.fraud_detected, _verdict(judgement)))
     with node.judging(hooked.work):
         name = f"honest winners with layer hooks are accepted {where}"
         report(_accepted(node, hooked, name))
@@ -176,11 +178,6 @@ def _accepted(node: NodeClient, found: RoundWinners, name: str) -> Check:
     off = max(abs(computed - winner.distance) for computed, winner in pairs)
     passed = not judgement.fraud_detected and off <= TOLERANCE
     return Check(name, passed, f"{_verdict(judgement)}, off by at most {off:.1e}")
-
-
-def _fraud(node: NodeClient, work: DistanceWork, winners: Sequence[Winner], name: str) -> Check:
-    judgement = node.judge(work, winners)
-    return Check(name, judgement.fraud_detected, _verdict(judgement))
 
 
 def _refused(node: NodeClient, work: DistanceWork, winners: Sequence[Winner]) -> Check:
