@@ -24,13 +24,13 @@ from proofserve.fleet.dashboard import FleetPage
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
 from proofserve.fleet.reconciler import MemberList, Reconciler, delete_for_ever
-from proofserve.fleet.routes.app import ServedFleet, create_app
+from proofserve.fleet.routes.app import create_app
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.sources import DnsMembers
 from proofserve.fleet.sql.locks import Leadership, while_leading
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
-from proofserve.fleet.verification_records import AfterConviction, VerificationRule
+from proofserve.fleet.verification_records import DAY_S, AfterConviction, VerificationRule
 from proofserve.fleet.watch import FleetWatch
 from proofserve.lab.report import LabError
 from proofserve.outbox.callbacks import CallbackPolicy
@@ -51,7 +51,6 @@ _logger = logging.getLogger(__name__)
 
 # How long connections may take to close after the last answer, seconds.
 _CLOSE_S = 5
-_DAY_S = 86_400.0
 
 
 @asynccontextmanager
@@ -70,82 +69,72 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     ):
         watch = FleetWatch(store, member_rules(settings), first_deployment(settings, outward))
         reconciler = Reconciler(store, watch, listed, http, public_url)
-        controller = _Controller(settings, reconciler, outward, policy)
-        await controller.watch.refresh()
-        for what, work in controller.tasks():
-            await tasks.enter_async_context(beside(what, work))
-        try:
-            yield controller.app(access)
-        finally:
-            await controller.finish()
-
-
-class _Controller:
-    """The objects of a controller."""
-
-    def __init__(
-        self,
-        settings: FleetSettings,
-        reconciler: Reconciler,
-        outward: Outward,
-        policy: VerificationPolicy | None,
-    ) -> None:
-        self._settings = settings
-        self._reconciler = reconciler
-        self.watch, store, wake = reconciler.watch, reconciler.store, reconciler.wake
-        self._leadership = Leadership(settings.database, changed=wake)
-        limits = fleet_limits(settings)
-        self._manager = FleetManager(store, self.watch, reconciler.client, wake, limits)
-        self._round_history = NodeHistory(self._manager.status, lambda: None)
-        self._page = FleetPage(self.watch, store, self._round_history, policy is not None)
-        self._sender = CallbackSender(store, callback_policy(settings), outward=outward)
-        self._verification = _verification(settings, store, self.watch, policy)
-
-    def tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        leadership = self._leadership
-        yield "fleet-view", self.watch.run()
-        yield "fleet-rounds", self._manager.follow()
-        yield "fleet-leadership", leadership.run()
-        yield "dashboard", self._round_history.watch()
-        yield "dashboard-members", self._page.measure_for_ever()
-        yield "fleet-reconciler", while_leading(leadership, self._reconciler.run)
-        yield "callbacks", while_leading(leadership, self._sender.run)
-        yield "jobs", while_leading(leadership, self._manager.jobs.compute_for_ever)
-        if keep_s := self._settings.keep_results_sec:
-            deleting = partial(delete_for_ever, self._reconciler.store, keep_s)
-            yield "deletion", while_leading(leadership, deleting)
-        if self._verification is not None:
-            yield "verification", while_leading(leadership, self._verification.run)
-
-    def app(self, access: Access) -> FastAPI:
-        settings, store = self._settings, self._reconciler.store
-        results = FleetResults(store, self.watch, self._reconciler.client)
+        client, wake = reconciler.client, reconciler.wake
+        manager = FleetManager(store, watch, client, wake, fleet_limits(settings))
+        history = NodeHistory(manager.status, lambda: None)
+        page = FleetPage(watch, store, history, policy is not None)
+        feed = SnapshotFeed(page.snapshot, lambda: manager.is_closing)
+        results = FleetResults(store, watch, client)
         limits = CallLimits(
             settings.requests_per_minute,
             settings.max_open_waits,
             settings.challenge_nonces_per_hour,
         )
-        feed = SnapshotFeed(self._page.snapshot, lambda: self._manager.is_closing)
-        node = Node(self.watch.limits, self._manager, results, access, limits, dashboard=feed)
-        parts = FleetParts(
-            store=store,
-            watch=self.watch,
-            manager=self._manager,
-            reconciler=self._reconciler,
-            join_access=join_access(settings, access),
-            join_check=join_check(settings),
-            leadership=self._leadership,
-            verification=self._verification,
-        )
-        served = ServedFleet(self.watch, node)
-        return create_app(parts, served, signature_check(settings), bool(access.names))
+        node = Node(watch.limits, manager, results, access, limits, dashboard=feed)
+        parts = _parts(settings, node, reconciler, policy)
+        sender = CallbackSender(store, callback_policy(settings), outward=outward)
+        await watch.refresh()
+        await tasks.enter_async_context(beside("dashboard", history.watch()))
+        await tasks.enter_async_context(beside("dashboard-members", page.measure_for_ever()))
+        for what, work in _tasks(parts, manager, sender, settings.keep_results_sec):
+            await tasks.enter_async_context(beside(what, work))
+        try:
+            yield create_app(parts, signature_check(settings))
+        finally:
+            await manager.aclose()
+            # Due callbacks go out for a moment, if this process leads.
+            if parts.leadership.held and not await sender.drain(settings.shutdown_flush_sec):
+                _logger.warning("some callbacks stay in the database; the next leader sends them")
 
-    async def finish(self) -> None:
-        """Refuse new work, and send due callbacks for a moment if this process leads."""
-        await self._manager.aclose()
-        seconds = self._settings.shutdown_flush_sec
-        if self._leadership.held and not await self._sender.drain(seconds):
-            _logger.warning("some callbacks stay in the database; the next leader sends them")
+
+def _parts(
+    settings: FleetSettings, node: Node, reconciler: Reconciler, policy: VerificationPolicy | None
+) -> FleetParts:
+    store, watch, verification = reconciler.store, reconciler.watch, None
+    if policy is not None:
+        open_sender = partial(JobSender, settings.database)
+        keep_s = settings.keep_verdicts_days * DAY_S
+        verification = VerificationControl(store.verdicts, watch, policy, open_sender, keep_s)
+    return FleetParts(
+        node=node,
+        store=store,
+        watch=watch,
+        reconciler=reconciler,
+        join_access=join_access(settings, node.access),
+        join_check=join_check(settings),
+        leadership=Leadership(settings.database, changed=reconciler.wake),
+        verification=verification,
+    )
+
+
+def _tasks(
+    parts: FleetParts, manager: FleetManager, sender: CallbackSender, keep_s: float
+) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+    """What runs always, and what runs while this process leads."""
+    yield "fleet-view", parts.watch.run()
+    yield "fleet-rounds", manager.follow()
+    yield "fleet-leadership", parts.leadership.run()
+    leading = {
+        "fleet-reconciler": parts.reconciler.run,
+        "callbacks": sender.run,
+        "jobs": manager.jobs.compute_for_ever,
+    }
+    if keep_s:
+        leading["deletion"] = partial(delete_for_ever, parts.store, keep_s)
+    if parts.verification is not None:
+        leading["verification"] = parts.verification.run
+    for what, work in leading.items():
+        yield what, while_leading(parts.leadership, work)
 
 
 def run_fleet(settings: FleetSettings) -> None:
@@ -201,16 +190,6 @@ def _require_safe(settings: FleetSettings) -> None:
             f"the fleet would listen on {settings.host} and take results of any sender: set"
             " FLEET_MEMBER_SECRET, and POC_CALLBACK_SECRET of every member to the same"
         )
-
-
-def _verification(
-    settings: FleetSettings, store: FleetStore, watch: FleetWatch, policy: VerificationPolicy | None
-) -> VerificationControl | None:
-    if policy is None:
-        return None
-    open_sender = partial(JobSender, settings.database)
-    keep_s = settings.keep_verdicts_days * _DAY_S
-    return VerificationControl(store.verdicts, watch, policy, open_sender, keep_s)
 
 
 def member_list(settings: FleetSettings) -> MemberList:
@@ -310,66 +289,51 @@ def policy_of(file: Path | None) -> VerificationPolicy | None:
     """
     if file is None:
         return None
-    read = read_policy(file)
-    made = _Rules(file, read.default.given() if read.default else {})
-    default = made.rule("[default]", {}) if read.default else None
-    members, models = {}, {}
-    for member in read.member:
-        members[member.key] = made.rule(f"[[member]] {member.key}", member.given())
-    for model in read.model:
-        models[model.name] = made.rule(f"[[model]] {model.name}", model.given())
-    if default is None and not members and not models:
+    read, calibrations = read_policy(file), dict[str, str]()
+    if read.default is None and not read.member and not read.model:
         raise ValueError(f"{file}: it has no rule: give [default], [[member]] or [[model]]")
-    return VerificationPolicy(default, members, models, made.calibrations)
+    first = read.default.given() if read.default else {}
 
-
-class _Rules:
-    def __init__(self, file: Path, default: Mapping[str, Any]) -> None:
-        self._file = file
-        self._default = default
-        self.calibrations: dict[str, str] = {}
-
-    def rule(self, table: str, own: Mapping[str, Any]) -> VerificationRule:
-        inherited = dict(self._default)
+    def rule(table: str, own: Mapping[str, Any]) -> VerificationRule:
+        inherited = dict(first)
         for group in _TOGETHER:
             if not own.keys().isdisjoint(group):
                 inherited = {n: value for n, value in inherited.items() if n not in group}
         fields = {**inherited, **own}
-        if problem := self._problem(fields):
-            raise ValueError(f"{self._file}: {table}: {problem}")
-        if (path := fields.pop("calibration", None)) is not None:
-            content = self._path(path).read_text("utf-8")
-            digest = hashlib.sha256(content.encode()).hexdigest()
-            self.calibrations[digest] = content
-            fields["calibration"] = digest
+        if "calibration" in fields:
+            # Paths in the file are from its own folder.
+            fields["calibration"] = file.parent / fields["calibration"]
+        if problem := next(_problems(fields), None):
+            raise ValueError(f"{file}: {table}: {problem}")
+        if "calibration" in fields:
+            content = fields["calibration"].read_text("utf-8")
+            fields["calibration"] = digest = hashlib.sha256(content.encode()).hexdigest()
+            calibrations[digest] = content
         return VerificationRule(**{_RENAMED.get(n, n): value for n, value in fields.items()})
 
-    def _problem(self, fields: Mapping[str, Any]) -> str | None:
-        tests = fields.get("tests", ())
-        if "nonces" not in fields:
-            return "nonces: is needed: the size of a sample"
-        if fields.keys().isdisjoint(_TOGETHER[0]):
-            return "every_sec: is needed, or every_nonces: how often a sample is taken"
-        if unknown := next((test for test in tests if test not in TESTS), None):
-            return f"tests: {unknown!r} is none of {', '.join(TESTS)}"
-        callback = fields.get("conviction") is AfterConviction.CALLBACK
-        if callback is not ("callback_url" in fields):
-            return 'callback_url: is needed with conviction = "callback", and only there'
-        return self._problem_of_threshold(fields)
+    default = rule("[default]", {}) if read.default else None
+    members = {each.key: rule(f"[[member]] {each.key}", each.given()) for each in read.member}
+    models = {each.name: rule(f"[[model]] {each.name}", each.given()) for each in read.model}
+    return VerificationPolicy(default, members, models, calibrations)
 
-    def _problem_of_threshold(self, fields: Mapping[str, Any]) -> str | None:
-        tests, path = fields.get("tests", ()), fields.get("calibration")
-        needing = sorted(OF_A_CALIBRATION.intersection(tests))
-        if needing and path is None:
-            return f"calibration: the test {needing[0]} needs the file of `calibrate noise`"
-        given = fields.get("dist_threshold"), path and self._path(path), fields.get("p_mismatch")
-        try:
-            threshold_of(tests, *given)
-        except (LabError, ProtocolError) as error:
-            named = "dist_threshold" if path is None else "calibration"
-            return f"{named}: {error}"
-        return None
 
-    def _path(self, path: Path) -> Path:
-        """Paths in the file are from its own folder."""
-        return self._file.parent / path
+def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the fields of a rule; later problems may follow from earlier ones."""
+    tests, calibration = fields.get("tests", ()), fields.get("calibration")
+    if "nonces" not in fields:
+        yield "nonces: is needed: the size of a sample"
+    if fields.keys().isdisjoint(_TOGETHER[0]):
+        yield "every_sec: is needed, or every_nonces: how often a sample is taken"
+    if unknown := next((test for test in tests if test not in TESTS), None):
+        yield f"tests: {unknown!r} is none of {', '.join(TESTS)}"
+    callback = fields.get("conviction") is AfterConviction.CALLBACK
+    if callback is not ("callback_url" in fields):
+        yield 'callback_url: is needed with conviction = "callback", and only there'
+    needing = sorted(OF_A_CALIBRATION.intersection(tests))
+    if needing and calibration is None:
+        yield f"calibration: the test {needing[0]} needs the file of `calibrate noise`"
+    try:
+        threshold_of(tests, fields.get("dist_threshold"), calibration, fields.get("p_mismatch"))
+    except (LabError, ProtocolError) as error:
+        named = "dist_threshold" if calibration is None else "calibration"
+        yield f"{named}: {error}"

@@ -17,6 +17,7 @@ from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.job_queues import JobRunner
 from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.sql.verdicts import VerdictStore
 from proofserve.fleet.verification import WORKER_LOCK, poll_s, queue_name
 from proofserve.fleet.verification_records import JobFinding, VerificationTask
 from proofserve.lab.report import NodeError
@@ -54,10 +55,10 @@ async def run_worker(
         if not await lock.take():
             raise StoreUnavailable(f"the lock {worker} of the fleet's database cannot be had")
         async with beside("worker-lock", _hold(lock)):
-            jobs = _Jobs(store, check, worker)
-            tries = settings.attempts, _is_passing
+            verify = _verifier(store.verdicts, check, worker)
             polled = {queue: poll_s(queue) for queue in queues}
-            runner = JobRunner(settings.database, worker, polled, jobs.verify, *tries)
+            tries = settings.attempts, _is_passing
+            runner = JobRunner(settings.database, worker, polled, verify, *tries)
             try:
                 await asyncio.to_thread(runner.start)
                 _logger.info("worker %s takes jobs of %s", worker, ", ".join(queues))
@@ -67,36 +68,31 @@ async def run_worker(
         await lock.give_back()
 
 
-class _Jobs:
-    """Runs in the threads of the queues; the database belongs to the loop of the process."""
+def _verifier(
+    store: VerdictStore, check: Callable[[VerificationTask], JobFinding], worker: str
+) -> Callable[[str], None]:
+    """What computes the job of an id, and stores its verdict when it is complete.
 
-    def __init__(
-        self, store: FleetStore, check: Callable[[VerificationTask], JobFinding], worker: str
-    ) -> None:
-        self._store = store.verdicts
-        self._check = check
-        self._worker = worker
-        self._loop = asyncio.get_running_loop()
-        self._one_at_a_time = threading.Lock()
+    It runs in the threads of the queues; the database belongs to the loop of the process.
+    """
+    loop, one_at_a_time = asyncio.get_running_loop(), threading.Lock()
 
-    def verify(self, job_id: str) -> None:
-        """Compute a job, and store its verdict when it is complete."""
+    def stored(call: Callable[[], Awaitable[T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(when_answered(call), loop).result()
+
+    def verify(job_id: str) -> None:
         # Each queue has its own thread, and the memory may hold one model and one forward.
-        with self._one_at_a_time:
-            self._verify(job_id)
-
-    def _verify(self, job_id: str) -> None:
-        task = self._stored(partial(self._store.begin, job_id, self._worker))
-        if task is None:
-            _logger.info("job %s has ended before", job_id)
-            return
-        found = self._check(task)
-        self._stored(partial(self._store.finish, task.job, found))
+        with one_at_a_time:
+            task = stored(partial(store.begin, job_id, worker))
+            if task is None:
+                _logger.info("job %s has ended before", job_id)
+                return
+            found = check(task)
+            stored(partial(store.finish, task.job, found))
         what = f"{found.outcome} after {found.nonces} nonces, {found.seconds:.2f} s"
         _logger.info("job %s, member %s: %s", job_id, task.member.name, what)
 
-    def _stored(self, call: Callable[[], Awaitable[T]]) -> T:
-        return asyncio.run_coroutine_threadsafe(when_answered(call), self._loop).result()
+    return verify
 
 
 async def when_answered(

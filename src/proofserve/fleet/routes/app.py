@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Path, Request
@@ -10,8 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from proofserve.api import node_page
 from proofserve.api import routes as node_routes
-from proofserve.api.access import ApiError
-from proofserve.api.node import Deployment, Node, ServedNode
+from proofserve.api.node import ServedNode
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
 from proofserve.fleet import callback_bodies
@@ -21,7 +19,6 @@ from proofserve.fleet.routes import operators
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.snapshot import StoredAnswer
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.errors import ProtocolError
 from proofserve.receiver import callbacks
 from proofserve.receiver.callbacks import SignatureCheck
@@ -36,22 +33,16 @@ _logger = logging.getLogger(__name__)
 # A million artifacts of k_dim 12, the most in one callback by default, have 70 MB.
 MAX_CALLBACK_BYTES = 256 * 1024 * 1024
 _MOST_LANES = 2**31
-# A controller whose view is older does not know what is desired, and says so. Seconds.
-OLDEST_VIEW_S = 5.0
-# The call that needs no deployment, though it changes something.
-_STOP = "/stop"
 
 
-def create_app(
-    parts: FleetParts, served: "ServedFleet", check: SignatureCheck | None, has_keys: bool
-) -> FastAPI:
+def create_app(parts: FleetParts, check: SignatureCheck | None) -> FastAPI:
     """``check`` is that of members' callbacks, None without a secret."""
-    app = FastAPI(title="proofserve fleet")
-    app.include_router(callback_router(parts.store, parts.manager.totals, check))
-    app.include_router(operators.router(parts, served.for_operators))
-    app.include_router(node_routes.router(served, has_keys))
-    app.include_router(node_page.router(served.for_operators))
-    models = APIRouter(route_class=guarded(served), tags=["fleet"])
+    app, node = FastAPI(title="proofserve fleet"), parts.node
+    app.include_router(callback_router(parts.store, node.manager.totals, check))
+    app.include_router(operators.router(parts))
+    app.include_router(node_routes.router(parts.node_with_members, bool(node.access.names)))
+    app.include_router(node_page.router(parts.present_node))
+    models = APIRouter(route_class=guarded(parts.node_with_members), tags=["fleet"])
 
     @models.get("/v1/models")
     async def list_models(node: ServedNode) -> dict[str, Any]:
@@ -67,42 +58,6 @@ def create_app(
 
     app.include_router(models)
     return app
-
-
-class ServedFleet:
-    """Gives each request ``node`` with the present deployment.
-
-    ``node`` has the deployment that counts while no member has answered yet.
-    """
-
-    def __init__(self, watch: FleetWatch, node: Node) -> None:
-        self._watch = watch
-        self._node = node
-        self._made: tuple[Deployment, Node] | None = None
-
-    def __call__(self, request: Request) -> Node:
-        """Raises ApiError while the database, or the first member, does not answer."""
-        node = self.for_operators(request)
-        overview = self._watch.current
-        waits_for_member = request.method == "POST" and not request.url.path.endswith(_STOP)
-        if overview.deployment is None and waits_for_member:
-            raise ApiError("not_ready", overview.why_not_ready or "no member has answered yet")
-        return node
-
-    def for_operators(self, _request: Request) -> Node:
-        """The node for calls that need no member. Raises ApiError without the database."""
-        if self._watch.age_s > OLDEST_VIEW_S and self._watch.error is not None:
-            raise ApiError(
-                "not_ready",
-                f"the fleet's database has not answered for {self._watch.age_s:.0f} s; members go"
-                " on proving, and keep their results until it does",
-            )
-        deployment = self._watch.current.deployment
-        if deployment is None:
-            return self._node
-        if self._made is None or self._made[0] is not deployment:
-            self._made = (deployment, replace(self._node, deployment=deployment))
-        return self._made[1]
 
 
 def callback_router(

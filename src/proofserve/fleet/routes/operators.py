@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
@@ -11,18 +11,17 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from proofserve.api.access import Access, ApiError
+from proofserve.api.metrics import NodeCollector
 from proofserve.api.node import Node
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented, refused
 from proofserve.api.schemas import Body
 from proofserve.fleet.client import MemberError
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.manager import FleetManager
 from proofserve.fleet.reconciler import Reconciler
 from proofserve.fleet.records import MemberSource, MemberState, Wish
 from proofserve.fleet.routes.snapshot import (
@@ -53,6 +52,10 @@ from proofserve.wire.records import UnicodeText
 
 PREFIX = "proofserve_fleet"
 MOST_VERDICTS = 500
+# A controller whose view is older does not know what is desired, and says so. Seconds.
+OLDEST_VIEW_S = 5.0
+# The call that needs no deployment, though it changes something.
+_STOP = "/stop"
 # Why a member may not join by this URL; None if it may.
 JoinCheck = Callable[[str], Awaitable[str | None]]
 
@@ -85,16 +88,41 @@ class WishRequest(Body, json_schema_extra={"examples": [{"reason": "a new driver
 
 @dataclass(frozen=True, slots=True)
 class FleetParts:
-    """What the routes work with. ``join_access`` says whose keys may add a member."""
+    """What the routes work with.
 
+    ``node`` has the deployment that counts while no member has answered yet. ``join_access`` says
+    whose keys may add a member.
+    """
+
+    node: Node
     store: FleetStore
     watch: FleetWatch
-    manager: FleetManager
     reconciler: Reconciler
     join_access: Access
     join_check: JoinCheck
     leadership: Leadership
     verification: VerificationControl | None
+
+    def node_with_members(self, request: Request) -> Node:
+        """The node for any call but those of operators, with the present deployment.
+
+        Raises ApiError while the database, or the first member, does not answer.
+        """
+        node, overview = self.present_node(request), self.watch.current
+        waits_for_member = request.method == "POST" and not request.url.path.endswith(_STOP)
+        if overview.deployment is None and waits_for_member:
+            raise ApiError("not_ready", overview.why_not_ready or "no member has answered yet")
+        return node
+
+    def present_node(self, _request: Request) -> Node:
+        """The node for calls that need no member. Raises ApiError without the database."""
+        if self.watch.age_s > OLDEST_VIEW_S and self.watch.error is not None:
+            raise ApiError(
+                "not_ready",
+                f"the fleet's database has not answered for {self.watch.age_s:.0f} s; members go"
+                " on proving, and keep their results until it does",
+            )
+        return replace(self.node, deployment=self.watch.current.deployment or self.node.deployment)
 
     async def changed(self) -> None:
         await self.watch.refresh()
@@ -116,16 +144,16 @@ class FleetParts:
         return member_record(self.watch.current, self.condition(member_id), time.time())
 
 
-def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
+def router(parts: FleetParts) -> APIRouter:
     """Reading needs a viewer's key, changing and asking for a verdict an operator's.
 
     Joining has keys of its own beside these.
     """
 
     def joined_node(request: Request) -> Node:
-        return replace(get_node(request), access=parts.join_access)
+        return replace(parts.present_node(request), access=parts.join_access)
 
-    made = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guarded(get_node))
+    made = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guarded(parts.present_node))
     joining = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guarded(joined_node))
     _add_reading(made, parts)
     _add_wishes(made, parts)
@@ -151,7 +179,7 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
     async def metrics() -> PlainTextResponse:
         """Members, lanes and leadership in the text format of Prometheus."""
         registry = CollectorRegistry()
-        registry.register(FleetCollector(parts))
+        registry.register(NodeCollector(lambda: _families(parts)))
         return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/members", **documented(MembersPage, 422, 503))
@@ -294,32 +322,22 @@ def _add_joining(router: APIRouter, parts: FleetParts) -> None:
         return {"id": condition.member.id, "state": condition.state, "reason": condition.reason}
 
 
-class FleetCollector(Collector):
-    """Shows what the parts know, and keeps nothing; it may be read in any thread."""
-
-    def __init__(self, parts: FleetParts) -> None:
-        self._parts = parts
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        overview, reconciler = self._parts.watch.current, self._parts.reconciler
-        states = Counter(each.state for each in overview.members)
-        by_state = {state.value: states[state] for state in MemberState}
-        yield _gauge("members", "Members by state.", "state", by_state)
-        round_, given = overview.desired.round, len(overview.view.lanes)
-        lanes = {"given": given, "left": (round_.lanes if round_ else 0) - given}
-        yield _gauge("lanes", "Lanes of the newest round: given, and left.", "lane", lanes)
-        leads = "1 for the controller that acts on the members."
-        held = self._parts.leadership.held
-        yield GaugeMetricFamily(f"{PREFIX}_leads", leads, value=held)
-        yield from _verification(overview)
-        age, seconds = "Seconds since the database was read.", self._parts.watch.age_s
-        yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=seconds)
-        what = "Duration of a pass over all members: the last one, and the longest of this process."
-        times = {"last": reconciler.pass_s, "longest": reconciler.longest_pass_s}
-        yield _gauge("pass_seconds", what, "pass", times)
+def _families(parts: FleetParts) -> Iterator[Metric]:
+    overview = parts.watch.current
+    states = Counter(each.state for each in overview.members)
+    by_state = {state.value: states[state] for state in MemberState}
+    yield _gauge("members", "Members by state.", "state", by_state)
+    round_, given = overview.desired.round, len(overview.view.lanes)
+    lanes = {"given": given, "left": (round_.lanes if round_ else 0) - given}
+    yield _gauge("lanes", "Lanes of the newest round: given, and left.", "lane", lanes)
+    leads = "1 for the controller that acts on the members."
+    yield GaugeMetricFamily(f"{PREFIX}_leads", leads, value=parts.leadership.held)
+    yield from _verification(overview)
+    age = "Seconds since the database was read."
+    yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=parts.watch.age_s)
+    what = "Duration of a pass over all members: the last one, and the longest of this process."
+    times = {"last": parts.reconciler.pass_s, "longest": parts.reconciler.longest_pass_s}
+    yield _gauge("pass_seconds", what, "pass", times)
 
 
 def _verification(overview: Overview) -> Iterator[Metric]:
