@@ -15,8 +15,8 @@ from proofserve.fleet.records import (
     FleetModel,
     FleetView,
     Lane,
+    MemberFindings,
     MemberSource,
-    MemberVectors,
 )
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
@@ -104,7 +104,7 @@ async def job_bench(
 
 
 async def a_pattern(
-    store: FleetStore, work: Workload, found: MemberVectors, queue: str, rule: VerificationRule
+    store: FleetStore, work: Workload, found: MemberFindings, queue: str, rule: VerificationRule
 ) -> VerificationJob:
     """A job about ``found``, the first nonces of a new round's one lane; it is not stored."""
     spec = RoundSpec(uuid.uuid4().hex, work, NonceLane(0, 1), 32, None)

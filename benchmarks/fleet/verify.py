@@ -30,7 +30,7 @@ from endurance.fleet.postgres import NoPostgres, postgres
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load
-from proofserve.fleet.records import MemberVectors
+from proofserve.fleet.records import BatchKind, MemberFindings
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import (
@@ -118,7 +118,9 @@ def _processes(folder: Path) -> Iterator[_Processes]:
 
 async def overhead_s(plan: Plan, database: str, folder: Path) -> float:
     """Seconds of a worker's time for each job, beside its computation."""
-    found = MemberVectors(np.arange(plan.nonces), np.zeros((plan.nonces, _WIDTH), np.float16))
+    found = MemberFindings(
+        BatchKind.VECTORS, np.arange(plan.nonces), np.zeros((plan.nonces, _WIDTH), np.float16)
+    )
     async with await FleetStore.open(database) as store:
         pattern = await a_pattern(store, plan.work, found, QUEUE, plan.rule)
         with _processes(folder) as processes:
@@ -140,7 +142,7 @@ async def workers_s(
     vectors = ReferenceEngine(_BATCH).compute(plan.work, network, nonces).values.astype("<f2")
     digest = weights_digest(model)
     async with await FleetStore.open(database) as store:
-        found = MemberVectors(np.array(nonces), vectors)
+        found = MemberFindings(BatchKind.VECTORS, np.array(nonces), vectors)
         pattern = await a_pattern(store, plan.work, found, queue_name(digest, None), plan.rule)
         pattern = replace(pattern, weights_digest=digest)
         task = await _task(store, pattern)

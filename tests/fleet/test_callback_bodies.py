@@ -6,7 +6,7 @@ import pytest
 
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.callback_bodies import read
-from proofserve.fleet.records import FleetRound, Lane, MemberRoots, MemberVectors, MemberWinners
+from proofserve.fleet.records import BatchKind, FleetRound, Lane
 from proofserve.protocol.codec import encode
 from proofserve.protocol.errors import MalformedVector, ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
@@ -47,15 +47,15 @@ def refusal(round_: FleetRound, body: object) -> ProtocolError:
 
 def test_what_a_member_found_is_read_as_it_was_sent() -> None:
     found = read(json.dumps(artifacts_body(VECTORS.spec, NONCES)).encode(), VECTORS, 2)
-    assert isinstance(found, MemberVectors)
+    assert found.kind is BatchKind.VECTORS
     assert found.nonces.tolist() == list(NONCES)
-    assert (found.vectors == vectors_of(NONCES).vectors).all()
+    assert (found.values == vectors_of(NONCES).values).all()
     won = read(json.dumps(winners_body()).encode(), WINNERS, 2)
-    assert isinstance(won, MemberWinners)
-    assert won.distances.tolist() == [0.5, 1.399999976158142, 0.0]
+    assert won.kind is BatchKind.WINNERS
+    assert won.values[:, 0].tolist() == [0.5, 1.399999976158142, 0.0]
     body = roots_body(ROOTS, LANE, 32, [32, 10])
     rooted = read(json.dumps(body).encode(), ROOTS, 2)
-    assert isinstance(rooted, MemberRoots)
+    assert rooted.kind is BatchKind.ROOTS
     assert rooted.nonces.tolist() == [ROOTS.nonces_of(2).nonce(32), ROOTS.nonces_of(2).nonce(64)]
     assert (rooted.counts.tolist(), rooted.body) == ([32, 10], body)
 

@@ -14,13 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from proofserve.fleet.records import (
-    FleetRound,
-    MemberFindings,
-    MemberRoots,
-    MemberVectors,
-    MemberWinners,
-)
+from proofserve.fleet.records import BatchKind, FleetRound, MemberFindings
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector, ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
@@ -96,7 +90,7 @@ def check_lane(nonces: NDArray[np.int64], lane: NonceLane, field: str) -> NDArra
     return indices
 
 
-def _vectors(body: _VectorsBody, spec: RoundSpec, lane: NonceLane) -> MemberVectors:
+def _vectors(body: _VectorsBody, spec: RoundSpec, lane: NonceLane) -> MemberFindings:
     _check_head(body, spec)
     width = spec.work.scheme.width
     encoding = msgspec.to_builtins(body.encoding)
@@ -107,25 +101,25 @@ def _vectors(body: _VectorsBody, spec: RoundSpec, lane: NonceLane) -> MemberVect
         vectors = decode_all([each.vector_b64 for each in body.artifacts], width)
     except MalformedVector as error:
         raise ProtocolError(f"artifacts.{error.field}", error.message) from error
-    return MemberVectors(nonces, vectors)
+    return MemberFindings(BatchKind.VECTORS, nonces, vectors)
 
 
-def _winners(body: _WinnersBody, spec: RoundSpec, lane: NonceLane) -> MemberWinners:
+def _winners(body: _WinnersBody, spec: RoundSpec, lane: NonceLane) -> MemberFindings:
     _check_head(body, spec)
     if spec.target is None or body.r_target != spec.target.r_target:
         raise ProtocolError("r_target", f"{body.r_target} is not the target of the round")
     if len(body.dist) != len(body.nonces):
         raise ProtocolError("dist", f"{len(body.dist)} values for {len(body.nonces)} nonces")
     nonces = _nonces(body.nonces, lane, "nonces")
-    distances = np.array(body.dist, np.float64)
+    distances = np.array(body.dist, "<f8")
     wrong = np.flatnonzero(~((distances >= 0) & (distances < body.r_target)))
     if wrong.size:
         place = wrong[0]
         raise ProtocolError(f"dist.{place}", f"{distances[place]} is not in 0 .. {body.r_target}")
-    return MemberWinners(nonces, distances)
+    return MemberFindings(BatchKind.WINNERS, nonces, distances[:, None])
 
 
-def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
+def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberFindings:
     try:
         body = CommittedRoots.model_validate_json(raw)
     except ValidationError as error:
@@ -150,8 +144,8 @@ def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
             )
         end = each.first_index + each.count
     firsts = np.array([body.lane.nonce(each.first_index) for each in body.roots], np.int64)
-    counts = np.array([each.count for each in body.roots], np.int64)
-    return MemberRoots(firsts, counts, body.round_id, body.lane, json.loads(raw))
+    nothing = np.empty((len(firsts), 0), np.uint8)
+    return MemberFindings(BatchKind.ROOTS, firsts, nothing, body, json.loads(raw))
 
 
 def _check_head(body: _Head, spec: RoundSpec) -> None:

@@ -16,6 +16,7 @@ from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.rounds.records import CommittedRound, RoundSpec, Workload
 from proofserve.rounds.state import Configured, State
 from proofserve.rounds.status import QueueGauges
+from proofserve.wire.records import CommittedRoots
 from proofserve.wire.status import NodeStatusResponse
 
 # What a fleet does not read of a status, and what stands there instead: a look stays small,
@@ -310,39 +311,24 @@ class BatchKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MemberVectors:
-    """The artifacts of one callback: ``nonces`` int64 [n], ``vectors`` float16 [n, k].
+class MemberFindings:
+    """What one callback of a member holds: ``nonces`` int64 [n], and ``values`` by its ``kind``.
 
-    Vectors are little-endian, and every value is finite.
+    Vectors are float16 [n, k] and finite, the distances of winners float64 [n, 1], both
+    little-endian. Of roots, ``nonces`` has the first nonce of each root's batch, and there are no
+    values: [n, 0]. ``roots`` is then the callback, in the same order, and ``body`` its JSON; its
+    round is of the member's lane or, of a member that is a fleet, of a part of it.
     """
 
+    kind: BatchKind
     nonces: NDArray[np.int64]
-    vectors: NDArray[np.float16]
+    values: NDArray[Any]
+    roots: CommittedRoots | None = None
+    body: Mapping[str, Any] | None = None
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MemberWinners:
-    """The winners of one callback: ``nonces`` int64 [n], ``distances`` float64 [n]."""
-
-    nonces: NDArray[np.int64]
-    distances: NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MemberRoots:
-    """The roots of one callback.
-
-    ``nonces`` int64 [n] has the first nonce of each root's batch, ``counts`` int64 [n] how many
-    nonces that batch has. They are of the round ``round_id``, whose lane is the member's or, of a
-    member that is a fleet, a part of it. ``body`` is the callback's body; its ``roots`` have the
-    same order.
-    """
-
-    nonces: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    round_id: str
-    lane: NonceLane
-    body: Mapping[str, Any]
-
-
-MemberFindings = MemberVectors | MemberWinners | MemberRoots
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many nonces each one stands for: 1, or the size of a root's batch."""
+        if self.roots is None:
+            return np.ones_like(self.nonces)
+        return np.array([each.count for each in self.roots.roots], np.int64)

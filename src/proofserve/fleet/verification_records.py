@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.api.response_models import ResponseModel
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, Member
 
 DAY_S: Final = 86_400.0
@@ -182,11 +183,11 @@ class JobFinding:
     report: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MemberVerdict:
-    """A stored verdict, without its report. ``id`` is that of its job.
+class MemberVerdict(ResponseModel, frozen=True):
+    """A verdict, as it is stored and shown; ``id`` is that of its job.
 
-    ``alpha`` was its chance to convict an honest member; None in rows of older versions.
+    ``log_evidence`` is a natural logarithm. ``alpha`` was its chance to convict an honest member;
+    null in rows of older versions.
     """
 
     number: int

@@ -11,14 +11,14 @@ from sqlalchemy import select
 
 from proofserve.fleet.callback_bodies import read
 from proofserve.fleet.records import (
+    BatchKind,
     DesiredState,
     FleetModel,
     FleetRound,
     Lane,
     Member,
+    MemberFindings,
     MemberSource,
-    MemberVectors,
-    MemberWinners,
 )
 from proofserve.fleet.sql import rounds as rows
 from proofserve.fleet.sql.rounds import find_round
@@ -97,19 +97,21 @@ def nonces_of(opened: FleetRound, lane: Lane, start: int, size: int) -> tuple[in
     return opened.nonces_of(lane.lane).batch(start, size)
 
 
-def vectors_of(nonces: Sequence[int]) -> MemberVectors:
+def vectors_of(nonces: Sequence[int]) -> MemberFindings:
     """Vectors that are known by their nonces."""
     rows = np.array(nonces, np.float64)[:, None] % 97 + np.arange(WIDTH)
-    return MemberVectors(np.array(nonces, np.int64), (rows / 128).astype("<f2"))
+    numbers = np.array(nonces, np.int64)
+    return MemberFindings(BatchKind.VECTORS, numbers, (rows / 128).astype("<f2"))
 
 
 def texts_of(nonces: Sequence[int]) -> list[str]:
-    return encode(vectors_of(nonces).vectors.astype(np.float32))
+    return encode(vectors_of(nonces).values.astype(np.float32))
 
 
-def winners_of(nonces: Sequence[int]) -> MemberWinners:
+def winners_of(nonces: Sequence[int]) -> MemberFindings:
     numbers = np.array(nonces, np.int64)
-    return MemberWinners(numbers, np.float32(R_TARGET - 1 / (numbers % 97 + 3)).astype(np.float64))
+    distances = np.float32(R_TARGET - 1 / (numbers % 97 + 3)).astype(np.float64)
+    return MemberFindings(BatchKind.WINNERS, numbers, distances[:, None])
 
 
 def head_of(spec: RoundSpec) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from proofserve.fleet.records import Lane, MemberVectors
+from proofserve.fleet.records import BatchKind, Lane, MemberFindings
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import Refused
@@ -154,7 +154,7 @@ async def test_roots_count_the_nonces_under_them(store: FleetStore) -> None:
 
 async def test_an_empty_callback_is_remembered(store: FleetStore) -> None:
     opened, lane = await a_lane(store)
-    empty = MemberVectors(np.empty(0, np.int64), np.empty((0, 12), "<f2"))
+    empty = MemberFindings(BatchKind.VECTORS, np.empty(0, np.int64), np.empty((0, 12), "<f2"))
     assert await store.ingest(opened, lane, "k", empty)
     assert not await store.ingest(opened, lane, "k", empty)
     assert json.loads(json.dumps(await nonces_in(store))) == []

@@ -16,7 +16,13 @@ import numpy as np
 from fleet.sql.support import give_lane
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.fleet.job_queues import JobSender
-from proofserve.fleet.records import DesiredState, FleetView, MemberSource, MemberVectors
+from proofserve.fleet.records import (
+    BatchKind,
+    DesiredState,
+    FleetView,
+    MemberFindings,
+    MemberSource,
+)
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy, queue_name
 from proofserve.fleet.verification_records import (
@@ -72,7 +78,8 @@ async def a_job(
     lane = await give_lane(store, opened.id, member.id)
     nonces = opened.nonces_of(0).batch(0, STORED)
     vectors = engine_of(model, "bfloat16", four_bits).compute(work, nonces).values
-    await store.ingest(opened, lane, "k", MemberVectors(np.array(nonces), vectors.astype("<f2")))
+    found = MemberFindings(BatchKind.VECTORS, np.array(nonces), vectors.astype("<f2"))
+    await store.ingest(opened, lane, "k", found)
     await store.move(Move.STOP)
     digest = weights_digest(model)
     job = VerificationJob(

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -260,13 +260,13 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
     ) -> dict[str, Any]:
         """Verdicts about all members or the one with this id, the newest first."""
         found = await parts.store.verdicts.page(member, offset, limit)
-        return {"verdicts": [asdict(each) for each in found], "offset": offset}
+        return {"verdicts": [each.model_dump() for each in found], "offset": offset}
 
     @router.get("/verdicts/{verdict_id}", **documented(VerdictReportAnswer, 404, 503))
     async def verdict(verdict_id: str) -> dict[str, Any]:
         """One verdict with its report, which is null for an abstention."""
         found, report = await _found(parts, verdict_id)
-        return {**asdict(found), "report": report}
+        return {**found.model_dump(), "report": report}
 
     # With HTML as the class of responses, the page of the API would promise refusals in HTML.
     @router.get(

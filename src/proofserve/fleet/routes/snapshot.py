@@ -19,7 +19,6 @@ from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import MemberSource, MemberState, Wish
 from proofserve.fleet.verification_records import (
     DistanceCounts,
-    JobCause,
     JobPhase,
     MemberVerdict,
     VerdictOutcome,
@@ -151,33 +150,14 @@ class SnapshotAnswer(MembersPage):
     verification: VerificationAnswer
 
 
-class VerdictAnswer(LastVerdictAnswer):
-    """One verdict; ``id`` is that of its job. ``log_evidence`` is a natural logarithm.
-
-    ``alpha`` was its chance to convict an honest member; null in rows of older versions.
-    """
-
-    number: int
-    member_id: str
-    member_name: str
-    round_id: str
-    lane: int
-    cause: JobCause
-    log_evidence: float | None
-    p_value: float | None
-    seconds: float
-    worker: str | None
-    alpha: float | None
-
-
 class VerdictPage(ResponseModel):
     """Verdicts from the ``offset``-th newest on."""
 
-    verdicts: list[VerdictAnswer]
+    verdicts: list[MemberVerdict]
     offset: int
 
 
-class VerdictReportAnswer(VerdictAnswer):
+class VerdictReportAnswer(MemberVerdict):
     """A verdict and the report of ``proofserve verify --json``; null for an abstention."""
 
     report: dict[str, Any] | None

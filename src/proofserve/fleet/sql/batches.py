@@ -1,7 +1,7 @@
 """Stored batches: what a member's callback becomes, how it is read, and when it is deleted."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,15 +26,7 @@ from sqlalchemy import (
 
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.callback_bodies import check_lane
-from proofserve.fleet.records import (
-    BatchKind,
-    FleetRound,
-    Lane,
-    MemberFindings,
-    MemberRoots,
-    MemberRound,
-    MemberVectors,
-)
+from proofserve.fleet.records import BatchKind, FleetRound, Lane, MemberFindings, MemberRound
 from proofserve.fleet.sql.database import StorePart, reads, writes
 from proofserve.fleet.sql.tables import (
     AnyRow,
@@ -50,6 +42,7 @@ from proofserve.fleet.sql.tables import (
 )
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.records import StoredResult, Winner
+from proofserve.wire.records import CommittedRoots
 
 # As the API's own header allows.
 _LONGEST_KEY = 200
@@ -67,8 +60,8 @@ class NewBatch:
     """What is to be stored: arrays of the same length [n], and the rows of ``found`` for them.
 
     ``indices`` are those of ``nonces`` in the lane. ``counts`` has how many nonces each one stands
-    for: 1, or the size of a root's batch. ``found`` is uint8 [n, bytes per row]. ``roots`` is the
-    callback that ``body`` is of, if it has roots.
+    for: 1, or the size of a root's batch. ``found`` is uint8 [n, bytes per row]. ``roots`` is a
+    callback with roots, and ``body`` its JSON.
     """
 
     round_number: int
@@ -79,8 +72,8 @@ class NewBatch:
     indices: NDArray[np.int64]
     counts: NDArray[np.int64]
     found: NDArray[np.uint8]
-    roots: MemberRoots | None = None
-    body: dict[str, Any] | None = None
+    roots: CommittedRoots | None = None
+    body: Mapping[str, Any] | None = None
 
     @property
     def ends(self) -> NDArray[np.int64]:
@@ -134,29 +127,19 @@ def new_batch(round_: FleetRound, lane: Lane, callback_key: str, found: MemberFi
     if not 1 <= len(callback_key) <= _LONGEST_KEY:
         raise ProtocolError("Idempotency-Key", f"it has not 1..{_LONGEST_KEY} characters")
     indices = check_lane(found.nonces, round_.nonces_of(lane.lane), "nonces")
-    counts = np.ones_like(indices)
-    roots: MemberRoots | None = None
-    values: NDArray[Any]
-    if isinstance(found, MemberRoots):
-        kind, values = BatchKind.ROOTS, np.empty((len(indices), 0), np.uint8)
-        counts, roots = found.counts, found
-    elif isinstance(found, MemberVectors):
-        kind, values = BatchKind.VECTORS, found.vectors.astype("<f2", copy=False)
-    else:
-        kind, values = BatchKind.WINNERS, found.distances.astype("<f8", copy=False)[:, None]
-    size = values.shape[1] * values.itemsize
+    size = found.values.shape[1] * found.values.itemsize
+    rows = np.ascontiguousarray(found.values).view(np.uint8).reshape(len(indices), size)
     return NewBatch(
         round_number=round_.number,
         lane=lane.lane,
         callback_key=callback_key,
-        kind=kind,
+        kind=found.kind,
         nonces=found.nonces,
         indices=indices,
-        counts=counts,
-        # The bytes of each row.
-        found=np.ascontiguousarray(values).view(np.uint8).reshape(len(values), size),
-        roots=roots,
-        body=None if roots is None else dict(roots.body),
+        counts=found.counts,
+        found=rows,
+        roots=found.roots,
+        body=found.body,
     )
 
 

@@ -71,6 +71,7 @@ _OF_JOB = (
     *("after_batch", "through_batch", "asked_at", "alpha_share"),
 )
 
+# In the order of the fields of a ``MemberVerdict``.
 _VERDICT = (
     *(verdicts.c.number, verdicts.c.job, verdicts.c.member, members.c.name, rounds.c.id),
     *(verdicts.c.lane, jobs.c.cause, verdicts.c.outcome, verdicts.c.reason, verdicts.c.test),
@@ -360,7 +361,7 @@ def _convict(
         active = (members.c.id == job.member_id) & (members.c.wish == Wish.ACTIVE.value)
         connection.execute(update(members).where(active).values(**wish))
     if rule.conviction is AfterConviction.CALLBACK and rule.callback_url is not None:
-        body = json.dumps(asdict(stored), allow_nan=False)
+        body = json.dumps(stored.model_dump(), allow_nan=False)
         add_callback(connection, CONVICTED, rule.callback_url, now, body=body)
 
 
@@ -414,7 +415,4 @@ def _joined(*more: Any) -> Select[tuple[Any, ...]]:
 
 
 def _verdict(row: AnyRow | Sequence[Any]) -> MemberVerdict:
-    number, id_, member, name, round_id, lane, cause, outcome, *rest = row
-    return MemberVerdict(
-        number, id_, member, name, round_id, lane, JobCause(cause), VerdictOutcome(outcome), *rest
-    )
+    return MemberVerdict(**dict(zip(MemberVerdict.model_fields, row, strict=True)))
