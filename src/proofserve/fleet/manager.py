@@ -11,7 +11,7 @@ from proofserve.fleet.client import MemberError
 from proofserve.fleet.engine import FleetEngine, NewClient
 from proofserve.fleet.jobs import FleetJobs
 from proofserve.fleet.plan import START_LOST_S
-from proofserve.fleet.records import FleetRound, Lane, MemberRound
+from proofserve.fleet.records import FleetRound, MemberRound
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.commitments import CommittedBatch, Opening
@@ -28,11 +28,9 @@ from proofserve.rounds.records import (
     Limits,
     Outcome,
     RoundSpec,
-    StoredResult,
-    Winner,
 )
 from proofserve.rounds.state import Move, State, step
-from proofserve.rounds.status import EngineGauges, NodeTotals, OutboxGauges, Status
+from proofserve.rounds.status import EngineGauges, NodeTotals, Status
 from proofserve.wire.records import Hash, OpeningRecord, Whole
 
 # How often a call that waits for the members looks again, seconds.
@@ -74,7 +72,7 @@ class FleetManager:
         self._limits = limits
         self._clock = clock
         self.totals = NodeTotals()
-        self._closing = False
+        self.is_closing = False
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._engine = FleetEngine(watch, client, self._no_round)
@@ -166,19 +164,15 @@ class FleetManager:
         self.require_open()
         return await self._engine.self_check()
 
-    @property
-    def is_closing(self) -> bool:
-        return self._closing
-
     def require_open(self) -> None:
-        if self._closing:
+        if self.is_closing:
             raise Refused(
                 Refusal.SHUTTING_DOWN, "the server is shutting down; ask again after its restart"
             )
 
     async def aclose(self) -> None:
         """Refuse new work. Rounds and jobs go on: another controller, or the next start, leads."""
-        self._closing = True
+        self.is_closing = True
 
     async def _open(self, spec: RoundSpec, move: Move) -> None:
         self.require_open()
@@ -226,39 +220,31 @@ def _require_room(spec: RoundSpec, lanes: int) -> None:
         ) from None
 
 
-def _is_starting(lane: Lane, now: float) -> bool:
-    """Whether a start call of the lane may still be on its way."""
-    known = lane.ended_at is not None or lane.member_round_id is not None
-    return not known and now - lane.given_at < START_LOST_S
-
-
 def _all_started(overview: Overview) -> bool:
     """Whether each ready member has a lane with a known round, or one that failed."""
-    own = {each.member_id: each for each in overview.view.lanes}
-    lanes = [own.get(each.member.id) for each in overview.ready]
+    lanes = {each.member_id: each for each in overview.view.lanes}
     generating = {each.member.id for each in overview.proving}
     return all(
-        lane is not None and (lane.member_id in generating or lane.ended_at is not None)
-        for lane in lanes
+        (lane := lanes.get(each.member.id)) is not None
+        and (lane.member_id in generating or lane.ended_at is not None)
+        for each in overview.ready
     )
 
 
 def _settled(overview: Overview) -> bool:
     """Whether no member generates for the fleet, and all that they found is stored here."""
-    at = overview.view.at
-    if any(_is_starting(each, at) for each in overview.view.lanes):
-        return False
-    for condition in overview.members:
-        status = condition.status
-        if not condition.answered or status is None:
+    statuses = {each.member.id: each.status for each in overview.members if each.answered}
+    for lane in overview.view.lanes:
+        is_known = lane.ended_at is not None or lane.member_round_id is not None
+        if not is_known and overview.view.at - lane.given_at < START_LOST_S:
+            # A start call of it may still be on its way.
+            return False
+        status = statuses.get(lane.member_id)
+        if status is None or lane.member_round_id != status.round_id:
             continue
-        own = [e for e in overview.view.lanes if e.member_id == condition.member.id]
-        for each in own:
-            if each.member_round_id != status.round_id:
-                continue
-            found = status.stats.total_found if status.stats else 0
-            if status.generates or each.stored < found:
-                return False
+        found = status.stats.total_found if status.stats else 0
+        if status.generates or lane.stored < found:
+            return False
     return True
 
 
@@ -286,44 +272,11 @@ class FleetResults:
     """
 
     def __init__(self, store: FleetStore, watch: FleetWatch, client: NewClient) -> None:
-        self._store = store
+        self.results, self.winners = store.results, store.winners
+        self.committed_round = store.committed_round
+        self.probe, self.gauges = store.probe, store.gauges
         self._watch = watch
         self._client = client
-
-    async def results(self, after: int, limit: int) -> list[StoredResult]:
-        return await self._store.results(after, limit)
-
-    async def winners(self, round_id: str, limit: int) -> list[Winner]:
-        return await self._store.winners(round_id, limit)
-
-    async def probe(self) -> None:
-        await self._store.probe()
-
-    async def gauges(self) -> OutboxGauges:
-        return await self._store.gauges()
-
-    async def committed_round(
-        self, block_hash: str, public_key: str, round_id: str | None
-    ) -> CommittedRound:
-        about = f"block {block_hash!r} and key {public_key!r}"
-        rounds = await self._store.rounds_of_block(block_hash, public_key)
-        if not rounds:
-            raise Refused(Refusal.UNKNOWN_ROUND, f"there is no round of {about}")
-        committed = [each for each in rounds if each.spec.commits_roots]
-        if not committed:
-            raise Refused(
-                Refusal.NOT_COMMITTED, f"the rounds of {about} publish vectors, not roots"
-            )
-        found = await self._store.roots(committed, round_id)
-        if not found:
-            raise Refused(
-                Refusal.UNKNOWN_ROUND,
-                f"no member has committed to nonces of {about} in round {round_id}",
-            )
-        if round_id is None and len(found) > 1:
-            ids = ", ".join(each.round_id for each in found[:20])
-            raise Refused(Refusal.SEVERAL_ROUNDS, f"give one of these as round_id: {ids}")
-        return found[0]
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
         """As the port. Raises EngineFault if the member of the lane cannot be asked."""

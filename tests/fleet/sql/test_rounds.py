@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from proofserve.fleet.records import DesiredState
-from proofserve.fleet.sql.rounds import MOST_LANES
+from proofserve.fleet.sql.rounds import MOST_LANES, rounds_of_block
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import Refusal
@@ -29,8 +29,8 @@ async def test_a_round_is_read_as_it_was_opened(url: str, spec: object) -> None:
     async with await FleetStore.open(url) as store:
         assert await desired_of(store) == DesiredState(State.GENERATING, opened)
         assert await round_of(store, opened.id) == opened
-        assert await store.rounds_of_block("b10c", "k3y") == [opened]
-        assert await store.rounds_of_block("b10c", "other") == []
+        assert await store.database.read(rounds_of_block, "b10c", "k3y") == [opened]
+        assert await store.database.read(rounds_of_block, "b10c", "other") == []
 
 
 async def test_the_next_round_ends_the_one_before(store: FleetStore) -> None:

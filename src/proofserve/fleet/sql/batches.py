@@ -28,6 +28,7 @@ from proofserve.fleet import callback_bodies
 from proofserve.fleet.callback_bodies import check_lane
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, MemberFindings, MemberRound
 from proofserve.fleet.sql.database import StorePart, reads, writes
+from proofserve.fleet.sql.rounds import rounds_of_block
 from proofserve.fleet.sql.tables import (
     AnyRow,
     batches,
@@ -41,6 +42,7 @@ from proofserve.fleet.sql.tables import (
     rounds,
 )
 from proofserve.protocol.errors import ProtocolError
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import StoredResult, Winner
 from proofserve.wire.records import CommittedRoots
 
@@ -213,28 +215,29 @@ class BatchStore(StorePart):
         return found[-limit:]
 
     @reads
-    def roots(
-        self, connection: Connection, of: Sequence[FleetRound], round_id: str | None
-    ) -> list[MemberRound]:
-        """The members' rounds with roots, of the fleet's rounds ``of``; with an id only that."""
-        by_number = {each.number: each for each in of}
-        on_lane = (lanes.c.round == roots.c.round) & (lanes.c.lane == roots.c.lane)
-        chosen = (
-            select(roots, lanes.c.member)
-            .join(lanes, on_lane)
-            .where(roots.c.round.in_(by_number))
-            .order_by(roots.c.round, roots.c.lane, roots.c.group_id)
-        )
-        if round_id is not None:
-            chosen = chosen.where(roots.c.member_round == kept(round_id))
-        found = []
-        for row in connection.execute(chosen):
-            of_round = by_number[row.round]
-            own = of_round.nonces_of(row.lane)
-            part = replace(own, group_id=row.group_id, n_groups=row.n_groups)
-            known = (row.member_round, part, row.committed)
-            found.append(MemberRound(*known, row.member, of_round))
-        return found
+    def committed_round(
+        self, connection: Connection, block_hash: str, public_key: str, round_id: str | None
+    ) -> MemberRound:
+        """As ``PublishedResults``: the round of a member, whose callback with roots names it."""
+        about = f"block {block_hash!r} and key {public_key!r}"
+        rounds = rounds_of_block(connection, block_hash, public_key)
+        if not rounds:
+            raise Refused(Refusal.UNKNOWN_ROUND, f"there is no round of {about}")
+        committed = [each for each in rounds if each.spec.commits_roots]
+        if not committed:
+            raise Refused(
+                Refusal.NOT_COMMITTED, f"the rounds of {about} publish vectors, not roots"
+            )
+        found = committed_rounds(connection, committed, round_id)
+        if not found:
+            raise Refused(
+                Refusal.UNKNOWN_ROUND,
+                f"no member has committed to nonces of {about} in round {round_id}",
+            )
+        if round_id is None and len(found) > 1:
+            ids = ", ".join(each.round_id for each in found[:20])
+            raise Refused(Refusal.SEVERAL_ROUNDS, f"give one of these as round_id: {ids}")
+        return found[0]
 
     @writes
     def delete_delivered(self, connection: Connection, older_than_s: float) -> bool:
@@ -257,6 +260,29 @@ class BatchStore(StorePart):
             _delete_callbacks(connection, rows)
             return True
         return _delete_batches(connection, _of_ended_rounds(before), _BATCHES) > 0
+
+
+def committed_rounds(
+    connection: Connection, of: Sequence[FleetRound], round_id: str | None
+) -> list[MemberRound]:
+    """The members' rounds with roots, of the fleet's rounds ``of``; with an id only that."""
+    by_number = {each.number: each for each in of}
+    on_lane = (lanes.c.round == roots.c.round) & (lanes.c.lane == roots.c.lane)
+    chosen = (
+        select(roots, lanes.c.member)
+        .join(lanes, on_lane)
+        .where(roots.c.round.in_(by_number))
+        .order_by(roots.c.round, roots.c.lane, roots.c.group_id)
+    )
+    if round_id is not None:
+        chosen = chosen.where(roots.c.member_round == kept(round_id))
+    found = []
+    for row in connection.execute(chosen):
+        of_round = by_number[row.round]
+        own = of_round.nonces_of(row.lane)
+        part = replace(own, group_id=row.group_id, n_groups=row.n_groups)
+        found.append(MemberRound(row.member_round, part, row.committed, row.member, of_round))
+    return found
 
 
 def vectors(found: bytes, row_bytes: int) -> NDArray[np.float16]:

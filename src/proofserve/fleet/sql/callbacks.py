@@ -7,14 +7,14 @@ before it was not delivered: a callback for each one of a member would be too ma
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, exists, func, select, update
 
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.sql.batches import floats, integers, vectors
-from proofserve.fleet.sql.database import FleetDatabase, StorePart, announces, reads, writes
+from proofserve.fleet.sql.database import StorePart, announces, reads, writes
 from proofserve.fleet.sql.rounds import find_round
 from proofserve.fleet.sql.tables import (
     AnyRow,
@@ -51,11 +51,7 @@ _PENDING = deliveries.c.state == "pending"
 class DeliveryStore(StorePart):
     """What ``outbox.sender.CallbackSender`` needs, and the callbacks that others queue."""
 
-    def __init__(
-        self, database: FleetDatabase, clock: Callable[[], float], news: asyncio.Event
-    ) -> None:
-        super().__init__(database, clock, news)
-        self._failed_attempts = 0
+    _failed_attempts = 0
 
     async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
         """Queue the callback about a job or a verdict to ``url``."""

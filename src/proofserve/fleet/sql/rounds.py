@@ -1,9 +1,8 @@
 """Members with the last look at each, the desired state, rounds and their lanes, as rows."""
 
-import asyncio
 import json
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +19,7 @@ from proofserve.fleet.records import (
     MemberStatus,
     Wish,
 )
-from proofserve.fleet.sql.database import FleetDatabase, StorePart, announces, reads, writes
+from proofserve.fleet.sql.database import StorePart, announces, reads, writes
 from proofserve.fleet.sql.tables import (
     AnyRow,
     desired,
@@ -64,12 +63,8 @@ _OPEN = lanes.c.ended_at.is_(None)
 class RoundStore(StorePart):
     """Who belongs to the fleet, what is desired, and who has which lane."""
 
-    def __init__(
-        self, database: FleetDatabase, clock: Callable[[], float], news: asyncio.Event
-    ) -> None:
-        super().__init__(database, clock, news)
-        # The last look at each member by its text: most readings find the texts of the one before.
-        self._looks: dict[str, tuple[str, MemberLook]] = {}
+    # The last look at each member by its text: most readings find the texts of the one before.
+    _looks: Mapping[str, tuple[str, MemberLook]] = {}
 
     @writes
     def put_member(
@@ -207,14 +202,6 @@ class RoundStore(StorePart):
         connection.execute(update(desired).values(state=state.value))
         return read_desired(connection)
 
-    @reads
-    def rounds_of_block(
-        self, connection: Connection, block_hash: str, public_key: str
-    ) -> list[FleetRound]:
-        """The rounds of a block and key, in the order of their start."""
-        chosen = select(*_ROUND).where(rounds.c.about == round_about(block_hash, public_key))
-        return [_round(row) for row in connection.execute(chosen.order_by(rounds.c.number))]
-
     @writes
     def give_lanes(
         self, connection: Connection, round_id: str, member_ids: Sequence[str], served: FleetModel
@@ -301,6 +288,12 @@ def read_desired(connection: Connection) -> DesiredState:
 def find_round(connection: Connection, round_id: str) -> FleetRound | None:
     row = connection.execute(select(*_ROUND).where(rounds.c.id == round_id)).first()
     return None if row is None else _round(row)
+
+
+def rounds_of_block(connection: Connection, block_hash: str, public_key: str) -> list[FleetRound]:
+    """The rounds of a block and key, in the order of their start."""
+    chosen = select(*_ROUND).where(rounds.c.about == round_about(block_hash, public_key))
+    return [_round(row) for row in connection.execute(chosen.order_by(rounds.c.number))]
 
 
 def round_of_number(connection: Connection, number: int) -> FleetRound:
