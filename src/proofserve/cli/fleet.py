@@ -110,7 +110,29 @@ def members(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: AsJson = False
     if json:
         typer.echo(json_format.dumps(found, indent=2))
         return
-    _show_members(found)
+    console, fleet = Console(), found["fleet"]
+    table = Table(box=None, pad_edge=False)
+    # A name that is cut or in two lines could not be copied into the next command.
+    table.add_column("member", no_wrap=True)
+    for column in ("state", "lane", "nonces/s", "processed", "outbox", "seen"):
+        table.add_column(column, overflow="fold")
+    for each in found["members"]:
+        table.add_row(
+            Text(each["name"]),
+            Text(each["state"], _STATE_COLOURS.get(each["state"], "yellow")),
+            "" if each["lane"] is None else str(each["lane"]),
+            f"{each['nonces_per_second']:.1f}",
+            str(each["processed"]),
+            "" if each["outbox_age_s"] is None else f"{each['outbox_age_s']:.0f} s",
+            "" if each["seen_s"] is None else f"{each['seen_s']:.0f} s ago",
+        )
+    console.print(table)
+    for each in found["members"]:
+        if each["reason"]:
+            console.print(Text(f"{each['name']}: {each['reason']}"))
+    lanes = f"lanes {fleet['lanes_used']} of {fleet['lanes']}" if fleet["lanes"] else "no round"
+    rate = f"{fleet['processed']} nonces, {fleet['nonces_per_second']:.1f}/s"
+    console.print(f"{fleet['state']}: {lanes}, {rate}", highlight=False)
 
 
 @app.command()
@@ -166,7 +188,24 @@ def verdicts(
     if json:
         typer.echo(json_format.dumps(found, indent=2))
         return
-    _show_verdicts(found["verdicts"])
+    table = Table(box=None, pad_edge=False)
+    columns = ("at", "member", "verdict", "test", "nonces", "distance", "threshold", "alpha", "why")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for each in found["verdicts"]:
+        at = datetime.fromtimestamp(each["at"], UTC).astimezone()
+        table.add_row(
+            f"{at:%Y-%m-%d %H:%M:%S}",
+            Text(each["member_name"]),
+            Text(each["outcome"], _VERDICT_COLOURS.get(each["outcome"], "yellow")),
+            each["test"] or "",
+            str(each["nonces"]),
+            *("" if each[key] is None else f"{each[key]:.4f}" for key in ("distance", "threshold")),
+            # Null in rows of older versions.
+            "" if each["alpha"] is None else f"{each['alpha']:.1e}",
+            Text(each["reason"] or ""),
+        )
+    Console().print(table)
 
 
 @app.command()
@@ -253,50 +292,3 @@ def _change(what: str, member: str, reason: str | None, url: str, api_key: str |
         answer = _call(client, "POST", f"{FLEET}/members/{found['id']}/{what}", body)
     state = answer.get("state", "removed")
     typer.echo(f"{found['name']}: {state}" + (f" ({reason})" if reason else ""))
-
-
-def _show_members(found: Any) -> None:
-    console, fleet = Console(), found["fleet"]
-    table = Table(box=None, pad_edge=False)
-    # A name that is cut or in two lines could not be copied into the next command.
-    table.add_column("member", no_wrap=True)
-    for column in ("state", "lane", "nonces/s", "processed", "outbox", "seen"):
-        table.add_column(column, overflow="fold")
-    for each in found["members"]:
-        table.add_row(
-            Text(each["name"]),
-            Text(each["state"], _STATE_COLOURS.get(each["state"], "yellow")),
-            "" if each["lane"] is None else str(each["lane"]),
-            f"{each['nonces_per_second']:.1f}",
-            str(each["processed"]),
-            "" if each["outbox_age_s"] is None else f"{each['outbox_age_s']:.0f} s",
-            "" if each["seen_s"] is None else f"{each['seen_s']:.0f} s ago",
-        )
-    console.print(table)
-    for each in found["members"]:
-        if each["reason"]:
-            console.print(Text(f"{each['name']}: {each['reason']}"))
-    lanes = f"lanes {fleet['lanes_used']} of {fleet['lanes']}" if fleet["lanes"] else "no round"
-    rate = f"{fleet['processed']} nonces, {fleet['nonces_per_second']:.1f}/s"
-    console.print(f"{fleet['state']}: {lanes}, {rate}", highlight=False)
-
-
-def _show_verdicts(verdicts: list[Any]) -> None:
-    table = Table(box=None, pad_edge=False)
-    columns = ("at", "member", "verdict", "test", "nonces", "distance", "threshold", "alpha", "why")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for each in verdicts:
-        at = datetime.fromtimestamp(each["at"], UTC).astimezone()
-        table.add_row(
-            f"{at:%Y-%m-%d %H:%M:%S}",
-            Text(each["member_name"]),
-            Text(each["outcome"], _VERDICT_COLOURS.get(each["outcome"], "yellow")),
-            each["test"] or "",
-            str(each["nonces"]),
-            *("" if each[key] is None else f"{each[key]:.4f}" for key in ("distance", "threshold")),
-            # Null in rows of older versions.
-            "" if each["alpha"] is None else f"{each['alpha']:.1e}",
-            Text(each["reason"] or ""),
-        )
-    Console().print(table)

@@ -187,11 +187,11 @@ class DemoFleet:
         usual = self.checkpoints[FIRST]
         wanted = {name: self.checkpoints.get(name, usual) for name in names}
         self.processes.members(self.node.url, wanted)
-        self._await("they join", lambda: all(self._is_ready(name) for name in names))
+        self._await("they join", lambda: self._ready().issuperset(names))
 
-    def _is_ready(self, name: str) -> bool:
+    def _ready(self) -> set[str]:
         members = self._snapshot()["members"]
-        return any(each["name"] == name and each["state"] == "ready" for each in members)
+        return {each["name"] for each in members if each["state"] == "ready"}
 
     def _member(self, name: str) -> Any:
         return next(each for each in self._snapshot()["members"] if each["name"] == name)
@@ -256,7 +256,6 @@ class DemoProcesses:
     dtype: ServedDtype
     _key: str = field(default_factory=secrets.token_hex)
     _stack: ExitStack = field(default_factory=ExitStack)
-    _servers: dict[str, Server] = field(default_factory=dict)
     _alive: "dict[str, tuple[subprocess.Popen[bytes], Path]]" = field(default_factory=dict)
 
     def close(self) -> None:
@@ -315,8 +314,8 @@ class DemoProcesses:
 
     def kill(self, name: str) -> None:
         """``kill -9`` for the server and its engine."""
-        del self._alive[name]
-        os.killpg(self._servers[name].process.pid, signal.SIGKILL)
+        process, _ = self._alive.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
 
     @property
     def _database(self) -> str:
@@ -341,7 +340,6 @@ class DemoProcesses:
         server = self._running(name, command, port, folder / "server.log")
         # Engines that prove leave the cores to a server that starts, and to the worker.
         os.setpriority(os.PRIO_PGRP, server.process.pid, NICE)
-        self._servers[name] = server
 
     def _running(self, name: str, command: ServerCommand, port: int, log: Path) -> Server:
         running = running_server(command, port, log, self.session.waiting)

@@ -37,8 +37,6 @@ _DATE_ROUNDING_S = 0.5
 # A server that gives one of these answers, and its proofs are not for this fleet as it is.
 _NO_PROOFS = {401, 403, 404, 405}
 _PROOFS_OFF = "PoC not enabled"
-# A round or job that the caller numbers itself, and a node that only judges.
-_WHOLE = NonceLane(0, 1)
 
 
 class MemberError(Exception):
@@ -252,9 +250,8 @@ def prove_order(
     work: Workload, nonces: Sequence[int], deployed: DeploymentStatus
 ) -> dict[str, Any]:
     """The body of ``/generate`` that waits for the vectors of ``nonces``."""
-    numbers = {"node_id": _WHOLE.node_id, "node_count": _WHOLE.node_count}
-    listed = {"nonces": list(nonces), "wait": True}
-    return {**_work(work), **numbers, **_artifact(work, deployed), **listed}
+    listed = {"node_id": 0, "node_count": 1, "nonces": list(nonces), "wait": True}
+    return {**_work(work), **_artifact(work, deployed), **listed}
 
 
 def judging_order(work: Workload) -> dict[str, Any]:
@@ -264,8 +261,7 @@ def judging_order(work: Workload) -> dict[str, Any]:
 
 def judge_order(work: Workload, nonces: Sequence[int]) -> dict[str, Any]:
     """The body of ``/validate`` that recomputes ``nonces``; its claims do not matter."""
-    listed = {"nonces": list(nonces), "dist": [0.0] * len(nonces)}
-    return {**_work(work), **listed, "node_id": _WHOLE.node_id}
+    return {**_work(work), "nonces": list(nonces), "dist": [0.0] * len(nonces), "node_id": 0}
 
 
 def _work(work: Workload) -> dict[str, Any]:

@@ -34,8 +34,9 @@ from proofserve.fleet.verification_records import (
     VerificationView,
 )
 from proofserve.fleet.watch import FleetWatch, Overview
+from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
-from proofserve.rounds.status import OutboxGauges, Status
+from proofserve.rounds.status import OutboxGauges, RoundStats, Status
 from proofserve.wire.paths import FLEET
 
 COLUMNS = ("stalled_s", "rate", "chat_wait_s", "held_back_by", "outbox_age_s")
@@ -147,28 +148,26 @@ class FleetPage:
         yield KeyFigure(label="Jobs", value=queue.queued_nonces, of=queue.limit, hint=hint)
 
     def _round(self, status: Status) -> RoundPanel | None:
-        if status.spec is None or status.stats is None:
+        spec, stats = status.spec, status.stats
+        if spec is None or stats is None:
             return None
         state, level = status.state.value.lower(), Level.IDLE
         if status.state in (State.GENERATING, State.VALIDATING):
             level = Level.WARNING if status.paused_reason else Level.GOOD
         return RoundPanel(
-            id=status.spec.round_id,
+            id=spec.round_id,
             state="paused" if level is Level.WARNING else state,
             level=level,
             started_at=self._round_history.started_at,
             ended_at=self._round_history.ended_at,
-            facts=tuple(_round_facts(status)),
+            facts=tuple(_round_facts(spec, stats)),
             events=self._round_history.events,
             rate=self._round_history.round_rate(),
             rate_until=self._round_history.rate_until,
         )
 
 
-def _round_facts(status: Status) -> Iterator[Fact]:
-    spec, stats = status.spec, status.stats
-    if spec is None or stats is None:
-        return
+def _round_facts(spec: RoundSpec, stats: RoundStats) -> Iterator[Fact]:
     yield Fact(label="Block", value=spec.work.block.hash)
     yield Fact(label="Height", value=spec.work.block.height)
     yield Fact(label="Public key", value=spec.work.public_key)

@@ -46,6 +46,12 @@ _MOST_OF_SHARE = 256
 _LEAST_OF_SHARE = 16
 # A share that failed on so many members fails the call.
 _MOST_TRIES = 3
+# Gauges of the members' engines.
+_SUMMED = (
+    *("forwards", "busy_s", "deferred_s"),
+    *("leased_blocks", "free_blocks", "unfinished_requests"),
+)
+_LONGEST = ("last_forward_s", "longest_chat_wait_s", "longest_chat_wait_batches")
 
 
 class FleetEngine:
@@ -83,27 +89,12 @@ class FleetEngine:
 
     async def gauges(self) -> EngineGauges:
         """The sums over all ready members, and the longest durations. Raises NoMemberReady."""
-        ready = self._ready()
-        engines = [e.status.engine for e in ready if e.status and e.status.engine]
-
-        def total(name: str) -> Any:
-            return sum(getattr(each, name) for each in engines)
-
-        def longest(name: str) -> float:
-            return max((getattr(each, name) for each in engines), default=0.0)
-
-        return EngineGauges(
-            forwards=total("forwards"),
-            busy_s=total("busy_s"),
-            deferred_s=total("deferred_s"),
-            last_forward_s=longest("last_forward_s"),
-            longest_chat_wait_s=longest("longest_chat_wait_s"),
-            longest_chat_wait_batches=longest("longest_chat_wait_batches"),
-            resume_ms=(),
-            leased_blocks=total("leased_blocks"),
-            free_blocks=total("free_blocks"),
-            unfinished_requests=total("unfinished_requests"),
-        )
+        engines = [e.status.engine for e in self._ready() if e.status and e.status.engine]
+        totals = {name: sum(getattr(each, name) for each in engines) for name in _SUMMED}
+        longest: dict[str, Any] = {
+            name: max((getattr(each, name) for each in engines), default=0.0) for name in _LONGEST
+        }
+        return EngineGauges(**totals, **longest, resume_ms=())
 
     async def self_check(self) -> float:
         """The seconds of a forward on the slowest ready member.

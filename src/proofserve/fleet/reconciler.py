@@ -286,14 +286,10 @@ class Reconciler:
 
     async def _note(self, actions: Sequence[Action]) -> None:
         """Store which lanes members have started, and which ended. Raises StoreUnavailable."""
-        started, ended = {}, {}
-        for each in actions:
-            if isinstance(each, AdoptLane):
-                started[each.lane] = each.member_round_id
-            elif isinstance(each, EndLane):
-                ended[each.lane] = each.reason
-                text = "lane %d of member %s ends: %s"
-                _logger.info(text, each.lane.lane, each.member_id, each.reason)
+        started = {e.lane: e.member_round_id for e in actions if isinstance(e, AdoptLane)}
+        ended = {e.lane: e.reason for e in actions if isinstance(e, EndLane)}
+        for lane, reason in ended.items():
+            _logger.info("lane %d of member %s ends: %s", lane.lane, lane.member_id, reason)
         if started or ended:
             await self.store.note_lanes(started, ended)
 

@@ -192,7 +192,9 @@ class VerificationControl:
                 self._wake.clear()
                 try:
                     if sender is None:
-                        sender = await self._begin()
+                        for content in self._policy.calibrations.values():
+                            await self._store.keep_calibration(content)
+                        sender = await asyncio.to_thread(self._open_sender)
                     await self.step(sender)
                 except (StoreUnavailable, SQLAlchemyError) as error:
                     _logger.warning("members are not verified: %s", error)
@@ -204,11 +206,6 @@ class VerificationControl:
         finally:
             if sender is not None:
                 await asyncio.to_thread(sender.close)
-
-    async def _begin(self) -> JobSender:
-        for content in self._policy.calibrations.values():
-            await self._store.keep_calibration(content)
-        return await asyncio.to_thread(self._open_sender)
 
     async def ask(self, member_id: str) -> VerificationJob:
         """Have all that a member has stored of the newest round sampled now.

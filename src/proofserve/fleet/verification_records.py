@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.api.response_models import ResponseModel
-from proofserve.fleet.records import BatchKind, FleetRound, Lane, Member
+from proofserve.fleet.records import FleetRound, Member
 
 DAY_S: Final = 86_400.0
 
@@ -145,7 +145,6 @@ class StoredSample:
     nonces: NDArray[np.int64]
     vectors: NDArray[np.float16]
     of: int
-    kind: BatchKind = BatchKind.VECTORS
     committed: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -156,7 +155,6 @@ class VerificationTask:
     job: VerificationJob
     member: Member
     round: FleetRound
-    lane: Lane
     sample: StoredSample
     calibration: str | None
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.fleet import callback_bodies
-from proofserve.fleet.records import BatchKind
 from proofserve.fleet.verification_records import (
     JobFinding,
     VerdictOutcome,
@@ -100,7 +99,7 @@ def check_sample(
 
 
 def _claimed(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts:
-    if task.sample.kind is BatchKind.ROOTS:
+    if task.sample.committed:
         return _opened(task, member_key)
     work, sample = task.round.spec.work, task.sample
     nonces = tuple(sample.nonces.tolist())

@@ -16,11 +16,11 @@ from proofserve.rounds.status import FleetMembership
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 from proofserve.web import http_parts
-from proofserve.wire.paths import PROOFS
+from proofserve.wire.paths import FLEET, PROOFS
 
 _logger = logging.getLogger(__name__)
 
-MEMBERS = "/api/v1/fleet/members"
+MEMBERS = f"{FLEET}/members"
 # Seconds between two signs of life, and the most that the fleet may take for one.
 EVERY_S = 30.0
 ANSWER_S = 10.0

@@ -178,7 +178,8 @@ class Ownership:
                 if not was_owned:
                     _logger.info("another API process owns the proofs: calls are passed on to it")
                 was_owned = True
-                await self._until_free()
+                while not self._ending.is_set() and is_locked(self._outbox):
+                    await self._pause(POLL_S)
             except RoundsError as error:
                 if not was_owned:
                     raise
@@ -203,10 +204,6 @@ class Ownership:
             # Before the socket ends: calls that wait for jobs end with the jobs.
             await node.manager.aclose()
 
-    async def _until_free(self) -> None:
-        while not self._ending.is_set() and is_locked(self._outbox):
-            await self._pause(POLL_S)
-
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), seconds)
@@ -220,7 +217,8 @@ def _report(electing: "asyncio.Task[None]") -> None:
 
 # -- forwarding ------------------------------------------------------------------------------------
 
-# The address of the client, in JSON. The process that passes a request on removes the client's own.
+# The addresses of the client and of the server that it asked, or null, in JSON. The process that
+# passes a request on removes the client's own header.
 CLIENT = b"x-proofserve-client"
 # Each process answers this one itself.
 LIVE = f"{PROOFS}/health/live"
@@ -322,7 +320,8 @@ async def _ask(socket: str, request: Request, body: bytes) -> Response:
     scope = request.scope
     dropped = {*_HOP_BY_HOP, CLIENT, b"content-length"}
     headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
-    headers.append((CLIENT, peers_of(scope)))
+    peers = json.dumps([scope.get("client"), scope.get("server")])
+    headers.append((CLIENT, peers.encode()))
     path = scope["raw_path"].removeprefix(scope.get("root_path", "").encode())
     target = path + b"?" + scope["query_string"] if scope["query_string"] else path
     url = httpx.URL("http://owner", raw_path=target)
@@ -340,20 +339,13 @@ async def _ask(socket: str, request: Request, body: bytes) -> Response:
     return response
 
 
-def peers_of(scope: Scope) -> bytes:
-    """The value of ``CLIENT`` for a request: its own address and that of the server, or null."""
-    return json.dumps([scope.get("client"), scope.get("server")]).encode()
-
-
 def private_app(routers: Callable[[], list[APIRouter]]) -> ASGIApp:
     app = FastAPI(openapi_url=None)
     for router in routers():
         app.include_router(router)
 
     async def with_client(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope = _as_it_came(scope)
-        await app(scope, receive, send)
+        await app(_as_it_came(scope) if scope["type"] == "http" else scope, receive, send)
 
     return with_client
 

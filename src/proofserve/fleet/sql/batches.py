@@ -1,7 +1,7 @@
 """Stored batches: what a member's callback becomes, how it is read, and when it is deleted."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,18 +173,12 @@ class BatchStore(StorePart):
         """The first ``limit`` results with a seq above ``after``. No smaller seq appears later."""
         if limit <= 0:
             return []
-        numbers, places = [], 0
-        size = batches.c.last_seq - batches.c.first_seq + 1
-        chosen = select(batches.c.number, batches.c.first_seq, size.label("size")).where(
-            batches.c.last_seq > after, _HAS_RESULTS
-        )
+        seqs = (batches.c.first_seq, batches.c.last_seq)
+        chosen = select(batches.c.number, *seqs).where(batches.c.last_seq > after, _HAS_RESULTS)
         # Each of them has at least one result.
-        for row in connection.execute(chosen.order_by(batches.c.last_seq).limit(limit)):
-            numbers.append(row.number)
-            places += row.size - max(0, after + 1 - row.first_seq)
-            if places >= limit:
-                break
-        slices = connection.execute(_slices(numbers, after, limit))
+        rows = connection.execute(chosen.order_by(batches.c.last_seq).limit(limit))
+        sizes = ((row.number, row.last_seq - max(row.first_seq - 1, after)) for row in rows)
+        slices = connection.execute(_slices(_enough(sizes, limit), after, limit))
         return [result for row in slices for result in _results(row)][:limit]
 
     @reads
@@ -194,18 +188,13 @@ class BatchStore(StorePart):
             return []
         winning = (batches.c.kind == BatchKind.WINNERS.value) & (batches.c.count > 0)
         chosen = (
-            select(batches.c.number, batches.c.count.label("winners"))
+            select(batches.c.number, batches.c.count)
             .join(rounds, rounds.c.number == batches.c.round)
             .where(rounds.c.id == round_id, winning)
             .order_by(batches.c.number.desc())
             .limit(limit)
         )
-        numbers, winners = [], 0
-        for row in connection.execute(chosen):
-            numbers.append(row.number)
-            winners += row.winners
-            if winners >= limit:
-                break
+        numbers = _enough((tuple(row) for row in connection.execute(chosen)), limit)
         of_them = select(batches.c.nonces, batches.c.found).where(batches.c.number.in_(numbers))
         found = [
             Winner(nonce, distance)
@@ -300,6 +289,17 @@ def integers(stored: bytes) -> list[int]:
     """The stored nonces."""
     values: list[int] = np.frombuffer(stored, _NONCES).tolist()
     return values
+
+
+def _enough(sizes: Iterable[tuple[int, int]], most: int) -> list[int]:
+    """The numbers of the first batches that together have ``most`` results, by their sizes."""
+    numbers, results = [], 0
+    for number, size in sizes:
+        numbers.append(number)
+        results += size
+        if results >= most:
+            break
+    return numbers
 
 
 def _slices(numbers: list[int], seq: int, limit: int) -> Any:

@@ -213,11 +213,6 @@ def is_sqlite(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
-def file_of(url: URL) -> Path:
-    """The file of an SQLite database."""
-    return Path(url.database or "")
-
-
 def shown(url: URL) -> str:
     """The URL for an error or a log line, without password and options."""
     return url.set(query={}).render_as_string(hide_password=True)

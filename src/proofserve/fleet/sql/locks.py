@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 import psycopg
 from sqlalchemy import URL, Connection, text
 
-from proofserve.fleet.sql.database import database_url, file_of, is_sqlite, shown
+from proofserve.fleet.sql.database import database_url, is_sqlite, shown
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class AdvisoryLock:
                     return True
                 return await self._try()
         except (psycopg.Error, OSError, TimeoutError) as error:
-            _log.warning("a lock of the fleet cannot be had: %s", _first_line(error))
+            first_line = next(iter(str(error).splitlines()), type(error).__name__)
+            _log.warning("a lock of the fleet cannot be had: %s", first_line)
             await self.give_back()
             return False
 
@@ -130,16 +131,21 @@ def process_lock(url: str, name: str) -> ProcessLock:
     """
     parsed = database_url(url)
     if is_sqlite(parsed):
-        file = file_of(parsed)
-        return FileLock(file.with_name(f"{file.name}.{name}"), keeps_file=name == LEADER)
+        return FileLock(_beside(parsed, name), keeps_file=name == LEADER)
     return AdvisoryLock(parsed, _key(name))
 
 
 def is_held(connection: Connection, name: str) -> bool:
     """Whether a process holds the lock ``name`` of the database of ``connection``."""
     if connection.dialect.name == "sqlite":
-        file = Path(connection.engine.url.database or "")
-        return _is_locked(file.with_name(f"{file.name}.{name}"))
+        try:
+            with _beside(connection.engine.url, name).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
     chosen = text("SELECT pg_try_advisory_xact_lock(:key)")
     # Free until the caller's transaction ends.
     return not connection.execute(chosen, {"key": _key(name)}).scalar_one()
@@ -152,19 +158,10 @@ def _key(name: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def _beside(url: URL, name: str) -> Path:
+    """The file of a lock of an SQLite database."""
+    file = Path(url.database or "")
+    return file.with_name(f"{file.name}.{name}")
 
 
 class Leadership:
@@ -182,12 +179,8 @@ class Leadership:
         self._lock = process_lock(url, LEADER)
         self._interval_s = interval_s
         self._changed = changed
-        self._held = False
-
-    @property
-    def held(self) -> bool:
+        self.held = False
         """Whether this process leads, as far as it knows: a lost lock is noticed within 4 s."""
-        return self._held
 
     async def run(self) -> None:
         """Hold the lock, or try for it each ``interval_s``, until cancelled; then give it back."""
@@ -200,9 +193,9 @@ class Leadership:
             await self._lock.give_back()
 
     def _set(self, held: bool) -> None:
-        if held is self._held:
+        if held is self.held:
             return
-        self._held = held
+        self.held = held
         text = "this controller leads the fleet of %s" if held else "it no longer leads that of %s"
         _log.info(text, self._where)
         self._changed()

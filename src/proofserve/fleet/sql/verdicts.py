@@ -16,13 +16,7 @@ from proofserve.fleet.sql.batches import integers, vectors
 from proofserve.fleet.sql.callbacks import add_callback
 from proofserve.fleet.sql.database import StorePart, announces, reads, writes
 from proofserve.fleet.sql.locks import is_held
-from proofserve.fleet.sql.rounds import (
-    ended_before,
-    find_lane,
-    find_member,
-    lanes_of,
-    round_of_number,
-)
+from proofserve.fleet.sql.rounds import ended_before, find_member, lanes_of, round_of_number
 from proofserve.fleet.sql.tables import (
     AnyRow,
     batches,
@@ -301,7 +295,6 @@ def _begin(connection: Connection, job_id: str, worker: str, now: float) -> Veri
 
 
 def _task(connection: Connection, job: VerificationJob) -> VerificationTask:
-    of = round_of_number(connection, job.round_number)
     calibration = None
     if (digest := job.rule.calibration) is not None:
         chosen = select(calibrations.c.content).where(calibrations.c.digest == digest)
@@ -309,8 +302,7 @@ def _task(connection: Connection, job: VerificationJob) -> VerificationTask:
     return VerificationTask(
         job=job,
         member=find_member(connection, job.member_id),
-        round=of,
-        lane=find_lane(connection, of.id, job.lane)[1],
+        round=round_of_number(connection, job.round_number),
         sample=_sample(connection, job),
         calibration=calibration,
     )
@@ -333,7 +325,7 @@ def _sample(connection: Connection, job: VerificationJob) -> StoredSample:
     if rows and rows[0].kind == BatchKind.ROOTS.value:
         chosen = select(batches.c.body).where(*of_job).order_by(batches.c.number)
         bodies = tuple(json.loads(body) for body in connection.execute(chosen).scalars())
-        return StoredSample(np.empty(0, np.int64), nothing, total, BatchKind.ROOTS, bodies)
+        return StoredSample(np.empty(0, np.int64), nothing, total, bodies)
     places: defaultdict[int, list[int]] = defaultdict(list)
     for place in draw(range(total), job.seed, job.rule.nonces):
         batch = int(np.searchsorted(ends, place, side="right"))
@@ -382,19 +374,16 @@ def _distances(connection: Connection) -> DistanceCounts | None:
 
 
 def _columns(found: JobFinding) -> dict[str, Any]:
-    report = found.report
+    figures = ("distance", "threshold", "log_evidence", "p_value")
     return {
         "outcome": found.outcome.value,
         "reason": kept_if(found.reason),
         "test": found.test,
         "nonces": found.nonces,
-        "distance": _finite(found.distance),
-        "threshold": _finite(found.threshold),
-        "log_evidence": _finite(found.log_evidence),
-        "p_value": _finite(found.p_value),
+        **{name: _finite(getattr(found, name)) for name in figures},
         "seconds": found.seconds,
         "distances": np.array(found.distances, "<f4").tobytes(),
-        "report": None if report is None else json.dumps(report),
+        "report": None if found.report is None else json.dumps(found.report),
     }
 
 
