@@ -129,7 +129,7 @@ async def test_winners_and_roots_have_their_own_bodies(
             assert await send(store, opened, lane, f"k{key}", body)
         assert await sender.drain(30.0)
     winners = GeneratedWinners.model_validate(target.accepted[0].body)
-    assert (winners.nonces, winners.dist) == (found.nonces.tolist(), found.distances.tolist())
+    assert (winners.nonces, winners.dist) == (found.nonces.tolist(), found.values[:, 0].tolist())
     assert winners.r_target == 1.4
     sent = [one.body for one in target.accepted[1:]]
     assert sent[:2] == bodies

@@ -130,15 +130,15 @@ async def test_winners_keep_all_digits(store: FleetStore) -> None:
         **head_of(opened.spec),
         "r_target": 1.4,
         "nonces": found.nonces.tolist(),
-        "dist": found.distances.tolist(),
+        "dist": found.values[:, 0].tolist(),
     }
     assert await send(store, opened, lane, "k1", body)
     await store.ingest(opened, lane, "k2", winners_of(nonces_of(opened, lane, 6, 3)))
     distances = [each.distance for each in await store.results(0, 6)]
-    assert distances == found.distances.tolist()
+    assert distances == found.values[:, 0].tolist()
     newest = await store.winners("d1", 4)
     assert [each.nonce for each in newest] == list(nonces_of(opened, lane, 5, 4))
-    assert newest[0].distance == found.distances[5]
+    assert newest[0].distance == found.values[5, 0]
     assert await store.winners("d1", 0) == []
     assert await store.winners("other", 5) == []
 
