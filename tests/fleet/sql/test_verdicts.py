@@ -68,7 +68,7 @@ async def test_a_sample_is_drawn_by_its_seed_from_the_batches_of_the_job(store: 
     assert first.nonces.tolist() == again.nonces.tolist()
     assert len(set(first.nonces.tolist())) == 4
     assert (first.vectors == vectors_of(first.nonces.tolist()).values).all()
-    assert task.lane.lane == lane.lane
+    assert task.job.lane == lane.lane
 
 
 async def test_what_the_policy_has_sampled_is_not_sampled_again(store: FleetStore) -> None:
