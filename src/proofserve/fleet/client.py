@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from email.utils import parsedate_to_datetime
@@ -77,7 +77,7 @@ async def member_http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass(frozen=True, slots=True)
 class MemberClient:
-    """The member at ``url``. Every call raises MemberError. ``clock`` gives wall-clock seconds.
+    """The member at ``url``. Every call raises MemberError.
 
     A question for its status takes ``look_s`` at most.
     """
@@ -86,7 +86,6 @@ class MemberClient:
     url: str
     key: str | None = field(default=None, repr=False)
     look_s: float = LOOK_S
-    clock: Callable[[], float] = time.time
 
     async def status(self) -> tuple[Mapping[str, Any], float | None]:
         """Its status, and how far its clock is ahead, in seconds."""
@@ -120,7 +119,7 @@ class MemberClient:
         """The JSON object that the member answers, and how far its clock is ahead, in seconds."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         url = f"{self.url}{PROOFS}{path}"
-        before = self.clock()
+        before = time.time()
         try:
             async with (
                 asyncio.timeout(limit_s),
@@ -128,7 +127,7 @@ class MemberClient:
                     method, url, json=body, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                middle = (before + self.clock()) / 2
+                middle = (before + time.time()) / 2
                 raw = await _bounded(response, most_bytes)
         except TimeoutError:
             raise MemberError(f"no answer within {limit_s:g} s") from None

@@ -4,6 +4,7 @@ import asyncio
 import importlib.metadata
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from proofserve.api.node_page import NodeHistory, offered
@@ -61,20 +62,18 @@ _SHOWN: Final[dict[VerdictOutcome, Literal["honest", "fraud", "undecided", "no v
 }
 
 
+@dataclass(eq=False)
 class FleetPage:
     """Reads the fleet for its page, with the rates of members while ``measure_for_ever`` runs.
 
-    ``rounds`` has the history of the fleet's round. ``verifies``: the fleet has a policy.
+    It has the history of the fleet's round, and ``verifies`` if the fleet has a policy.
     """
 
-    def __init__(
-        self, watch: FleetWatch, store: FleetStore, rounds: NodeHistory, verifies: bool
-    ) -> None:
-        self._watch = watch
-        self._store = store
-        self._round_history = rounds
-        self._verifies = verifies
-        self._rates: dict[str, History] = {}
+    _watch: FleetWatch
+    _store: FleetStore
+    _round_history: NodeHistory
+    _verifies: bool
+    _rates: dict[str, History] = field(default_factory=dict, init=False)
 
     async def measure_for_ever(self) -> None:
         """Add a value for each member every ``STEP_S`` seconds; forget who is a member no more."""

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -54,17 +55,17 @@ _SUMMED = (
 _LONGEST = ("last_forward_s", "longest_chat_wait_s", "longest_chat_wait_batches")
 
 
+@dataclass(eq=False)
 class FleetEngine:
     """Proves on the ready members of ``watch``; the calls of jobs wait while a round runs.
 
     That is while ``no_round`` is not set; a call that runs when it is cleared begins again later.
     """
 
-    def __init__(self, watch: FleetWatch, client: NewClient, no_round: asyncio.Event) -> None:
-        self.watch = watch
-        self.client = client
-        self.no_round = no_round
-        self.cores = 1
+    watch: FleetWatch
+    client: NewClient
+    no_round: asyncio.Event
+    cores: int = 1
 
     @property
     def engine_info(self) -> EngineInfo:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from proofserve.fleet.engine import FleetEngine
 from proofserve.fleet.errors import NoMemberReady, StoreUnavailable
@@ -25,34 +25,26 @@ _LOOK_EVERY_S = 1.0
 _MOST_ATTEMPTS = 5
 
 
+@dataclass(eq=False)
 class FleetJobs:
     """Queues jobs in the database; ``compute_for_ever`` computes them, one at a time.
 
-    A call that waits for its result is computed by the controller that was asked, in its turn.
+    A call that waits for its result is computed by the controller that was asked, in its turn. The
+    admission of ``computation`` counts the nonces of such calls, and of judgements.
     """
 
-    def __init__(
-        self,
-        store: RequestStore,
-        watch: FleetWatch,
-        engine: FleetEngine,
-        computation: Computation,
-        limits: Limits,
-    ) -> None:
-        self._store = store
-        self._watch = watch
-        self._engine = engine
-        self._computation = computation
-        self._limits = limits
-        self.admission = computation.admission
-        """Counts the nonces of calls that wait, and of judgements."""
-        self._turns = WaitQueue()
-        self._news = asyncio.Event()
+    _store: RequestStore
+    _watch: FleetWatch
+    _engine: FleetEngine
+    _computation: Computation
+    _limits: Limits
+    _turns: WaitQueue = field(default_factory=WaitQueue, init=False)
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
     def gauges(self) -> QueueGauges:
         """The nonces of all stored jobs, and of this controller's calls that wait."""
-        waiting = self.admission.gauges
+        waiting = self._computation.admission.gauges
         return replace(
             waiting, queued_nonces=waiting.queued_nonces + self._watch.current.view.queued_nonces
         )
@@ -60,7 +52,7 @@ class FleetJobs:
     async def submit(self, job: Job) -> str:
         """Queue ``job`` and return its id. Raises Refused (QUEUE_FULL) and StoreUnavailable."""
         request_id = str(uuid.uuid4())
-        waiting = self.admission.gauges
+        waiting = self._computation.admission.gauges
         await self._store.add(request_id, job, waiting.limit - waiting.queued_nonces)
         self._news.set()
         return request_id
@@ -70,7 +62,7 @@ class FleetJobs:
 
         Raises Refused (QUEUE_FULL), and as ``Computation.run``.
         """
-        with self.admission.admitted(len(job.nonces)):
+        with self._computation.admission.admitted(len(job.nonces)):
             async with self._turns.turn():
                 return await self._compute(job)
 

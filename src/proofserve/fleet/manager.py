@@ -54,7 +54,7 @@ class FleetLimits:
 class FleetManager:
     """A ``NodeManager`` over all members: it stores what is desired, and ``wake`` has it done.
 
-    ``client`` makes the client of a member's URL. ``clock`` gives wall-clock seconds.
+    ``client`` makes the client of a member's URL.
     """
 
     def __init__(
@@ -64,13 +64,11 @@ class FleetManager:
         client: NewClient,
         wake: Callable[[], None],
         limits: FleetLimits,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._watch = watch
         self._wake = wake
         self._limits = limits
-        self._clock = clock
         self.totals = NodeTotals()
         self.is_closing = False
         self._no_round = asyncio.Event()
@@ -139,7 +137,7 @@ class FleetManager:
         return Status(
             state=desired.state,
             spec=desired.round.spec if desired.round else None,
-            stats=overview.round_stats(self._clock()),
+            stats=overview.round_stats(time.time()),
             paused_reason=overview.paused_reason,
             error=None,
             queue=self.jobs.gauges,

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
@@ -135,37 +135,28 @@ def callback_url(public_url: str, lane: Lane) -> str:
     return f"{public_url.rstrip('/')}{FLEET}/{place}"
 
 
+@dataclass(eq=False)
 class Reconciler:
     """Brings members to the desired state of the database. They reach the fleet at ``public_url``.
 
     Run one at a time: ``run`` must be cancelled when the process leads no more. Whatever is
     interrupted, a later pass of any controller repairs. A transaction for each member would make
-    the disk the limit: one is for all. ``clock`` gives wall-clock seconds.
+    the disk the limit: one is for all.
     """
 
-    def __init__(
-        self,
-        store: FleetStore,
-        watch: FleetWatch,
-        listed: MemberList,
-        http: aiohttp.ClientSession,
-        public_url: str,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.store = store
-        self.watch = watch
-        self._listed = listed
-        self._http = http
-        self._public_url = public_url
-        self._clock = clock
-        self.pass_s = 0.0
-        """How long the last pass over all members took, seconds; 0 before the first one."""
-        self.longest_pass_s = 0.0
-        self._wake = asyncio.Event()
-        self._looks: dict[str, asyncio.Task[MemberLook]] = {}
-        self._actions: dict[str, asyncio.Task[None]] = {}
-        # How often actions on a member failed in a row, and until when it is left alone.
-        self._troubles: dict[str, tuple[int, float]] = {}
+    store: FleetStore
+    watch: FleetWatch
+    _listed: MemberList
+    _http: aiohttp.ClientSession
+    _public_url: str
+    pass_s: float = field(default=0.0, init=False)
+    """How long the last pass over all members took, seconds; 0 before the first one."""
+    longest_pass_s: float = field(default=0.0, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _looks: dict[str, asyncio.Task[MemberLook]] = field(default_factory=dict, init=False)
+    _actions: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    # How often actions on a member failed in a row, and until when it is left alone.
+    _troubles: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
 
     def client(self, url: str) -> MemberClient:
         return self._listed.client(self._http, url)
@@ -209,7 +200,7 @@ class Reconciler:
         overview = await self.watch.refresh()
         held = {each.member.id for each in overview.members} - looked_at
         held |= self._actions.keys() | self._resting()
-        actions = plan(overview.desired, overview.members, overview.lanes, held, self._clock())
+        actions = plan(overview.desired, overview.members, overview.lanes, held, time.time())
         if actions:
             await self._act(overview, actions)
             await self.watch.refresh()
@@ -237,11 +228,11 @@ class Reconciler:
         """A fault of ours in one look must not hide the other members."""
         client = self.client(member.url)
         try:
-            return await look(client, member.seen, self._clock())
+            return await look(client, member.seen, time.time())
         except Exception as error:
             _logger.exception("the look at %s failed", member.name)
             text = f"internal error ({type(error).__name__}), see the fleet's log"
-            before = member.seen or MemberLook(self._clock(), answered=False)
+            before = member.seen or MemberLook(time.time(), answered=False)
             return replace(before, answered=False, error=text)
 
     async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
@@ -363,10 +354,10 @@ class Reconciler:
     def _rest(self, id_: str) -> None:
         failures, _ = self._troubles.get(id_, (0, 0.0))
         pause_s = min(_FIRST_REST_S * 2.0**failures, _LONGEST_REST_S)
-        self._troubles[id_] = (min(failures + 1, 10), self._clock() + pause_s)
+        self._troubles[id_] = (min(failures + 1, 10), time.time() + pause_s)
 
     def _resting(self) -> set[str]:
-        now = self._clock()
+        now = time.time()
         return {id_ for id_, (_, until) in self._troubles.items() if now < until}
 
 

@@ -152,6 +152,7 @@ def poll_s(queue: str) -> float:
     return _SELDOM_S if queue.startswith(_BY_NAME) else _OFTEN_S
 
 
+@dataclass(eq=False)
 class VerificationControl:
     """Makes jobs by the policy, sends them, and gives those of dead workers to others.
 
@@ -161,24 +162,15 @@ class VerificationControl:
     is free for ``gone_s`` seconds has ended.
     """
 
-    def __init__(
-        self,
-        store: VerdictStore,
-        watch: FleetWatch,
-        policy: VerificationPolicy,
-        open_sender: Callable[[], JobSender],
-        keep_s: float = 0.0,
-        gone_s: float = _GONE_S,
-    ) -> None:
-        self._store = store
-        self._watch = watch
-        self._policy = policy
-        self._open_sender = open_sender
-        self._keep_s = keep_s
-        self._gone_s = gone_s
-        # When a pass first found a worker's lock free, by the monotonic clock.
-        self._free_since: dict[str, float] = {}
-        self._wake = asyncio.Event()
+    _store: VerdictStore
+    _watch: FleetWatch
+    _policy: VerificationPolicy
+    _open_sender: Callable[[], JobSender]
+    _keep_s: float = 0.0
+    _gone_s: float = _GONE_S
+    # When a pass first found a worker's lock free, by the monotonic clock.
+    _free_since: dict[str, float] = field(default_factory=dict, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def wake(self) -> None:
         """Begin the next pass now."""

@@ -1,11 +1,12 @@
 """The fleet as this process knows it: the database as it was a moment ago, and what follows."""
 
 import asyncio
-import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import metadata
 
 from proofserve.api.node import Deployment
 from proofserve.fleet.conditions import MemberCondition, Rules, conditions
@@ -23,6 +24,8 @@ from proofserve.rounds.status import LaneUse, OutboxGauges, RoundStats
 _logger = logging.getLogger(__name__)
 
 _LEAST_TOKENS = 2
+# Between two readings of the database, seconds.
+_INTERVAL_S = 1.0
 
 # Nonces with a result, and those without one, as the member of a lane counts them: by the id of the
 # round and the number of the lane.
@@ -185,32 +188,24 @@ def _why_no_results(outbox: OutboxGauges | None) -> str | None:
     )
 
 
+@dataclass(eq=False)
 class FleetWatch:
-    """Reads the database each ``interval_s`` while ``run`` runs.
+    """Reads the database each second while ``run`` runs.
 
     ``limits`` has the fleet's own limits of requests. ``clock`` gives wall-clock seconds.
     """
 
-    def __init__(
-        self,
-        store: FleetStore,
-        rules: Rules,
-        limits: Deployment,
-        interval_s: float = 1.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._store = store
-        self._rules = rules
-        self.limits = limits
-        self._interval_s = interval_s
-        self._clock = clock
-        self._version = importlib.metadata.version("proofserve")
-        self._reading = asyncio.Lock()
-        self._read_at = time.monotonic()
-        self._changed = asyncio.Event()
-        self.error: str | None = None
-        """Why the database could not be read the last time; None if it could."""
-        self.current = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
+    _store: FleetStore
+    _rules: Rules
+    limits: Deployment
+    clock: Callable[[], float] = time.time
+    error: str | None = field(default=None, init=False)
+    """Why the database could not be read the last time; None if it could."""
+    current: Overview = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
+    _version: str = field(default_factory=partial(metadata.version, "proofserve"), init=False)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _read_at: float = field(default_factory=time.monotonic, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
     def age_s(self) -> float:
@@ -240,7 +235,7 @@ class FleetWatch:
     async def run(self) -> None:
         """Read until cancelled, unless another call has just read."""
         while True:
-            if (left_s := self._interval_s - self.age_s) > 0.0:
+            if (left_s := _INTERVAL_S - self.age_s) > 0.0:
                 await asyncio.sleep(left_s)
                 continue
             try:
@@ -250,7 +245,7 @@ class FleetWatch:
             except Exception:
                 self.error = "the database holds what this controller cannot read"
                 _logger.exception("the fleet's database cannot be read")
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(_INTERVAL_S)
 
     def _overview(
         self, view: FleetView, open_lanes: list[Lane], verification: VerificationView
@@ -258,7 +253,7 @@ class FleetWatch:
         known = {(lane.round_id, lane.lane): lane for lane in open_lanes}
         known |= {(lane.round_id, lane.lane): lane for lane in view.lanes}
         lanes = tuple(known.values())
-        found = conditions(view.members, view.desired, lanes, self._rules, self._clock())
+        found = conditions(view.members, view.desired, lanes, self._rules, self.clock())
         deployment = fleet_deployment(found, self.limits, self._version)
         # Lanes are given in the order of their numbers.
         newest = {lane.member_id: lane for lane in view.lanes}

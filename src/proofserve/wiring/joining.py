@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import httpx
 
@@ -62,29 +63,22 @@ def _url(variable: str, text: str) -> str:
     return text.rstrip("/")
 
 
+@dataclass(eq=False)
 class FleetJoining:
     """Joins the ``fleet`` as ``name`` again and again while ``run`` runs.
 
-    The URLs of the fleet and of this node (``address``) are without a slash at the end. ``clock``
-    gives monotonic seconds.
+    The URLs of the fleet and of this node (``address``) are without a slash at the end.
     """
 
-    def __init__(
-        self,
-        fleet: str,
-        key: str,
-        name: str,
-        address: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.fleet, self.name, self.address = fleet, name, address
-        self._key = key
-        self._clock = clock
-        self._joined_at: float | None = None
-        self._error: str | None = "not asked yet"
+    fleet: str
+    _key: str
+    name: str
+    address: str
+    _joined_at: float | None = None
+    _error: str | None = "not asked yet"
 
     def status(self) -> FleetMembership:
-        since = None if self._joined_at is None else self._clock() - self._joined_at
+        since = None if self._joined_at is None else time.monotonic() - self._joined_at
         return FleetMembership(self.fleet, self.name, self.address, since, self._error)
 
     async def run(self) -> None:
@@ -92,15 +86,15 @@ class FleetJoining:
         async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
             await self._until_up(http)
             while True:
-                began = self._clock()
+                began = time.monotonic()
                 await self._sign(http)
-                await asyncio.sleep(max(0.0, EVERY_S - (self._clock() - began)))
+                await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
     async def _until_up(self, http: httpx.AsyncClient) -> None:
         """Wait until this node answers under the address that the fleet will use."""
-        deadline = self._clock() + UP_S
+        deadline = time.monotonic() + UP_S
         live = f"{self.address}{PROOFS}/health/live"
-        while self._clock() < deadline:
+        while time.monotonic() < deadline:
             try:
                 if (await http.get(live, timeout=LOOK_S)).is_success:
                     return
@@ -113,7 +107,7 @@ class FleetJoining:
     async def _sign(self, http: httpx.AsyncClient) -> None:
         error = await self._refusal(http)
         if error is None:
-            self._joined_at = self._clock()
+            self._joined_at = time.monotonic()
         if error == self._error:
             return
         self._error = error

@@ -61,10 +61,7 @@ def create_app(parts: FleetParts, check: SignatureCheck | None) -> FastAPI:
 
 
 def callback_router(
-    store: FleetStore,
-    totals: NodeTotals,
-    check: SignatureCheck | None,
-    max_body_bytes: int = MAX_CALLBACK_BYTES,
+    store: FleetStore, totals: NodeTotals, check: SignatureCheck | None
 ) -> APIRouter:
     """The route to which members send what they found.
 
@@ -72,7 +69,7 @@ def callback_router(
     one, 422 names the wrong field, and 503 asks for another attempt.
     """
     made = APIRouter(
-        prefix=FLEET, tags=["fleet"], route_class=callbacks.guarded(check, max_body_bytes)
+        prefix=FLEET, tags=["fleet"], route_class=callbacks.guarded(check, MAX_CALLBACK_BYTES)
     )
     # One large body at a time is parsed: it holds hundreds of megabytes, and the processor.
     parsing = asyncio.Lock()

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -133,6 +134,7 @@ class FleetDatabase:
             ) from error
 
 
+@dataclass(eq=False)
 class StorePart:
     """Some of the methods of the fleet's store; each is one transaction.
 
@@ -140,12 +142,9 @@ class StorePart:
     Every method raises StoreUnavailable if the database fails: then nothing is changed.
     """
 
-    def __init__(
-        self, database: FleetDatabase, clock: Callable[[], float], news: asyncio.Event
-    ) -> None:
-        self.database = database
-        self.clock = clock
-        self.news = news
+    database: FleetDatabase
+    clock: Callable[[], float]
+    news: asyncio.Event
 
 
 S = TypeVar("S", bound=StorePart)
