@@ -32,7 +32,6 @@ from proofserve.dashboard.records import (
 )
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
-from proofserve.rounds.errors import Refused
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
 from proofserve.rounds.status import RoundStats, Status
@@ -420,15 +419,8 @@ def router(get_node: Callable[[Request], Node]) -> APIRouter:
 
 def with_dashboard(node: Node, history: NodeHistory) -> Node:
     """``node`` with a feed that reads it; ``history`` is fed by another task."""
-
-    def is_ending() -> bool:
-        try:
-            node.manager.require_open()
-        except Refused:
-            return True
-        return False
-
-    return replace(node, dashboard=SnapshotFeed(partial(snapshot_of, node, history), is_ending))
+    feed = SnapshotFeed(partial(snapshot_of, node, history), lambda: node.manager.is_closing)
+    return replace(node, dashboard=feed)
 
 
 def _feed(request: Request) -> SnapshotFeed:

@@ -18,6 +18,7 @@ from proofserve.protocol.commitments import CommittedBatch, Opening
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.computation import Computation, NonceLimit
 from proofserve.rounds.errors import EngineFault, Refusal, Refused
+from proofserve.rounds.ports import NodeManager
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
     CommittedRound,
@@ -51,8 +52,8 @@ class FleetLimits:
     jobs: Limits = field(default_factory=Limits)
 
 
-class FleetManager:
-    """A ``NodeManager`` over all members: it stores what is desired, and ``wake`` has it done.
+class FleetManager(NodeManager):
+    """A node of all members: it stores what is desired, and ``wake`` has it done.
 
     ``client`` makes the client of a member's URL.
     """
@@ -70,7 +71,6 @@ class FleetManager:
         self._wake = wake
         self._limits = limits
         self.totals = NodeTotals()
-        self.is_closing = False
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._engine = FleetEngine(watch, client, self._no_round)
@@ -161,12 +161,6 @@ class FleetManager:
     async def self_check(self) -> float:
         self.require_open()
         return await self._engine.self_check()
-
-    def require_open(self) -> None:
-        if self.is_closing:
-            raise Refused(
-                Refusal.SHUTTING_DOWN, "the server is shutting down; ask again after its restart"
-            )
 
     async def aclose(self) -> None:
         """Refuse new work. Rounds and jobs go on: another controller, or the next start, leads."""

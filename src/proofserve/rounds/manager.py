@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from proofserve.rounds.computation import Computation, NonceLimit, self_check, winners_among
-from proofserve.rounds.errors import EngineFault, Refusal, Refused
+from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.jobs import JobQueue
-from proofserve.rounds.ports import Outbox, ProofEngine
+from proofserve.rounds.ports import NodeManager, Outbox, ProofEngine
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
     DistanceClaims,
@@ -39,8 +39,8 @@ class _Round:
         return Configured.ARTIFACT if self.spec.target is None else Configured.DISTANCE
 
 
-class RoundManager:
-    """Configures, starts, stops and shows the rounds and jobs of one node, as ``NodeManager``.
+class RoundManager(NodeManager):
+    """Configures, starts, stops and shows the rounds and jobs of one node.
 
     ``clock`` gives monotonic seconds.
     """
@@ -58,7 +58,6 @@ class RoundManager:
         self._clock = clock
         self.totals = NodeTotals()
         self._state = State.IDLE
-        self._closing = False
         self._round: _Round | None = None
         self._no_round = asyncio.Event()
         self._no_round.set()
@@ -158,14 +157,8 @@ class RoundManager:
             await self_check(self._engine)
             return self._clock() - began
 
-    def require_open(self) -> None:
-        if self._closing:
-            raise Refused(
-                Refusal.SHUTTING_DOWN, "the server is shutting down; ask again after its restart"
-            )
-
     async def aclose(self) -> None:
-        self._closing = True
+        self.is_closing = True
         async with self._changing:
             await self._stop(close=False)
         await self._jobs.aclose(self._limits.flush_timeout_s)

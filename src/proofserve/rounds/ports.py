@@ -7,6 +7,7 @@ from typing import Protocol
 from proofserve.protocol.commitments import Opening
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
     CommittedRound,
     CompletedJob,
@@ -150,10 +151,10 @@ class NodeManager(Protocol):
     began to shut down every call but ``stop`` raises Refused (SHUTTING_DOWN).
     """
 
-    @property
-    def totals(self) -> NodeTotals:
-        """Counts over all rounds and jobs since the start of the process."""
-        ...
+    totals: NodeTotals
+    """Counts over all rounds and jobs since the start of the process."""
+    is_closing: bool = False
+    """Whether the server shuts down."""
 
     async def init(self, spec: RoundSpec) -> None:
         """Configure ``spec`` without starting it. Raises Refused (ALREADY_GENERATING)."""
@@ -225,7 +226,10 @@ class NodeManager(Protocol):
 
     def require_open(self) -> None:
         """Raises Refused once the server shuts down."""
-        ...
+        if self.is_closing:
+            raise Refused(
+                Refusal.SHUTTING_DOWN, "the server is shutting down; ask again after its restart"
+            )
 
     async def aclose(self) -> None:
         """End every task and start nothing new. A second call does nothing.
