@@ -30,11 +30,10 @@ _ENDED = {"ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED", "SUCCESS"}
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Where a job is: with ``worker``, None while it waits; or ``ended``, with the ``error``."""
+    """Where a job is: with ``worker``, None while it waits. One that has ended has an ``error``."""
 
     worker: str | None
-    ended: bool
-    error: str
+    error: str | None
 
 
 class JobSender:
@@ -78,8 +77,7 @@ class JobSender:
         return {
             each.workflow_id: JobProgress(
                 worker=each.executor_id if each.status == "PENDING" else None,
-                ended=each.status in _ENDED,
-                error=_reason(each.error) or each.status,
+                error=_reason(each.error) or each.status if each.status in _ENDED else None,
             )
             for each in found
         }

@@ -235,8 +235,8 @@ class VerificationControl:
         for job in [*open_jobs, *made]:
             if job.id not in progress:
                 await asyncio.to_thread(sender.send, job)
-            elif progress[job.id].ended:
-                await self._give_up(job, progress[job.id].error)
+            elif (error := progress[job.id].error) is not None:
+                await self._give_up(job, error)
         await self._replace_dead_workers(sender, open_jobs, progress)
         if self._keep_s and (old := await self._store.old(self._keep_s)):
             await asyncio.to_thread(sender.forget, old)

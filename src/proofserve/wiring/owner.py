@@ -17,9 +17,9 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 from fastapi import APIRouter, FastAPI
@@ -106,6 +106,7 @@ def read(outbox: Path) -> OwnerAddress | None:
         return None
 
 
+@dataclass(eq=False)
 class Ownership:
     """Whether this process owns the node, and where the process is that does.
 
@@ -113,16 +114,13 @@ class Ownership:
     owner serves to the other processes.
     """
 
-    def __init__(
-        self, outbox: Path, server: str, start: StartNode, private_app: Callable[[Node], ASGIApp]
-    ) -> None:
-        self.node: Node | None = None
-        self._outbox = outbox
-        self._server = server
-        self._start = start
-        self._private_app = private_app
-        self._ending = asyncio.Event()
-        self._electing: asyncio.Task[None] | None = None
+    _outbox: Path
+    _server: str
+    _start: StartNode
+    _private_app: Callable[[Node], ASGIApp]
+    node: Node | None = field(default=None, init=False)
+    _ending: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _electing: asyncio.Task[None] | None = field(default=None, init=False)
 
     @property
     def owner(self) -> OwnerAddress | None:
@@ -236,20 +234,17 @@ _HOP_BY_HOP = frozenset(
 _OWN_HEADERS = _HOP_BY_HOP | {b"date", b"server"}
 
 
+@dataclass(eq=False)
 class ForwardingRoute(BaseRoute):
     """All proof routes, in a process that does not own the node; there it comes before them.
 
     ``access`` refuses a call without a valid key before its body is read; the owner checks it too.
     """
 
-    path = f"{PROOFS}/{{rest:path}}"
-
-    def __init__(
-        self, ownership: Callable[[], Ownership | None], access: Access, max_body_bytes: int
-    ) -> None:
-        self._ownership = ownership
-        self._access = access
-        self._max_body_bytes = max_body_bytes
+    _ownership: Callable[[], Ownership | None]
+    _access: Access
+    _max_body_bytes: int
+    path: ClassVar = f"{PROOFS}/{{rest:path}}"
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         ownership = self._ownership()

@@ -60,7 +60,7 @@ async def test_a_job_that_no_worker_takes_waits(
         await control.step(sender)
     assert await store.verdicts.open_jobs() == [job]
     progress = sender.progress([job.id])[job.id]
-    assert (progress.worker, progress.ended) == (None, False)
+    assert (progress.worker, progress.error) == (None, None)
     view = await store.verdicts.view()
     assert view.jobs[JobPhase.QUEUED] == 1
     assert view.oldest_asked_at == job.asked_at
@@ -81,7 +81,7 @@ async def test_a_job_whose_workers_all_die_is_given_up_without_a_verdict_of_frau
     assert found is not None
     assert found[0].outcome is VerdictOutcome.ABSTAINED
     assert found[0].reason == "the job failed: 2 workers ended while they computed it"
-    assert sender.progress([job.id])[job.id].ended
+    assert sender.progress([job.id])[job.id].error is not None
     view = await store.verdicts.view()
     assert view.jobs[JobPhase.FAILED] == 1
 

@@ -85,7 +85,7 @@ def test_a_job_that_fails_at_each_try_names_the_last_error(tmp_path: Path) -> No
     try:
         runner.start()
         sender.send(job)
-        wait_until(lambda: sender.progress([job.id])[job.id].ended, "the job's end", 60)
+        wait_until(lambda: sender.progress([job.id])[job.id].error is not None, "the job's end", 60)
         assert sender.progress([job.id])[job.id].error == "the device is lost"
     finally:
         runner.close(1)

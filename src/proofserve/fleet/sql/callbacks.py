@@ -7,7 +7,7 @@ before it was not delivered: a callback for each one of a member would be too ma
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, exists, func, select, update
@@ -101,18 +101,13 @@ class DeliveryStore(StorePart):
         if found is None:
             raise AssertionError(f"the round of callback {delivery.id} is gone")
         spec = found.spec
-        pages = [
-            await asyncio.to_thread(_parts, rows, spec) async for rows in self._pages(delivery.span)
-        ]
+        pages, after = [], delivery.span.first_seq - 1
+        while rows := await self.database.read(_batch_page, delivery.span, after):
+            after = rows[-1].number
+            pages.append(await asyncio.to_thread(_parts, rows, spec))
         if spec.commits_roots:
             return pages[0]["body"].encode()
         return await asyncio.to_thread(_joined_body, spec, pages)
-
-    async def _pages(self, span: Span) -> AsyncIterator[list[AnyRow]]:
-        after = span.first_seq - 1
-        while rows := await self.database.read(_batch_page, span, after):
-            after = rows[-1].number
-            yield rows
 
     @writes
     def acknowledge(self, connection: Connection, delivery: Delivery) -> None:
