@@ -260,13 +260,10 @@ class Reconciler:
         id_, name = condition.member.id, condition.member.name
         try:
             for action in actions:
-                if error := await self._carry_out(action, condition, desired, given):
-                    _logger.warning("member %s: %s", name, error)
-                    self._rest(id_)
-                    return
+                await self._carry_out(action, condition, desired, given)
             self._troubles.pop(id_, None)
-        except RoundsError as error:
-            # The database is gone, or another controller has changed it meanwhile.
+        except (MemberError, RoundsError) as error:
+            # RoundsError: the database is gone, or another controller has changed it meanwhile.
             _logger.warning("member %s: %s", name, error)
             self._rest(id_)
         except Exception:
@@ -307,33 +304,29 @@ class Reconciler:
         condition: MemberCondition,
         desired: DesiredState,
         given: Mapping[str, Lane | Refused],
-    ) -> str | None:
-        """What went wrong, None if nothing did. Raises StoreUnavailable."""
+    ) -> None:
+        """Raises MemberError, StoreUnavailable, and Refused for a start without a lane."""
         client = self.client(condition.member.url)
         name = condition.member.name
-        try:
-            match action:
-                case StartLane():
-                    lane = given[action.member_id]
-                    if isinstance(lane, Refused):
-                        return str(lane)
-                    if desired.round is not None:
-                        return await self._start(client, condition, desired.round, lane)
-                case ContinueLane():
-                    await client.change("/phase/generate")
-                    _logger.info("member %s continues lane %d", name, action.lane.lane)
-                case StopMember():
-                    await client.change("/stop")
-                    _logger.info("member %s is stopped: %s", name, action.reason)
-                case AdoptLane() | EndLane():
-                    pass  # noted before
-        except MemberError as error:
-            return str(error)
-        return None
+        match action:
+            case StartLane():
+                lane = given[action.member_id]
+                if isinstance(lane, Refused):
+                    raise lane
+                if desired.round is not None:
+                    await self._start(client, condition, desired.round, lane)
+            case ContinueLane():
+                await client.change("/phase/generate")
+                _logger.info("member %s continues lane %d", name, action.lane.lane)
+            case StopMember():
+                await client.change("/stop")
+                _logger.info("member %s is stopped: %s", name, action.reason)
+            case AdoptLane() | EndLane():
+                pass  # noted before
 
     async def _start(
         self, client: MemberClient, condition: MemberCondition, round_: FleetRound, lane: Lane
-    ) -> str | None:
+    ) -> None:
         member, deployed = condition.member, condition.deployment
         if deployed is None:
             raise AssertionError("only a member that says what is deployed is ready")
@@ -346,10 +339,10 @@ class Reconciler:
                 why = f"the member did not start it: {error}"
                 await self.store.note_lanes({}, {lane: why})
             # Without an answer it may have started: a later look decides.
-            return f"lane {lane.lane} was not started: {error}"
+            text = f"lane {lane.lane} was not started: {error}"
+            raise MemberError(text, error.status) from error
         # The next look tells the member's id of the round, which adopts the lane.
         _logger.info("member %s starts lane %d", member.name, lane.lane)
-        return None
 
     def _rest(self, id_: str) -> None:
         failures, _ = self._troubles.get(id_, (0, 0.0))
