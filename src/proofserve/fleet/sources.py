@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from proofserve.fleet.records import MemberSource
+from proofserve.web import http_parts
 
 # How often the name is looked up, and how long one look-up may take. Seconds.
 LOOKUP_EVERY_S = 30.0
@@ -33,12 +34,7 @@ def address(url: str, name: str | None, source: MemberSource, key: str | None = 
 
 def plain_url(url: str) -> str:
     """``url`` without a slash at its end. Raises ValueError unless it is http(s)://host[:port]."""
-    try:
-        parts = urlsplit(url.strip())
-        named = parts.scheme in _PORTS and parts.hostname and parts.port != 0
-    except ValueError:
-        named = False
-    if not named:
+    if (parts := http_parts(url.strip())) is None:
         raise ValueError(f"{url[:200]!r} is not a URL like http://host:8000")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("the URL of a member has no user name, query or fragment")
