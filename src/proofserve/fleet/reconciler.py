@@ -21,15 +21,7 @@ from proofserve.fleet.plan import (
     StopMember,
     plan,
 )
-from proofserve.fleet.records import (
-    DesiredState,
-    FleetModel,
-    FleetRound,
-    Lane,
-    Member,
-    MemberLook,
-    MemberSource,
-)
+from proofserve.fleet.records import FleetRound, Lane, Member, MemberLook, MemberSource
 from proofserve.fleet.sources import Address, DnsMembers
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
@@ -237,13 +229,13 @@ class Reconciler:
 
     async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
         await self._note(actions)
-        given = await self._give(overview.desired, overview.served, actions)
+        given = await self._give(overview, actions)
         conditions = {each.member.id: each for each in overview.members}
         by_member: dict[str, list[Action]] = {}
         for action in actions:
             by_member.setdefault(action.member_id, []).append(action)
         began = [
-            asyncio.create_task(self._call(conditions[id_], overview.desired, own, given))
+            asyncio.create_task(self._call(conditions[id_], overview.desired.round, own, given))
             for id_, own in by_member.items()
         ]
         self._actions.update(zip(by_member, began, strict=True))
@@ -252,15 +244,24 @@ class Reconciler:
     async def _call(
         self,
         condition: MemberCondition,
-        desired: DesiredState,
+        round_: FleetRound | None,
         actions: Sequence[Action],
         given: Mapping[str, Lane | Refused],
     ) -> None:
         """Make the calls of one member, one after another."""
         id_, name = condition.member.id, condition.member.name
+        client = self.client(condition.member.url)
         try:
             for action in actions:
-                await self._carry_out(action, condition, desired, given)
+                match action:
+                    case StartLane() if round_ is not None:
+                        await self._start(client, condition, round_, given[id_])
+                    case ContinueLane():
+                        await client.change("/phase/generate")
+                        _logger.info("member %s continues lane %d", name, action.lane.lane)
+                    case StopMember():
+                        await client.change("/stop")
+                        _logger.info("member %s is stopped: %s", name, action.reason)
             self._troubles.pop(id_, None)
         except (MemberError, RoundsError) as error:
             # RoundsError: the database is gone, or another controller has changed it meanwhile.
@@ -282,51 +283,33 @@ class Reconciler:
             await self.store.note_lanes(started, ended)
 
     async def _give(
-        self, desired: DesiredState, served: FleetModel, actions: Sequence[Action]
+        self, overview: Overview, actions: Sequence[Action]
     ) -> dict[str, Lane | Refused]:
         """The new lane of each member that shall start, or why it gets none.
 
-        ``served`` is what the fleet serves now. Raises StoreUnavailable.
+        Raises StoreUnavailable.
         """
         ids = [each.member_id for each in actions if isinstance(each, StartLane)]
-        if not ids or desired.round is None:
+        round_ = overview.desired.round
+        if not ids or round_ is None:
             return {}
         try:
-            found = await self.store.give_lanes(desired.round.id, ids, served)
+            found = await self.store.give_lanes(round_.id, ids, overview.served)
         except Refused as error:
             # Another controller has stopped it meanwhile.
             return dict.fromkeys(ids, error)
         return dict(zip(ids, found, strict=True))
 
-    async def _carry_out(
-        self,
-        action: Action,
-        condition: MemberCondition,
-        desired: DesiredState,
-        given: Mapping[str, Lane | Refused],
-    ) -> None:
-        """Raises MemberError, StoreUnavailable, and Refused for a start without a lane."""
-        client = self.client(condition.member.url)
-        name = condition.member.name
-        match action:
-            case StartLane():
-                lane = given[action.member_id]
-                if isinstance(lane, Refused):
-                    raise lane
-                if desired.round is not None:
-                    await self._start(client, condition, desired.round, lane)
-            case ContinueLane():
-                await client.change("/phase/generate")
-                _logger.info("member %s continues lane %d", name, action.lane.lane)
-            case StopMember():
-                await client.change("/stop")
-                _logger.info("member %s is stopped: %s", name, action.reason)
-            case AdoptLane() | EndLane():
-                pass  # noted before
-
     async def _start(
-        self, client: MemberClient, condition: MemberCondition, round_: FleetRound, lane: Lane
+        self,
+        client: MemberClient,
+        condition: MemberCondition,
+        round_: FleetRound,
+        lane: Lane | Refused,
     ) -> None:
+        """Raises MemberError, StoreUnavailable, and the refusal of a lane."""
+        if isinstance(lane, Refused):
+            raise lane
         member, deployed = condition.member, condition.deployment
         if deployed is None:
             raise AssertionError("only a member that says what is deployed is ready")

@@ -165,11 +165,9 @@ def _beside(url: URL, name: str) -> Path:
 
 
 class Leadership:
-    """Tries for the lock while ``run`` runs. Made by ``Leadership(url)``, as ``FleetStore.open``.
+    """Tries for the lock of the leader while ``run`` runs. Raises as ``process_lock``.
 
-    PostgreSQL: an advisory lock on a connection of its own. SQLite: a lock on ``<file>.leader``.
-    ``changed`` is called in the event loop after each change of ``held``. Raises ValueError for a
-    URL of another kind.
+    ``changed`` is called in the event loop after each change of ``held``.
     """
 
     def __init__(
