@@ -4,7 +4,6 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -47,25 +46,19 @@ _MOST_OF_SHARE = 256
 _LEAST_OF_SHARE = 16
 # A share that failed on so many members fails the call.
 _MOST_TRIES = 3
-# Gauges of the members' engines.
-_SUMMED = (
-    *("forwards", "busy_s", "deferred_s"),
-    *("leased_blocks", "free_blocks", "unfinished_requests"),
-)
-_LONGEST = ("last_forward_s", "longest_chat_wait_s", "longest_chat_wait_batches")
 
 
-@dataclass(eq=False)
 class FleetEngine:
     """Proves on the ready members of ``watch``; the calls of jobs wait while a round runs.
 
     That is while ``no_round`` is not set; a call that runs when it is cleared begins again later.
     """
 
-    watch: FleetWatch
-    client: NewClient
-    no_round: asyncio.Event
-    cores: int = 1
+    def __init__(self, watch: FleetWatch, client: NewClient, no_round: asyncio.Event) -> None:
+        self.watch = watch
+        self.client = client
+        self.no_round = no_round
+        self.cores = 1
 
     @property
     def engine_info(self) -> EngineInfo:
@@ -90,12 +83,27 @@ class FleetEngine:
 
     async def gauges(self) -> EngineGauges:
         """The sums over all ready members, and the longest durations. Raises NoMemberReady."""
-        engines = [e.status.engine for e in self._ready() if e.status and e.status.engine]
-        totals = {name: sum(getattr(each, name) for each in engines) for name in _SUMMED}
-        longest: dict[str, Any] = {
-            name: max((getattr(each, name) for each in engines), default=0.0) for name in _LONGEST
-        }
-        return EngineGauges(**totals, **longest, resume_ms=())
+        ready = self._ready()
+        engines = [e.status.engine for e in ready if e.status and e.status.engine]
+
+        def total(name: str) -> Any:
+            return sum(getattr(each, name) for each in engines)
+
+        def longest(name: str) -> float:
+            return max((getattr(each, name) for each in engines), default=0.0)
+
+        return EngineGauges(
+            forwards=total("forwards"),
+            busy_s=total("busy_s"),
+            deferred_s=total("deferred_s"),
+            last_forward_s=longest("last_forward_s"),
+            longest_chat_wait_s=longest("longest_chat_wait_s"),
+            longest_chat_wait_batches=longest("longest_chat_wait_batches"),
+            resume_ms=(),
+            leased_blocks=total("leased_blocks"),
+            free_blocks=total("free_blocks"),
+            unfinished_requests=total("unfinished_requests"),
+        )
 
     async def self_check(self) -> float:
         """The seconds of a forward on the slowest ready member.
