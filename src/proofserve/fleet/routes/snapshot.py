@@ -195,7 +195,7 @@ class StoredAnswer(ResponseModel):
 def snapshot(overview: Overview, now: float, offset: int, limit: int) -> dict[str, Any]:
     """The fleet, its round, and ``limit`` members from the ``offset``-th worst on.
 
-    Durations in seconds, rates in nonces per second, ages by the fleet's own clock.
+    Ages are by the fleet's own clock.
     """
     ordered = sorted(overview.members, key=lambda each: _badness(overview, each))
     page = ordered[offset : offset + limit]
@@ -211,10 +211,11 @@ def snapshot(overview: Overview, now: float, offset: int, limit: int) -> dict[st
 
 def member_record(overview: Overview, condition: MemberCondition, now: float) -> dict[str, Any]:
     member, status = condition.member, condition.status
-    lane = overview.newest.get(member.id)
+    lane, verdict = overview.newest.get(member.id), overview.verification.last.get(member.id)
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
     deployed, cores = condition.deployment, status.liveness if status else ()
     stalls = (core.waited_s for core in cores if core.stalled)
+    shown = set(LastVerdictAnswer.model_fields)
     return {
         "id": member.id,
         "name": member.name,
@@ -242,14 +243,8 @@ def member_record(overview: Overview, condition: MemberCondition, now: float) ->
         "outbox_age_s": outbox.oldest_pending_s if outbox else None,
         "clock_offset_s": member.seen.clock_offset_s if member.seen else None,
         "seen_s": max(0.0, now - member.seen.at) if member.seen else None,
-        "verdict": _last_verdict(overview, member.id),
+        "verdict": verdict.model_dump(include=shown) if verdict else None,
     }
-
-
-def _last_verdict(overview: Overview, member_id: str) -> dict[str, Any] | None:
-    if (found := overview.verification.last.get(member_id)) is None:
-        return None
-    return {name: getattr(found, name) for name in LastVerdictAnswer.model_fields}
 
 
 def _verification(overview: Overview, now: float) -> dict[str, Any]:

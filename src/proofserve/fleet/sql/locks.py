@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -76,13 +77,13 @@ class AdvisoryLock:
         return False
 
 
+@dataclass(eq=False)
 class FileLock:
     """A lock on a file beside an SQLite database."""
 
-    def __init__(self, path: Path, keeps_file: bool) -> None:
-        self._path = path
-        self._keeps_file = keeps_file
-        self._file: BinaryIO | None = None
+    _path: Path
+    keeps_file: bool
+    _file: BinaryIO | None = None
 
     async def take(self) -> bool:
         """As that of an ``AdvisoryLock``."""
@@ -106,7 +107,7 @@ class FileLock:
         file, self._file = self._file, None
         if file is None:
             return
-        if not self._keeps_file and self._is_ours(file):
+        if not self.keeps_file and self._is_ours(file):
             # No other process will ask for this name again.
             self._path.unlink()
         file.close()
