@@ -134,13 +134,11 @@ class RoundStore(StorePart):
         ordered = select(*_MEMBER).where(_KNOWN).order_by(members.c.name, members.c.id)
         before, looks, found = self._looks, {}, []
         for row in connection.execute(ordered).all():
-            member_id, text, look = row.id, row.seen, None
-            if text is not None:
-                before_text, look = before.get(member_id, ("", None))
-                if look is None or before_text != text:
-                    look = _read_look(text)
-                looks[member_id] = text, look
-            found.append(_member(row, look))
+            text, look = before.get(row.id, ("", None))
+            member = _member(row, look if text == row.seen else None)
+            found.append(member)
+            if member.seen is not None:
+                looks[member.id] = row.seen, member.seen
         # At once, as another thread may read, too.
         self._looks = looks
         return found
@@ -226,8 +224,8 @@ class RoundStore(StorePart):
         now, found, new = self.clock(), list[Lane | Refused](), list[Lane]()
         for member_id in member_ids:
             given = row.given + len(new)
-            if refusal := _refusal(row, given, member_id, known, held):
-                found.append(refusal)
+            if reason := _why_no_lane(row, given, member_id, known, held):
+                found.append(Refused(Refusal.NO_LANE, reason))
                 continue
             new.append(Lane(row.id, given, member_id, now, served=served))
             found.append(new[-1])
@@ -336,22 +334,18 @@ def _end_round(connection: Connection, of: FleetRound | None, now: float) -> Non
         connection.execute(ended.values(ended_at=now))
 
 
-def _refusal(
+def _why_no_lane(
     row: AnyRow, given: int, member_id: str, known: Collection[str], held: Mapping[str, int]
-) -> Refused | None:
+) -> str | None:
     """Why the member gets no lane of the round in ``row``, of which ``given`` are given."""
     if member_id not in known:
-        return Refused(Refusal.NO_LANE, f"there is no member {member_id!r}")
+        return f"there is no member {member_id!r}"
     if member_id in held:
-        lane = held[member_id]
-        return Refused(
-            Refusal.NO_LANE, f"member {member_id} still has lane {lane} of round {row.id}"
-        )
+        return f"member {member_id} still has lane {held[member_id]} of round {row.id}"
     if given >= row.lanes:
-        return Refused(
-            Refusal.NO_LANE,
+        return (
             f"round {row.id} has given all of its {row.lanes} lanes, and gives none twice:"
-            " start the next round with more --lanes",
+            " start the next round with more --lanes"
         )
     return None
 
@@ -383,23 +377,25 @@ def _round(row: Sequence[Any]) -> FleetRound:
 
 def find_member(connection: Connection, member_id: str) -> Member:
     """A member, also one that was removed."""
-    row = connection.execute(select(*_MEMBER).where(members.c.id == member_id)).one()
-    return _member(row, None if row.seen is None else _read_look(row.seen))
+    return _member(connection.execute(select(*_MEMBER).where(members.c.id == member_id)).one())
 
 
 def _known_member(connection: Connection, member_id: str) -> Member:
     """Raises Refused (UNKNOWN_MEMBER)."""
-    known = select(members.c.id).where(_KNOWN, members.c.id == kept(member_id))
-    if connection.execute(known).first() is None:
+    known = select(*_MEMBER).where(_KNOWN, members.c.id == kept(member_id))
+    if (row := connection.execute(known).first()) is None:
         raise Refused(
             Refusal.UNKNOWN_MEMBER,
             f"there is no member {member_id!r}: `proofserve fleet members` lists them",
         )
-    return find_member(connection, kept(member_id))
+    return _member(row)
 
 
-def _member(row: Sequence[Any], look: MemberLook | None) -> Member:
-    id_, name, url, source, wish, reason, added_at, _ = row
+def _member(row: Sequence[Any], look: MemberLook | None = None) -> Member:
+    """``look`` is what the text of the row says, None if it was not read before."""
+    id_, name, url, source, wish, reason, added_at, seen = row
+    if look is None and seen is not None:
+        look = _read_look(seen)
     return Member(id_, name, url, MemberSource(source), Wish(wish), reason, added_at, look)
 
 
