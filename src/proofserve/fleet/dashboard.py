@@ -62,7 +62,7 @@ _SHOWN: Final[dict[VerdictOutcome, Literal["honest", "fraud", "undecided", "no v
 }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FleetPage:
     """Reads the fleet for its page, with the rates of members while ``measure_for_ever`` runs.
 

@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 1.0
 _MOST_ATTEMPTS = 5
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FleetJobs:
     """Queues jobs in the database; ``compute_for_ever`` computes them, one at a time.
 

@@ -127,7 +127,7 @@ def callback_url(public_url: str, lane: Lane) -> str:
     return f"{public_url.rstrip('/')}{FLEET}/{place}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Reconciler:
     """Brings members to the desired state of the database. They reach the fleet at ``public_url``.
 

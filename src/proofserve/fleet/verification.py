@@ -152,7 +152,7 @@ def poll_s(queue: str) -> float:
     return _SELDOM_S if queue.startswith(_BY_NAME) else _OFTEN_S
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class VerificationControl:
     """Makes jobs by the policy, sends them, and gives those of dead workers to others.
 

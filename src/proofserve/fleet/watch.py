@@ -188,7 +188,7 @@ def _why_no_results(outbox: OutboxGauges | None) -> str | None:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FleetWatch:
     """Reads the database each second while ``run`` runs.
 

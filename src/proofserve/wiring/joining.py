@@ -63,7 +63,7 @@ def _url(variable: str, text: str) -> str:
     return text.rstrip("/")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FleetJoining:
     """Joins the ``fleet`` as ``name`` again and again while ``run`` runs.
 

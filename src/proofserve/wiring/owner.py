@@ -106,7 +106,7 @@ def read(outbox: Path) -> OwnerAddress | None:
         return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Ownership:
     """Whether this process owns the node, and where the process is that does.
 
@@ -234,7 +234,7 @@ _HOP_BY_HOP = frozenset(
 _OWN_HEADERS = _HOP_BY_HOP | {b"date", b"server"}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ForwardingRoute(BaseRoute):
     """All proof routes, in a process that does not own the node; there it comes before them.
 

@@ -134,7 +134,7 @@ class FleetDatabase:
             ) from error
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StorePart:
     """Some of the methods of the fleet's store; each is one transaction.
 

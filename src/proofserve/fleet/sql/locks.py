@@ -77,7 +77,7 @@ class AdvisoryLock:
         return False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FileLock:
     """A lock on a file beside an SQLite database."""
 
