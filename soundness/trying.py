@@ -14,7 +14,7 @@ from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.sketch import TWINS
 from proofserve.protocol.verdict.leaning import LEAST_SD
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import Chances, Vectors, default_share
+from proofserve.verifier.judges import OWN, BankRun, Chances, Vectors, default_share
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -116,11 +116,13 @@ class _Trying:
         for name in runs.names:
             self._predicted[name] = runs.predictions(name, self._judged)
             progress.advance()
-        self._own = self._figures(runs.own_errors(self._judged))
+        self._own = self._figures(runs.errors(OWN, self._judged))
         self._kernels: dict[str, RunFigures] = {}
         progress.step(f"{len(runs.kernels)} emulated kernels", len(runs.kernels))
         for kernel in runs.kernels:
-            self._kernels[kernel] = self._figures(runs.kernel_errors(kernel, self._judged))
+            self._kernels[kernel] = self._figures(
+                runs.errors(BankRun(kernels=kernel), self._judged)
+            )
             progress.advance()
 
     def found(self, real: Sequence[RealNode]) -> Found:

@@ -28,7 +28,7 @@ from proofserve.verifier.audit.deployment import (
     ModelShape,
     shape_of,
 )
-from proofserve.verifier.judges import Vectors
+from proofserve.verifier.judges import OWN, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.models import SmallModels
 
@@ -103,12 +103,13 @@ def test_every_prover_rounds_as_our_own_run(setup: AuditSetup) -> None:
     )
     deployment = CheckpointDeployment(setup)
     assert farthest(deployment.deployed(NONCES), validator.truth(NONCES)) > 0
-    own = validator.own_errors(NONCES)
+    own = validator.errors(OWN, NONCES)
     for nonce, vector in deployment.deployed(NONCES).items():
         error = vector - validator.truth(NONCES)[nonce]
         assert np.allclose(error, own[nonce], atol=1e-3)
     served = by_name(deployment)["fp8 per channel"].prepare()(NONCES)
-    assert farthest(served, validator.served_by("fp8 per channel", NONCES)) == 0.0
+    run = replace(OWN, weights="fp8 per channel")
+    assert farthest(served, validator.vectors(run, NONCES)) == 0.0
 
 
 def test_the_bank_and_private_weights_are_provers(deployment: CheckpointDeployment) -> None:

@@ -13,6 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside, judge, power
@@ -48,6 +49,11 @@ PUBLISHED: Final = BankRun()
 OWN: Final = BankRun(kernels="our own rounding")
 
 
+def as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``vector`` as whoever compares it gets it: rounded to the float16 of the wire."""
+    return to_float16(vector).astype(np.float32)
+
+
 class KernelBank(Protocol):
     """Suspected weights by name, and how each would move the results; and honest kernels."""
 
@@ -63,11 +69,8 @@ class KernelBank(Protocol):
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         """The suspect's vectors less the published model's, float32 [width] each."""
 
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        """The errors of the validator's own honest run, float32 [width] each."""
-
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        """The errors of an honest run with these kernels, float32 [width] each."""
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        """By how much a run differs from the published vectors on the wire, float32 [width]."""
 
 
 # The shares of forged nonces of which a verdict says whether it excludes them.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
 from typing import Any, Final, Protocol
@@ -24,7 +24,7 @@ from proofserve.verifier.calibration_file import (
     PopulationFields,
     rounded,
 )
-from proofserve.verifier.judges import Chances, KernelBank, Recompute, Vectors
+from proofserve.verifier.judges import OWN, BankRun, Chances, KernelBank, Recompute, Vectors
 from proofserve.verifier.populations import HonestPopulations
 from proofserve.verifier.simulation import convictions, draws, node_figures
 from proofserve.verifier.target import CONFIDENCE, quantile_interval
@@ -52,7 +52,7 @@ HonestRun = tuple[KernelFacts, Vectors]
 
 
 class CalibratingBank(KernelBank, Protocol):
-    """A validator that can also deploy a suspect's weights, and knows its emulated kernels."""
+    """A validator that also says what it is a validator of, and what its kernels emulate."""
 
     @property
     def weights_digest(self) -> str | None: ...
@@ -60,12 +60,7 @@ class CalibratingBank(KernelBank, Protocol):
     @property
     def served_dtype(self) -> str: ...
 
-    def truth(self, nonces: Sequence[int]) -> Vectors: ...
-
     def kernel_facts(self, kernel: str) -> KernelFacts: ...
-
-    def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The errors of a node that serves a suspect's weights, float32 [width] each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +90,14 @@ def measured_calibration(
     """
     place = {nonce: row for row, nonce in enumerate(plan.nonces)}
     first = plan.nonces[: plan.bank]
-    own = _in_chunks("our own honest run", bank.own_errors, plan.nonces, progress)
+    own = _in_chunks("our own honest run", partial(bank.errors, OWN), plan.nonces, progress)
     predicted: dict[str, Vectors] = {}
     suspects = {}
     progress.step(f"{len(bank.names)} suspects on {len(first)} nonces", len(bank.names))
     for name in bank.names if first else ():
         predicted[name] = _predictions(bank, name, first)
         few = first[: max(2, len(first) // CHEATS_SHARE)]
-        served = bank.served_errors(name, few)
+        served = bank.errors(replace(OWN, weights=name), few)
         suspects[name] = rounded(np.array([cosine(served[n], predicted[name][n]) for n in few]))
         progress.advance()
 
@@ -111,7 +106,7 @@ def measured_calibration(
 
     made = [PopulationFields(facts=facts, figures=fields(errors)) for facts, errors in runs]
     for kernel in bank.kernels:
-        compute = partial(bank.kernel_errors, kernel)
+        compute = partial(bank.errors, BankRun(kernels=kernel))
         first_ones = plan.nonces[: plan.emulated]
         errors = _in_chunks(f"emulated kernel: {kernel}", compute, first_ones, progress)
         made.append(PopulationFields(facts=bank.kernel_facts(kernel), figures=fields(errors)))

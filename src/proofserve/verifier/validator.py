@@ -27,11 +27,10 @@ from proofserve.engines.reference.reading import logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
 from proofserve.lab.report import LabError
-from proofserve.protocol.codec import to_float16
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.calibration_file import KV_AUTO, CalibrationFile, KernelFacts
-from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors
+from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors, as_sent
 from proofserve.verifier.verification import Truth
 
 # What networks compute for nonces, each run for its own; they may add other nonces that they
@@ -176,35 +175,20 @@ class CheckpointValidator:
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
         """The vectors of the published weights in float32, with activations as they are."""
-        return self._of(PUBLISHED, nonces)
+        return self.vectors(PUBLISHED, nonces)
 
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        """What rounding in the served dtype does, by the validator's own honest run."""
-        return self._errors(OWN, nonces)
-
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        return self._errors(BankRun(kernels=kernel), nonces)
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        """Of a run, as a validator sees them: both vectors rounded as on the wire."""
+        made, truth = self.vectors(run, nonces), self.truth(nonces)
+        return {n: as_sent(made[n]) - as_sent(truth[n]) for n in nonces}
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         """What a suspect's weights change, with the experts that the published ones choose.
 
         Raises CheckpointError for a mixture whose experts cannot be held.
         """
-        made = self._of(BankRun(name), nonces)
-        truth = self.truth(nonces)
+        made, truth = self.vectors(BankRun(name), nonces), self.truth(nonces)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
-
-    def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The errors of a node that serves the suspect's weights, with our own rounding."""
-        return self._errors(replace(OWN, weights=name), nonces)
-
-    def served_by(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The vectors of such a node."""
-        return self._of(replace(OWN, weights=name), nonces)
-
-    def honest_vectors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        """The vectors of an honest node with these kernels."""
-        return self._of(BankRun(kernels=kernel), nonces)
 
     def states(
         self, prompt: Sequence[int], output: Sequence[int], kernel: str | None = None
@@ -271,12 +255,7 @@ class CheckpointValidator:
             return self._experts.recording()
         return self._experts.holding(network) if run.kernels is None else None
 
-    def _errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
-        """Of a run, as a validator sees them: both vectors rounded as on the wire."""
-        made, truth = self._of(run, nonces), self.truth(nonces)
-        return {n: _as_sent(made[n]) - _as_sent(truth[n]) for n in nonces}
-
-    def _of(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+    def vectors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
         """The vectors of a run, computed with all that is expected if one is not known yet."""
         if any((run, nonce) not in self._known for nonce in nonces):
             self.expect({run: nonces})
@@ -398,7 +377,3 @@ def _own_profile(served: str | None, published: Network) -> KernelProfile:
     if profile is None:
         raise LabError(f"served_dtype: servers do not round in {served}; give bfloat16 or float16")
     return profile
-
-
-def _as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    return to_float16(vector).astype(np.float32)

@@ -33,10 +33,10 @@ from proofserve.lab.host import machine
 from proofserve.lab.records import BLOCK_HEIGHT, Work, vectors_of
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
-from proofserve.protocol.codec import to_float16
 from proofserve.protocol.sketch import TWINS
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
 from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions, to_file, workload
+from proofserve.verifier.judges import as_sent
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     HonestRun,
@@ -200,7 +200,7 @@ def _measured(
         vectors = vectors_of(claims, task.work.scheme.width)
         if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
             raise LabError(f"{facts.name} has no vector of nonce {missing[0]}")
-        sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in task.nonces}
+        sent = {n: vectors[n] - as_sent(truth[n]) for n in task.nonces}
         distinct = facts.named_beside([known.name for known, _ in measured])
         measured.append((distinct, sent))
     return measured

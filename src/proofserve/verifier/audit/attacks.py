@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.lab.report import Progress
-from proofserve.protocol.codec import to_float16
 from proofserve.protocol.verdict.counting import rate_interval
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.twins import alikeness
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
-from proofserve.verifier.judges import Recompute, Vectors
+from proofserve.verifier.judges import Recompute, Vectors, as_sent
 from proofserve.verifier.noise import LEAST_LENGTH
 from proofserve.verifier.populations import RunFigures
 
@@ -246,8 +245,7 @@ def errors_of(made: Vectors, truth: Vectors) -> Errors:
 def _error(theirs: NDArray[np.float32] | None, ours: NDArray[np.float32]) -> Errors:
     if theirs is None:
         return np.full_like(ours, np.nan)
-    theirs, ours = (to_float16(vector).astype(np.float32) for vector in (theirs, ours))
-    return theirs - ours
+    return as_sent(theirs) - as_sent(ours)
 
 
 def figures_of(errors: Errors, predictions: Mapping[str, Errors], has_twins: bool) -> RunFigures:

@@ -45,7 +45,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
-from proofserve.verifier.judges import Recompute, Vectors
+from proofserve.verifier.judges import OWN, BankRun, Recompute, Vectors
 from proofserve.verifier.validator import EXACT, CheckpointValidator, ValidatorSetup, proofs_of
 
 # Bits of a weight as it is served.
@@ -335,7 +335,7 @@ class CheckpointDeployment:
     def kernels(self) -> Iterator[AuditedProver]:
         """The honest model by other kernels than ``deployed``."""
         for name in self._validator.kernels:
-            answers = partial(self._validator.honest_vectors, name)
+            answers = partial(self._validator.vectors, BankRun(kernels=name))
             yield AuditedProver(name, 0.0, lambda answers=answers: answers)  # type: ignore[misc]
 
     def weights(self) -> Iterator[AuditedProver]:
@@ -384,7 +384,7 @@ class CheckpointDeployment:
         return Workload(scheme, BLOCK, KEY, self._setup.seq_len)
 
     def _suspect(self, name: str) -> Recompute:
-        return partial(self._validator.served_by, name)
+        return partial(self._validator.vectors, replace(OWN, weights=name))
 
     def _changed(self, make: Any) -> Recompute:
         return self._answers(make(self._network))

@@ -9,7 +9,6 @@ import numpy as np
 
 from proofserve.lab.records import vectors_of
 from proofserve.lab.report import LabError, Progress
-from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
@@ -29,7 +28,7 @@ from proofserve.verifier.chat.statements import (
     NodeFacts,
     checked_answers,
 )
-from proofserve.verifier.judges import Chances, Opinion, Vectors
+from proofserve.verifier.judges import Chances, Opinion, Vectors, as_sent
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judges_of
 from proofserve.verifier.noise import HonestRun, MeasuringPlan, left_out_lines, measured_calibration
 from proofserve.verifier.verification import Truth, Verification, verify
@@ -304,7 +303,7 @@ def _honest_runs(
     runs: list[HonestRun] = []
     for of in blocks.by_server():
         facts = servers[blocks.answers[blocks.conversations()[of[0]]].scheme.key]
-        sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in of}
+        sent = {n: vectors[n] - as_sent(truth[n]) for n in of}
         runs.append((facts.named_beside([known.name for known, _ in runs]), sent))
     return runs
 
