@@ -349,15 +349,11 @@ class CountJudge(Judge[ClaimError]):
         return Opinion("count", result, self._nonces, text, figures)
 
     def _result(self) -> tuple[SequentialResult, str, float]:
-        return self._sequential() if self._rule.sequential else self._fixed()
-
-    def _sequential(self) -> tuple[SequentialResult, str, float]:
+        """The result, and the name and value of the figure behind it."""
         test = self._rule.test
-        ratio = math.exp(test.log_ratio(self._mismatches, self._nonces))
-        return test.result(self._mismatches, self._nonces), "likelihood ratio", ratio
-
-    def _fixed(self) -> tuple[SequentialResult, str, float]:
-        test = self._rule.test
+        if self._rule.sequential:
+            ratio = math.exp(test.log_ratio(self._mismatches, self._nonces))
+            return test.result(self._mismatches, self._nonces), "likelihood ratio", ratio
         judged = judge(self._mismatches, self._nonces, test.p_honest, test.alpha)
         result = SequentialResult.UNDECIDED
         if self._nonces == self._sample:

@@ -242,8 +242,7 @@ class _Member:
 
     def paired(self, drawn: Draws) -> Counts:
         if ("paired", drawn) not in self._found:
-            found = first_passages(self._sizes, drawn, self._limit)
-            self._found["paired", drawn] = found
+            self._found["paired", drawn] = first_passages(self._sizes, drawn, self._limit)
         return self._found["paired", drawn]
 
     def direction(self, drawn: Draws) -> Counts:
@@ -373,13 +372,6 @@ def _first(factors: Floats, drawn: Draws, ended: Ended, until: Counts | None = N
     return stops if until is None else np.where(stops <= until, stops, drawn.never)
 
 
-def log_mean(logs: Floats) -> Floats:
-    """The logarithm of the mean of exp(``logs``) along the last axis."""
-    highest = logs.max(axis=-1, keepdims=True)
-    found: Floats = highest[..., 0] + np.log(np.exp(logs - highest).mean(axis=-1))
-    return found
-
-
 def _bound(factors: Floats, drawn: Draws, limit: float) -> float:
     """An upper bound of the chance that a run reaches ``limit``.
 
@@ -397,7 +389,10 @@ def _bound(factors: Floats, drawn: Draws, limit: float) -> float:
 
 
 def _reached(logs: Floats, limit: float) -> NDArray[np.bool_]:
+    """Whether the mean of exp(``logs``) along the last axis is at least exp(``limit``)."""
     # The mean is at most the largest, which is quicker to compute.
-    over: NDArray[np.bool_] = logs.max(axis=-1) >= limit
-    over[over] = log_mean(logs[over]) >= limit
+    highest = logs.max(axis=-1)
+    over: NDArray[np.bool_] = highest >= limit
+    above = np.exp(logs[over] - highest[over, np.newaxis]).mean(axis=-1)
+    over[over] = highest[over] + np.log(above) >= limit
     return over

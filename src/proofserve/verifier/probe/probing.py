@@ -17,7 +17,7 @@ from proofserve.verifier.probe.block_judges import BlockJudges, ProbeBlocks
 from proofserve.verifier.probe.endpoint import Endpoint, Kind, LeftOut, ProbePrompt, RawAnswer
 from proofserve.verifier.probe.readings import ProbeAnswer, ReadAnswer, Readings, resolved
 from proofserve.verifier.probe.token_judges import GreedyJudge, LikelihoodJudge, TokenJudge
-from proofserve.verifier.verification import verdict_of
+from proofserve.verifier.verification import CERTAIN, verdict_of
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
@@ -61,8 +61,6 @@ UNEXPLAINED: Final = "no honest kernel that is emulated explains the answers, an
 # Tests that share alpha: tokens and likelihood, or tokens, sizes and directions. The test of greedy
 # tokens is a bound and has no alpha.
 _WITHOUT_LOGS, _WITH_LOGS = 2, 3
-# What more answers do not change.
-_ENDS: Final = frozenset({SequentialResult.HONEST, SequentialResult.FRAUD})
 _TOKENS_CLEAR: Final = ("tokens", "likelihood")
 _LOGS_CLEAR: Final = ("tokens", "paired", "direction")
 
@@ -279,7 +277,7 @@ class Probing:
             self._likelihood.prepare(reads)
         for read in reads:
             self._judge(read)
-            if self.result in _ENDS:
+            if self.result in CERTAIN:
                 break
         return self.result
 
@@ -399,6 +397,6 @@ def probe(
         asked += len(answers)
         progress.step(f"judging {len(answers)} answers")
         all_fields = all(each.more_fields for each in endpoint.settled.values())
-        if probing.add(answers, all_fields) in _ENDS:
+        if probing.add(answers, all_fields) in CERTAIN:
             break
     return probing.probed(asked)
