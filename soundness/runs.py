@@ -108,8 +108,8 @@ class KeptRuns:
     def _changed(self, name: str) -> Network:
         published = self._validator.published
         price = Price(shape_of(published), self.subject.seq_len)
-        (found,) = (each for each in changed_weights(published, price) if each.name == name)
-        return found.make(published)
+        (make,) = (made for each, _, made in changed_weights(published, price) if each == name)
+        return make(published)
 
     def _kept(self, run: str, nonces: Sequence[int], compute: Recompute) -> Vectors:
         file = self.folder / f"{re.sub('[^a-z0-9]+', '-', run.lower())}.npz"

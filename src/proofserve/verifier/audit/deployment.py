@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
@@ -201,58 +201,48 @@ class AuditedProver:
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedWeights:
-    """``private`` weights are none of the bank; ``saving`` is the share of compute they save.
-
-    Of pruned experts it is the share of the layers' memory.
-    """
-
-    name: str
-    saving: float
-    make: Callable[[Network], Network]
-    private: bool = False
+# A name, the share of compute that the change of weights saves, and what makes it. Of pruned experts
+# the share is that of the layers' memory.
+Change = tuple[str, float, Callable[[Network], Network]]
 
 
-def changed_weights(network: Network, price: Price) -> Iterator[ChangedWeights]:
+def changed_weights(network: Network, price: Price) -> Iterator[Change]:
+    """Those of the bank, by their names, and private ones."""
     for name in SUSPECTS:
         bits = weight_bits(name)
         saving = price.bits(bits) if bits < SERVED_BITS else price.cache(8)
-        yield ChangedWeights(name, saving, partial(suspect, name=name))
+        yield name, saving, partial(suspect, name=name)
     yield from _private(network, price)
 
 
-def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
-    def change(name: str, saving: float, make: Callable[[Network], Network]) -> ChangedWeights:
-        return ChangedWeights(name, saving, make, private=True)
-
+def _private(network: Network, price: Price) -> Iterator[Change]:
     def matrices(rounding: Rounding) -> Callable[[Network], Network]:
         return lambda of: with_matrices(of, in_dtype(rounding))
 
     chance = partial(with_random_matrices, change=lambda g: in_dtype(stochastic(8, g)))
-    yield change("int8 per channel by chance", price.bits(8), chance)
+    yield "int8 per channel by chance", price.bits(8), chance
     groups = partial(
         with_random_matrices, change=lambda g: in_dtype(in_groups(stochastic(8, g), 32))
     )
-    yield change("int8 g32 by chance", price.bits(8), groups)
+    yield "int8 g32 by chance", price.bits(8), groups
     grouped = in_groups(integers(8), PRIVATE_GROUP)
-    yield change(f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped))
+    yield f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped)
     turned = rotated(in_groups(integers(8), 32), _ROTATION)
-    yield change("int8 g32, rotated in private", price.bits(8), matrices(turned))
+    yield "int8 g32, rotated in private", price.bits(8), matrices(turned)
     every_other = range(0, len(network.shapes), 2)
     half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
-    yield change("int8 per channel on half of the layers", price.bits(8) / 2, half)
-    yield change("KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8)))
+    yield "int8 per channel on half of the layers", price.bits(8) / 2, half
+    yield "KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8))
     # As in the cache, half of attention's work is left at most.
-    yield change("attention in int8", price.cache(8), with_int8_attention)
-    yield change("pruned 2:4", price.of_matrices(0.5), matrices(pruned))
+    yield "attention in int8", price.cache(8), with_int8_attention
+    yield "pruned 2:4", price.of_matrices(0.5), matrices(pruned)
     for name, share in RANKS.items():
         saving = price.of_matrices(1.0 - share_of_rank(network, share))
-        yield change(f"{name} of the rank", saving, matrices(partial(of_rank, share=share)))
+        yield f"{name} of the rank", saving, matrices(partial(of_rank, share=share))
     if routers_of(network):
         for name, share in PRUNED_EXPERTS.items():
             saving = share * share_of_experts(network)
-            yield change(name, saving, partial(without_experts, share=share))
+            yield name, saving, partial(without_experts, share=share)
 
 
 def size_saving(folder: Path, model: Path) -> float:
@@ -344,10 +334,9 @@ class CheckpointDeployment:
             # A quantised checkpoint is a smaller file.
             saving = self.price.of_matrices(size_saving(folder, self._setup.model))
             yield AuditedProver(folder.name, saving, partial(self._suspect, folder.name))
-        for change in changed_weights(self._network, self.price):
-            if change.private or change.name in self.names:
-                prepare = partial(self._changed, change.make)
-                yield AuditedProver(change.name, change.saving, prepare)
+        for name, saving, make in changed_weights(self._network, self.price):
+            if name not in SUSPECTS or name in self.names:
+                yield AuditedProver(name, saving, partial(self._changed, make))
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         """The checkpoint without some layers, with its final norm and the scheme's transforms."""
@@ -386,7 +375,7 @@ class CheckpointDeployment:
     def _suspect(self, name: str) -> Recompute:
         return partial(self._validator.vectors, replace(OWN, weights=name))
 
-    def _changed(self, make: Any) -> Recompute:
+    def _changed(self, make: Callable[[Network], Network]) -> Recompute:
         return self._answers(make(self._network))
 
     def _require_fit(self, folder: Path, other: Network) -> None:

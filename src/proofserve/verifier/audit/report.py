@@ -5,15 +5,15 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich import box
 from rich.table import Table
 
 from proofserve.lab.report import drawn
 from proofserve.protocol import SKETCH, SKETCH_2
-from proofserve.verifier.audit.attacks import FARTHEST, ProverMeasurement
+from proofserve.verifier.audit.attacks import FARTHEST
 from proofserve.verifier.audit.audit import WORTHWHILE, Audit, ProverResult
 from proofserve.verifier.audit.deployment import Price
+from proofserve.verifier.pages import BLUE, GREEN, RED, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,8 +62,6 @@ ASSUMPTIONS = (
 HEIGHT, ROW = 4.0, 0.28
 # The left end of the logarithmic axis; smaller distances, zero too, are drawn there.
 NEAREST: Final = 1e-4
-GREEN, BLUE, RED = "tab:green", "tab:blue", "tab:red"
-TEMPLATE = "audit_page.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +260,20 @@ class AuditReport:
         }
 
     def _record(self, found: ProverResult) -> dict[str, Any]:
-        quickest = found.counted.sequential
+        measurement, quickest, distances = found.measurement, found.counted.sequential, None
+        if measurement.chances is None:
+            # JSON has no infinity; a nonce without a vector has no distance.
+            every = measurement.distances.tolist()
+            distances = [each if np.isfinite(each) else None for each in every]
         return {
-            **_measurement(found.measurement),
+            "name": measurement.name,
+            "saving": measurement.saving,
+            "exact": measurement.exact,
+            "distance_mean": measurement.mean,
+            "distance_sd": measurement.sd,
+            "mismatch_rate": measurement.rate,
+            "mismatch_interval": list(measurement.interval),
+            "distances": distances,
             "caught": found.caught,
             "count": {
                 "fixed_nonces": found.counted.fixed,
@@ -297,31 +306,9 @@ def strongest(found: ProverResult, suspects: tuple[str, ...]) -> tuple[str, floa
     return suspects[index], means[index]
 
 
-def _measurement(measurement: ProverMeasurement) -> dict[str, Any]:
-    distances = None
-    if measurement.chances is None:
-        # JSON has no infinity; a nonce without a vector has no distance.
-        distances = [each if np.isfinite(each) else None for each in measurement.distances.tolist()]
-    return {
-        "name": measurement.name,
-        "saving": measurement.saving,
-        "exact": measurement.exact,
-        "distance_mean": measurement.mean,
-        "distance_sd": measurement.sd,
-        "mismatch_rate": measurement.rate,
-        "mismatch_interval": list(measurement.interval),
-        "distances": distances,
-    }
-
-
 def page(report: AuditReport) -> str:
-    # A model's name is the name of a folder, which may contain HTML.
-    environment = Environment(
-        loader=PackageLoader("proofserve.verifier.audit", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
-    return environment.get_template(TEMPLATE).render(
+    return rendered(
+        "audit/audit_page.html",
         report=report,
         columns=COLUMNS,
         good=GOOD,
@@ -329,7 +316,7 @@ def page(report: AuditReport) -> str:
         distances=distances_plot(report.audit),
         convictions=convictions_plot(report.audit),
         assumptions=ASSUMPTIONS,
-        facts=[*report.setup.items(), *report.machine.items()],
+        facts={**report.setup, **report.machine},
     )
 
 

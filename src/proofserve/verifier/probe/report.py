@@ -7,24 +7,22 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from proofserve.lab.report import drawn
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.probe.endpoint import LeftOut
+from proofserve.verifier.pages import BLUE, GREEN, RED, rendered
+from proofserve.verifier.probe.endpoint import ProbePrompt
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult
 from proofserve.verifier.probe.readings import ReadAnswer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TEMPLATE = "probe_page.html"
 HEIGHT: Final = 3.2
 # Powers of ten of the evidence that are shown.
 LEAST, MOST = -12.0, 12.0
 # Smaller gaps of greedy tokens, zero too, are drawn there.
 NEAREST: Final = 1e-4
-GREEN, BLUE, RED = "tab:green", "tab:blue", "tab:red"
 CLASSES: Final = {
     SequentialResult.HONEST: "good",
     SequentialResult.FRAUD: "bad",
@@ -86,19 +84,35 @@ class ProbeReport:
     def rows(self) -> list[dict[str, Any]]:
         """The evidence of every prompt, in the order in which they were asked."""
         pairs = zip(self.probed.answers, self.probed.evidence, strict=True)
-        rows = [_judged_row(read, log_evidence) for read, log_evidence in pairs]
-        rows += [_left_out_row(each) for each in self.probed.left_out]
+        rows = [_row(read.answer.prompt, _figures(read, log)) for read, log in pairs]
+        rows += [_row(each.prompt, {}, each.reason) for each in self.probed.left_out]
         return sorted(rows, key=lambda row: int(row["number"]))
 
 
-def _judged_row(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
+# What was found of an answer that was not left out.
+_FOUND: Final = (
+    *("answer", "tokens", "ids_from", "largest_gap", "surprise_nats", "log_evidence_so_far"),
+    "error_over_own_rounding",
+)
+
+
+def _row(
+    prompt: ProbePrompt, found: Mapping[str, Any], left_out: str | None = None
+) -> dict[str, Any]:
+    return {
+        "number": prompt.number,
+        "kind": prompt.kind,
+        "greedy": prompt.greedy,
+        "prompt": prompt.text,
+        **{name: found.get(name) for name in _FOUND},
+        "left_out": left_out,
+    }
+
+
+def _figures(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
     answer = read.answer
     greedy = answer.prompt.greedy
     return {
-        "number": answer.prompt.number,
-        "kind": answer.prompt.kind,
-        "greedy": greedy,
-        "prompt": answer.prompt.text,
         "answer": answer.text,
         "tokens": len(answer.output_ids),
         "ids_from": answer.ids_from,
@@ -106,23 +120,6 @@ def _judged_row(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
         "surprise_nats": None if greedy else read.surprise,
         "log_evidence_so_far": log_evidence,
         "error_over_own_rounding": _ratio(read),
-        "left_out": None,
-    }
-
-
-def _left_out_row(each: LeftOut) -> dict[str, Any]:
-    prompt = each.prompt
-    empty = dict.fromkeys(
-        ("answer", "tokens", "ids_from", "largest_gap", "surprise_nats", "log_evidence_so_far")
-    )
-    return {
-        "number": prompt.number,
-        "kind": prompt.kind,
-        "greedy": prompt.greedy,
-        "prompt": prompt.text,
-        **empty,
-        "error_over_own_rounding": None,
-        "left_out": each.reason,
     }
 
 
@@ -136,17 +133,14 @@ def _ratio(read: ReadAnswer) -> float | None:
 
 
 def page(report: ProbeReport) -> str:
-    # Prompts, answers and names come from elsewhere and may contain HTML.
-    environment = Environment(
-        loader=PackageLoader("proofserve.verifier.probe", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
-    return environment.get_template(TEMPLATE).render(
+    return rendered(
+        "probe/probe_page.html",
         report=report,
         tone=CLASSES[report.probed.verdict],
         rows=report.rows(),
         pictures=pictures(report),
+        assumptions=(),
+        facts=report.setup,
     )
 
 
