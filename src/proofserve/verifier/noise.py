@@ -1,7 +1,7 @@
 """Measures what honest runs of a model look like, and whether that convicts kernels it lacks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
@@ -24,8 +24,15 @@ from proofserve.verifier.calibration_file import (
     PopulationFields,
     rounded,
 )
-from proofserve.verifier.judges import OWN, BankRun, Chances, KernelBank, Recompute, Vectors
-from proofserve.verifier.populations import HonestPopulations
+from proofserve.verifier.judges import (
+    OWN,
+    BankRun,
+    Chances,
+    KernelBank,
+    Recompute,
+    Vectors,
+    as_sent,
+)
 from proofserve.verifier.simulation import convictions, draws, node_figures
 from proofserve.verifier.target import CONFIDENCE, quantile_interval
 
@@ -95,7 +102,9 @@ def measured_calibration(
     suspects = {}
     progress.step(f"{len(bank.names)} suspects on {len(first)} nonces", len(bank.names))
     for name in bank.names if first else ():
-        predicted[name] = _predictions(bank, name, first)
+        predicted[name] = bank.predictions(name, first)
+        if not any(vector.any() for vector in predicted[name].values()):
+            raise LabError(f"suspect {name}: its vectors are those of the published weights")
         few = first[: max(2, len(first) // CHEATS_SHARE)]
         served = bank.errors(replace(OWN, weights=name), few)
         suspects[name] = rounded(np.array([cosine(served[n], predicted[name][n]) for n in few]))
@@ -123,6 +132,15 @@ def measured_calibration(
         left_out=None,
         **about,
     )
+
+
+def honest_runs(sent: Iterable[tuple[KernelFacts, Vectors]], truth: Vectors) -> list[HonestRun]:
+    """The errors of what engines ``sent``. Those that say the same of themselves get numbers."""
+    runs: list[HonestRun] = []
+    for facts, vectors in sent:
+        errors = {n: vector - as_sent(truth[n]) for n, vector in vectors.items()}
+        runs.append((facts.named_beside([known.name for known, _ in runs]), errors))
+    return runs
 
 
 def figure_fields(
@@ -171,13 +189,6 @@ def _threshold(distances: NDArray[np.float64], rate: float) -> float:
     return float(Decimal(high).quantize(Decimal(1).scaleb(-places), ROUND_CEILING))
 
 
-def _predictions(bank: CalibratingBank, name: str, nonces: Sequence[int]) -> Vectors:
-    predicted = bank.predictions(name, nonces)
-    if not any(vector.any() for vector in predicted.values()):
-        raise LabError(f"suspect {name}: its vectors are those of the published weights")
-    return predicted
-
-
 def _in_chunks(
     title: str, compute: Recompute, nonces: Sequence[int], progress: Progress
 ) -> Vectors:
@@ -201,16 +212,18 @@ def left_out(
     file: CalibrationFile, progress: Progress, verifications: int = VERIFICATIONS
 ) -> LeftOutCheck | None:
     """The check of a file; None if it has one population alone, with nothing to judge it by."""
-    names = [each.facts.name for each in file.populations]
-    if len(names) < 2:
+    if len(file.populations) < 2:
         return None
     at_once: dict[str, int] = {}
     for room in ROOMS:
         honest = file.null(room)
-        progress.step(f"each kernel left out, margins times {room:g}", len(names))
+        progress.step(f"each kernel left out, margins times {room:g}", len(file.populations))
         found = {}
-        for name in names:
-            found[name] = _convicted(file, honest, name, verifications)
+        for each in file.populations:
+            node = node_figures(each.figures.figures, file.own.figures, honest)
+            drawn = draws(len(node), verifications, NONCES)
+            ended = convictions(node, honest.without(each.facts.name), CHANCES, drawn)
+            found[each.facts.name] = int(np.count_nonzero(ended <= NONCES))
             progress.advance()
         at_once = at_once or found
         if not any(found.values()):
@@ -221,15 +234,6 @@ def left_out(
         room=room,
         convicted={name: count for name, count in at_once.items() if count},
     )
-
-
-def _convicted(
-    file: CalibrationFile, honest: HonestPopulations, name: str, verifications: int
-) -> int:
-    run = next(each.figures.figures for each in file.populations if each.facts.name == name)
-    node = node_figures(run, file.own.figures, honest)
-    drawn = draws(len(node), verifications, NONCES)
-    return int(np.count_nonzero(convictions(node, honest.without(name), CHANCES, drawn) <= NONCES))
 
 
 def left_out_lines(found: LeftOutCheck | None) -> list[str]:

@@ -201,8 +201,8 @@ class AuditedProver:
     exact: bool = False
 
 
-# A name, the share of compute that the change of weights saves, and what makes it. Of pruned experts
-# the share is that of the layers' memory.
+# The name of a change of weights, the share of compute that it saves, and what makes it. Of pruned
+# experts the share is that of the layers' memory.
 Change = tuple[str, float, Callable[[Network], Network]]
 
 

@@ -141,12 +141,12 @@ class Blocks:
         """The index of the answer that each block begins in."""
         return dict(enumerate(self._places[:, 0, 0].tolist()))
 
-    def by_server(self) -> list[list[int]]:
-        """The blocks of each server; every start of a server has a sketch key of its own."""
+    def by_server(self) -> dict[str, list[int]]:
+        """The blocks of each server by its sketch key; every start of a server has its own."""
         found: dict[str, list[int]] = {}
         for block, answer in self.conversations().items():
             found.setdefault(self.answers[answer].scheme.key, []).append(block)
-        return list(found.values())
+        return found
 
 
 class AnswerForwards:

@@ -28,9 +28,14 @@ from proofserve.verifier.chat.statements import (
     NodeFacts,
     checked_answers,
 )
-from proofserve.verifier.judges import Chances, Opinion, Vectors, as_sent
+from proofserve.verifier.judges import Chances, Opinion
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judges_of
-from proofserve.verifier.noise import HonestRun, MeasuringPlan, left_out_lines, measured_calibration
+from proofserve.verifier.noise import (
+    MeasuringPlan,
+    honest_runs,
+    left_out_lines,
+    measured_calibration,
+)
 from proofserve.verifier.verification import Truth, Verification, verify
 
 if TYPE_CHECKING:
@@ -264,7 +269,12 @@ def chat_calibration(
     """
     progress.step(f"recomputing {len(blocks.answers)} answers")
     numbers, groups = _in_turn(blocks)
-    runs = _honest_runs(servers, blocks, validator.truth(numbers))
+    vectors = vectors_of(blocks.claims().claims, blocks.width)
+    sent = [
+        (servers[key], {number: vectors[number] for number in of})
+        for key, of in blocks.by_server().items()
+    ]
+    runs = honest_runs(sent, validator.truth(numbers))
     plan = MeasuringPlan(numbers, EMULATED_BLOCKS, BANK_BLOCKS * len(runs), has_twins=False)
     work = {
         "scheme": SCHEME,
@@ -288,24 +298,12 @@ def _in_turn(blocks: Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
     So the first blocks are of all servers, and of whole conversations.
     """
     conversations = blocks.conversations()
-    of_servers = [dict.fromkeys(conversations[block] for block in of) for of in blocks.by_server()]
+    every = blocks.by_server().values()
+    of_servers = [dict.fromkeys(conversations[block] for block in of) for of in every]
     turns = chain.from_iterable(zip_longest(*of_servers))
     order = {conversation: place for place, conversation in enumerate(turns)}
     numbers = sorted(conversations, key=lambda block: order[conversations[block]])
     return tuple(numbers), tuple(conversations[block] for block in numbers)
-
-
-def _honest_runs(
-    servers: Mapping[str, KernelFacts], blocks: Blocks, truth: Vectors
-) -> list[HonestRun]:
-    """The errors of each server. Two that say the same of themselves get numbers."""
-    vectors = vectors_of(blocks.claims().claims, blocks.width)
-    runs: list[HonestRun] = []
-    for of in blocks.by_server():
-        facts = servers[blocks.answers[blocks.conversations()[of[0]]].scheme.key]
-        sent = {n: vectors[n] - as_sent(truth[n]) for n in of}
-        runs.append((facts.named_beside([known.name for known, _ in runs]), sent))
-    return runs
 
 
 def calibration_lines(made: CalibrationFile, chats: int) -> Iterator[str]:
