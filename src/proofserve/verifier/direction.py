@@ -27,6 +27,7 @@ from proofserve.verifier.judges import (
     Standing,
     Vectors,
     evidence_text,
+    few,
     result_of,
 )
 from proofserve.verifier.populations import UNKNOWN, Expected, HonestPopulations
@@ -34,8 +35,6 @@ from proofserve.verifier.populations import UNKNOWN, Expected, HonestPopulations
 # Suspects that are computed for a nonce. With those that the last nonces turn out not to need, an
 # honest node costs five.
 PER_NONCE = 4
-# Suspects that a opinion names at most.
-NAMED = 3
 # Of them the most likely so far.
 LIKELY = 2
 NO_SUSPECTS: Final = "there are no suspects: the checkpoint is published as cheap as the whole bank"
@@ -187,8 +186,7 @@ class DirectionJudge(Judge[ClaimError]):
         form, result = self._yardstick.form, result_of(self.standings()[population])
         name, log_evidence = self._strongest(population)
         figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
-        more = f" and {len(self._open) - NAMED} more" if len(self._open) > NAMED else ""
-        text = f"not ruled out: {', '.join([*self._open][:NAMED])}{more}"
+        text = f"not ruled out: {few([*self._open])}"
         if self._open:
             figures["log_clearing"] = min(-each.log_ratio for each in self._open.values())
         if result is SequentialResult.FRAUD:

@@ -180,6 +180,12 @@ def evidence_text(log_evidence: float) -> str:
     return f"E = {10**power_of_ten:.2g}" if abs(power_of_ten) < 300 else f"E = 1e{power_of_ten:.0f}"
 
 
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of ``names``, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 class PairedJudge(Judge[ClaimError]):
     """Bets on errors that are larger than honest ones, beside the validator's own of the nonce.
 

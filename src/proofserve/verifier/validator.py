@@ -207,7 +207,7 @@ class CheckpointValidator:
 
     def _reader(self, kernel: str | None) -> Network:
         """The network as it is published, with roundings that it declares; or with a kernel."""
-        return self.published if kernel is None else self._network(BankRun(kernels=kernel))
+        return self.published if kernel is None else self.network(BankRun(kernels=kernel))
 
     def read(
         self, run: BankRun, answers: Iterable[tuple[Sequence[int], Sequence[int]]]
@@ -217,7 +217,7 @@ class CheckpointValidator:
         The published weights have to read an answer before a suspect does, which uses the experts
         that they chose. Raises EngineFault if a forward fails or a logit is not finite.
         """
-        network = self._network(run)
+        network = self.network(run)
         experts = self._choice(run, network)
         for prompt, output in answers:
             states = states_of(network, prompt, output, experts)
@@ -226,24 +226,16 @@ class CheckpointValidator:
                 raise EngineFault(f"{run}: the logits of an answer are not finite")
             yield logits
 
-    def suspect(self, name: str) -> Network:
-        """The published network with a suspect's weights.
-
-        Raises CheckpointError if they cannot be loaded.
-        """
-        return self._with(self.published, name)
-
-    def _with(self, published: Network, name: str) -> Network:
-        if name not in self._others:
-            return suspect(published, name)
-        other = load(self._others[name], EXACT, self._setup.device)
-        # The published checkpoint decides the inputs: its digest is part of every seed.
-        return replace(other, facts=self.published.facts)
-
-    def _network(self, run: BankRun) -> Network:
+    def network(self, run: BankRun) -> Network:
+        """What computes a run. Raises CheckpointError for a suspect that cannot be loaded."""
         exact = run.kernels is None or run.kernels == FULL_ACTIVATIONS
-        published = self._exact if exact else self.published
-        weights = published if run.weights is None else self._with(published, run.weights)
+        weights = self._exact if exact else self.published
+        if run.weights in self._others:
+            other = load(self._others[run.weights], EXACT, self._setup.device)
+            # The published checkpoint decides the inputs: its digest is part of every seed.
+            weights = replace(other, facts=self.published.facts)
+        elif run.weights is not None:
+            weights = suspect(weights, run.weights)
         if run.kernels is None:
             return weights
         own = run.kernels == OWN.kernels
@@ -274,7 +266,7 @@ class CheckpointValidator:
         missing = {run: nonces for run, nonces in missing.items() if nonces}
         runs = []
         for run, nonces in missing.items():
-            network = self._network(run)
+            network = self.network(run)
             runs.append(Run(network, nonces, self._choice(run, network)))
             if run.weights is not None and run.kernels is None:
                 self.forwards += len(nonces)

@@ -10,7 +10,7 @@ from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.verifier.chat.answers import Answer, AnswerForwards, Blocks
-from proofserve.verifier.judges import OWN, Vectors
+from proofserve.verifier.judges import OWN, BankRun, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 from support.four_bits import one_thread
 from support.models import SmallModels
@@ -52,7 +52,7 @@ def test_suspects_are_computed_with_the_experts_of_the_published_weights(
         own = validator.errors(OWN, numbers)
         held = validator.predictions(SUSPECT, numbers)
         truth = validator.truth(numbers)
-        (routed,) = AnswerForwards(blocks)([Run(validator.suspect(SUSPECT), numbers)])
+        (routed,) = AnswerForwards(blocks)([Run(validator.network(BankRun(SUSPECT)), numbers)])
         served = validator.errors(replace(OWN, weights=SUSPECT), numbers)
     natural = dict(zip(routed.nonces, routed.values, strict=True))
     natural = {number: natural[number] - truth[number] for number in numbers}

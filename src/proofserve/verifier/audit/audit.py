@@ -28,7 +28,7 @@ from proofserve.verifier.audit.attacks import (
     vectors_by,
 )
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
-from proofserve.verifier.judges import Chances, Vectors, default_share
+from proofserve.verifier.judges import Chances, Vectors, default_share, few
 from proofserve.verifier.populations import (
     LEAST_LEANING,
     HonestPopulations,
@@ -42,8 +42,6 @@ from proofserve.verifier.simulation import Endings, draws, node_figures, simulat
 P_FRAUDS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 # An attack that saves less than this share of the compute is reported, but fails no deployment.
 WORTHWHILE = 0.10
-# The most attacks that the verdict names.
-NAMED = 3
 # Fewer nonces bound no spread.
 FEWEST = LEAST_LEANING
 RUNS = 2000
@@ -247,9 +245,7 @@ class Audit:
 
 def _named(missed: Sequence[ProverResult]) -> str:
     ranked = sorted((each.measurement for each in missed), key=lambda m: m.saving, reverse=True)
-    names = [f"{each.name} (saves {each.saving:.0%})" for each in ranked[:NAMED]]
-    more = len(ranked) - NAMED
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    return few([f"{each.name} (saves {each.saving:.0%})" for each in ranked])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -334,8 +334,9 @@ class Endpoint:
         found: dict[int, RawAnswer | LeftOut] = {}
         async with self._http() as http:
             # The first prompt of a route finds out what the route gives.
-            for prompt in _first_of_each(p for p in prompts if p.kind not in self.settled):
-                found[prompt.number] = await self._settle(http, prompt)
+            for prompt in prompts:
+                if prompt.kind not in self.settled and prompt.kind not in self.refused:
+                    found[prompt.number] = await self._settle(http, prompt)
 
             async def one(prompt: ProbePrompt) -> None:
                 async with places:
@@ -345,10 +346,7 @@ class Endpoint:
         return [found[prompt.number] for prompt in prompts]
 
     async def _settle(self, http: httpx.AsyncClient, prompt: ProbePrompt) -> RawAnswer | LeftOut:
-        kind = prompt.kind
-        if kind in self.refused:
-            return LeftOut(prompt, self.refused[kind])
-        response = None
+        kind, response = prompt.kind, None
         for extras in ladder(self._options.logprobs):
             response = await self._asked(http, prompt, extras)
             if response.is_success:
@@ -402,13 +400,6 @@ class Endpoint:
         key = self._options.api_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers)
-
-
-def _first_of_each(prompts: Iterable[ProbePrompt]) -> Iterable[ProbePrompt]:
-    first: dict[Kind, ProbePrompt] = {}
-    for prompt in prompts:
-        first.setdefault(prompt.kind, prompt)
-    return first.values()
 
 
 def _answer(prompt: ProbePrompt, response: httpx.Response) -> RawAnswer | LeftOut:

@@ -249,10 +249,10 @@ class Readings:
         """The answer by every honest kernel that is emulated."""
         number = read.answer.prompt.number
         if number not in self._by_kernels:
-            exact = self._exact(read)
+            exact = self._logits(PUBLISHED, read)
             log_p = log_probabilities(exact, _SAMPLED)
             self._by_kernels[number] = {
-                name: _by_kernel(read, exact, log_p, self._by_kernel(name, read))
+                name: _by_kernel(read, exact, log_p, self._logits(BankRun(kernels=name), read))
                 for name in self.kernels
             }
         return self._by_kernels[number]
@@ -277,17 +277,14 @@ class Readings:
         made = self._reader.read(BankRun(name), texts) if texts else ()
         for each, logits in zip(missing, made, strict=True):
             suspected = log_probabilities(logits.astype(np.float64), _SAMPLED)
-            ratios = suspected - log_probabilities(self._exact(each), _SAMPLED)
-            given = [_log_mean(ratios, self._by_kernel(kernel, each)) for kernel in self.kernels]
+            ratios = suspected - log_probabilities(self._logits(PUBLISHED, each), _SAMPLED)
+            runs = (BankRun(kernels=kernel) for kernel in self.kernels)
+            given = [_log_mean(ratios, self._logits(run, each)) for run in runs]
             self._means[name, each.answer.prompt.number] = max(0.0, *given)
         return [self._means[name, each.answer.prompt.number] for each in answers]
 
-    def _exact(self, read: ReadAnswer) -> Floats:
-        (logits,) = self._reader.read(PUBLISHED, [read.answer.read])
-        return logits.astype(np.float64)
-
-    def _by_kernel(self, kernel: str, read: ReadAnswer) -> Floats:
-        (logits,) = self._reader.read(BankRun(kernels=kernel), [read.answer.read])
+    def _logits(self, run: BankRun, read: ReadAnswer) -> Floats:
+        (logits,) = self._reader.read(run, [read.answer.read])
         return logits.astype(np.float64)
 
 
