@@ -18,7 +18,7 @@ from proofserve.engines.reference.kernels import PROFILES, own_profile, with_ker
 from proofserve.engines.reference.network import DTYPES, Network
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
-from proofserve.verifier.audit.deployment import Price, changed_weights, shape_of
+from proofserve.verifier.audit.deployment import changed_weights, price_of
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.judges import OWN, BankRun, Recompute, Vectors, as_sent
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
@@ -107,7 +107,7 @@ class KeptRuns:
 
     def _changed(self, name: str) -> Network:
         published = self._validator.published
-        price = Price(shape_of(published), self.subject.seq_len)
+        price = price_of(published, self.subject.seq_len)
         (make,) = (made for each, _, made in changed_weights(published, price) if each == name)
         return make(published)
 

@@ -77,7 +77,7 @@ def _noisy(prover: AuditedProver, times: float, length: float) -> AuditedProver:
 
 
 def _of_layers(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
-    layers = deployment.price.shape.layers
+    layers = deployment.price.layers
 
     def attack(name: str, left_out: Sequence[int]) -> AuditedProver:
         saving = deployment.price.without_layers(len(left_out))

@@ -4,7 +4,6 @@ import math
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -130,13 +129,6 @@ def surprise_of(answers: Sequence[ReadAnswer]) -> float:
     return sum(each.surprise * len(each.log_p) for each in sampled) / max(1, tokens)
 
 
-class Label(StrEnum):
-    HONEST = "honest"
-    OTHER_MODEL = "another model"
-    QUANTISED = "quantised"
-    CANNOT_TELL = "cannot tell"
-
-
 def prompts_more(
     opinions: Sequence[Opinion], clearing: Collection[str], chances: Chances, judged_prompts: int
 ) -> float | None:
@@ -206,23 +198,24 @@ class ProbeResult:
         return float(np.median(self.ratios)) if self.ratios else None
 
     @property
-    def label(self) -> Label:
+    def label(self) -> str:
+        """One of honest, cannot tell, quantised and another model."""
         if self.verdict is SequentialResult.HONEST:
-            return Label.HONEST
+            return "honest"
         if self.verdict is not SequentialResult.FRAUD:
-            return Label.CANNOT_TELL
-        return Label.OTHER_MODEL if self.suspect is None else Label.QUANTISED
+            return "cannot tell"
+        return "another model" if self.suspect is None else "quantised"
 
     @property
     def text(self) -> str:
         """The verdict in words."""
-        if self.label is Label.HONEST:
+        if self.verdict is SequentialResult.HONEST:
             return "honest: the answers are the checkpoint's"
         if self.verdict is SequentialResult.UNEXPLAINED:
             return f"cannot tell: {UNEXPLAINED}"
-        if self.label is Label.CANNOT_TELL:
+        if self.verdict is SequentialResult.UNDECIDED:
             return f"cannot tell, {self.more}"
-        if self.label is Label.QUANTISED:
+        if self.suspect is not None:
             return f"quantised: {self.suspect}"
         size = "" if self.ratio is None else f": errors {self.ratio:.1f} times our rounding"
         far = (
