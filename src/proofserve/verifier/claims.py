@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AliasPath, BaseModel, BeforeValidator, Field
 
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import LabError, parsed, read_json, write_json
+from proofserve.lab.report import LabError, parsed, read_json
 from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, SKETCHES, default_k_dim
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
@@ -233,13 +233,6 @@ def only_source(
     asked = f"block {wanted.block_hash or 'any'}, key {wanted.public_key or 'any'}"
     problem = f"several nodes or blocks fit {asked}" if fitting else f"nothing fits {asked}"
     raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
-
-
-def to_file(
-    path: Path, work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
-) -> None:
-    """Write ``claims`` about ``work``, for ``from_file``. Raises OSError."""
-    write_json(path, document(work, claims, ran_on))
 
 
 def document(

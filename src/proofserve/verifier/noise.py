@@ -127,7 +127,7 @@ def measured_calibration(
         own=fields(own),
         populations=made,
         suspects=suspects,
-        dist_threshold=honest_threshold(made, RATE),
+        dist_threshold=honest_threshold(made),
         p_mismatch=RATE,
         left_out=None,
         **about,
@@ -171,22 +171,21 @@ def figure_fields(
     )
 
 
-def honest_threshold(populations: Sequence[PopulationFields], rate: float) -> float:
-    """The distance that at most a share ``rate`` of any population's nonces exceeds.
+def honest_threshold(populations: Sequence[PopulationFields]) -> float:
+    """The distance that at most a share ``RATE`` of any population's nonces exceeds.
 
     Of each the upper end of the 95 % interval of that quantile, whatever the distribution; the
     largest distance where there are too few to have one.
     """
-    return max(_threshold(np.array(each.figures.lengths), rate) for each in populations)
-
-
-def _threshold(distances: NDArray[np.float64], rate: float) -> float:
-    needed = math.ceil(math.log(_TAIL) / math.log1p(-rate))
-    enough = len(distances) >= needed
-    high = quantile_interval(distances, 1.0 - rate)[1] if enough else float(distances.max())
+    needed, highest = math.ceil(math.log(_TAIL) / math.log1p(-RATE)), 0.0
+    for each in populations:
+        distances = np.array(each.figures.lengths)
+        enough = len(distances) >= needed
+        high = quantile_interval(distances, 1.0 - RATE)[1] if enough else float(distances.max())
+        highest = max(highest, high)
     # Rounded up to three digits.
-    places = 2 - math.floor(math.log10(high))
-    return float(Decimal(high).quantize(Decimal(1).scaleb(-places), ROUND_CEILING))
+    places = 2 - math.floor(math.log10(highest))
+    return float(Decimal(highest).quantize(Decimal(1).scaleb(-places), ROUND_CEILING))
 
 
 def _in_chunks(

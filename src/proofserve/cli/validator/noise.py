@@ -42,7 +42,7 @@ from proofserve.verifier.calibration_file import (
     merged,
     read,
 )
-from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions, to_file, workload
+from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions, document, workload
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
@@ -192,7 +192,7 @@ def _save(
     if len(runs) != 1:
         raise LabError("--save writes what one engine computed: give --other once")
     facts, claims = runs[0]
-    to_file(file, task.work, claims, facts.model_dump())
+    write_json(file, document(task.work, claims, facts.model_dump()))
     session.console.print(f"artifacts of {facts.name} written to {file}", soft_wrap=True)
 
 

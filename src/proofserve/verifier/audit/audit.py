@@ -99,28 +99,7 @@ class Conviction:
 @cache
 def conviction(rule: ConvictionRule, rate: float) -> Conviction:
     """What convicts a node with this ``rate`` of mismatches."""
-    default, sequential = _sequential(rule, rate)
-    least, fixed = least_rate(rule), None
-    if least is not None and rate >= least:
-        fixed = sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
-    return Conviction(fixed, sequential, default)
-
-
-@cache
-def least_rate(rule: ConvictionRule) -> float | None:
-    """The least rate of mismatches that the fixed test convicts; None if it convicts none."""
-    sizes = _strongest_sizes(rule)
-
-    def convicts(rate: float) -> bool:
-        powers = (power(n, rule.p_mismatch, rule.alpha, rate) for n in sizes)
-        return any(each >= rule.power for each in powers)
-
-    return root(lambda rate: not convicts(rate)) if convicts(1.0) else None
-
-
-def _sequential(rule: ConvictionRule, rate: float) -> tuple[float, Sequential | None]:
-    """The chance that the default setting convicts, and the first setting that does."""
-    default = 0.0
+    default, sequential = 0.0, None
     for p_fraud in P_FRAUDS:
         if p_fraud <= rule.p_mismatch:
             break
@@ -130,26 +109,34 @@ def _sequential(rule: ConvictionRule, rate: float) -> tuple[float, Sequential | 
             default = course.convicted
         nonces = course.nonces_to_convict(rule.power)
         if nonces is not None:
-            return default, Sequential(p_fraud, nonces, course.expected_nonces)
+            sequential = Sequential(p_fraud, nonces, course.expected_nonces)
+            break
         if rate <= rule.p_mismatch:
             # An honest node's rate: no setting may convict it.
             break
-    return default, None
+    least, fixed = least_rate(rule), None
+    if least is not None and rate >= least:
+        fixed = sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
+    return Conviction(fixed, sequential, default)
 
 
-def _strongest_sizes(rule: ConvictionRule) -> tuple[int, ...]:
-    """Two numbers of nonces up to ``max_nonces``; one of them has the greatest power.
-
-    Power falls where one more mismatch becomes necessary, and rises between. So it is greatest at
-    ``max_nonces``, or just before it falls for the last time.
-    """
+@cache
+def least_rate(rule: ConvictionRule) -> float | None:
+    """The least rate of mismatches that the fixed test convicts; None if it convicts none."""
+    most = rule.max_nonces
 
     def needed(n: int) -> int | None:
         return convicting_count(n, rule.p_mismatch, rule.alpha)
 
-    most = rule.max_nonces
+    # Power falls where one more mismatch becomes necessary, and rises between. So it is greatest
+    # at ``max_nonces``, or just before it falls for the last time.
     before = next((n for n in range(most, 0, -1) if needed(n) != needed(most)), most)
-    return most, before
+
+    def convicts(rate: float) -> bool:
+        powers = (power(n, rule.p_mismatch, rule.alpha, rate) for n in (most, before))
+        return any(each >= rule.power for each in powers)
+
+    return root(lambda rate: not convicts(rate)) if convicts(1.0) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,8 +163,8 @@ class BlockJudges:
     are those of every block so far.
     """
 
-    def __init__(self, blocks: ProbeBlocks, chances: Chances) -> None:
-        self._blocks = blocks
+    def __init__(self, readings: Readings, chances: Chances) -> None:
+        self._blocks = ProbeBlocks(readings)
         self._chances = chances
         self._waiting: list[ClaimError] = []
         self.judges: tuple[Judge[ClaimError], ...] = ()
@@ -172,8 +172,9 @@ class BlockJudges:
         self.errors: list[ClaimError] = []
         self.ratios: list[float] = []
 
-    def add(self, errors: Sequence[ClaimError]) -> None:
-        """Raises EngineFault."""
+    def add(self, answer: ReadAnswer) -> None:
+        """Judge the blocks that this answer completes. Raises EngineFault."""
+        errors = self._blocks.add(answer)
         own = self._blocks.errors(OWN, [error.nonce for error in errors])
         self.ratios += [e.distance / float(np.linalg.norm(own[e.nonce])) for e in errors]
         self.errors += errors

@@ -12,7 +12,7 @@ from proofserve.lab.chats import WORDS
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.judges import Chances, Judge, Opinion
-from proofserve.verifier.probe.block_judges import BlockJudges, ProbeBlocks
+from proofserve.verifier.probe.block_judges import BlockJudges
 from proofserve.verifier.probe.endpoint import Endpoint, Kind, LeftOut, ProbePrompt, RawAnswer
 from proofserve.verifier.probe.readings import ProbeAnswer, ReadAnswer, Readings, resolved
 from proofserve.verifier.probe.token_judges import GreedyJudge, LikelihoodJudge, TokenJudge
@@ -236,7 +236,6 @@ class Probing:
         self._tokens = tokens
         self._readings = Readings(reader)
         self._chances = chances
-        self._blocks = ProbeBlocks(self._readings)
         self._answers: list[ReadAnswer] = []
         self._left_out: list[LeftOut] = []
         self._evidence: list[float] = []
@@ -335,7 +334,7 @@ class Probing:
         shared = replace(self._chances, alpha=self._chances.alpha / tests)
         self._drawn = TokenJudge(self._readings, shared, all_fields)
         if logs:
-            self._sizes = BlockJudges(self._blocks, shared)
+            self._sizes = BlockJudges(self._readings, shared)
         else:
             self._likelihood = LikelihoodJudge(self._readings, shared)
 
@@ -344,8 +343,8 @@ class Probing:
         self._drawn.add(read)
         self._greedy.add(read)
         self._evidence.append(self._drawn.log_evidence)
-        if self._sizes is not None and (errors := self._blocks.add(read)):
-            self._sizes.add(errors)
+        if self._sizes is not None:
+            self._sizes.add(read)
         if self._likelihood is not None:
             self._likelihood.add(read)
 

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -146,56 +147,57 @@ def page(report: ProbeReport) -> str:
 
 def pictures(report: ProbeReport) -> list[tuple[str, str]]:
     """Captions, and SVG. Only what was measured is drawn."""
-    probed, found = report.probed, []
+    return [(caption, drawn([draw], HEIGHT)) for caption, draw in _panels(report.probed)]
+
+
+def _panels(probed: ProbeResult) -> Iterator[tuple[str, Callable[["Axes"], None]]]:
     if probed.ratios:
         caption = (
             "The endpoint's errors over our own rounding, block by block. Honest ones lie around 1;"
             f" from {OTHER_RATIO:g} on (dashed) only 4 bits or another model do it."
         )
-        found.append((caption, drawn([lambda axes: _ratios(axes, probed.ratios)], HEIGHT)))
+        yield caption, partial(_draw_ratios, probed.ratios)
     if probed.cosines:
         caption = (
             f"Cosines of the errors with what {probed.suspect} would do, block by block."
             " Honest ones lie around 0."
         )
-        cosines = probed.cosines
-        found.append((caption, drawn([lambda axes: _cosines(axes, cosines)], HEIGHT)))
+        yield caption, partial(_draw_cosines, probed.cosines)
     if probed.evidence:
         caption = (
             "Evidence of the token test after each answer, as a power of ten: it falls for honest"
             " answers, and convicts far above 6."
         )
-        found.append((caption, drawn([lambda axes: _evidence(axes, probed.evidence)], HEIGHT)))
+        yield caption, partial(_draw_evidence, probed.evidence)
     gaps = [float(g) for r in probed.answers if r.answer.prompt.greedy for g in r.gaps]
     if gaps:
         caption = (
             "How far the logits of greedy tokens are below the largest: the largest first. Honest"
             " rounding explains those below the dashed line."
         )
-        found.append((caption, drawn([lambda axes: _gaps(axes, gaps, probed.bound)], HEIGHT)))
-    return found
+        yield caption, partial(_draw_gaps, gaps, probed.bound)
 
 
-def _ratios(axes: "Axes", ratios: Any) -> None:
+def _draw_ratios(ratios: Sequence[float], axes: "Axes") -> None:
     axes.plot(np.arange(len(ratios)), ratios, "o", color=BLUE, alpha=0.6)
     axes.axhline(1.0, color=GREEN, linewidth=0.8)
     axes.axhline(OTHER_RATIO, color=RED, linewidth=0.8, linestyle="--")
     axes.set(yscale="log", xlabel="block of 16 tokens", ylabel="error / own rounding")
 
 
-def _cosines(axes: "Axes", cosines: Any) -> None:
+def _draw_cosines(cosines: Sequence[float], axes: "Axes") -> None:
     axes.plot(np.arange(len(cosines)), cosines, "o", color=RED, alpha=0.6)
     axes.axhline(0.0, color=GREEN, linewidth=0.8)
     axes.set(ylim=(-1.0, 1.05), xlabel="block of 16 tokens", ylabel="cosine")
 
 
-def _evidence(axes: "Axes", evidence: Any) -> None:
+def _draw_evidence(evidence: Sequence[float], axes: "Axes") -> None:
     powers = np.clip(np.array(evidence) / math.log(10), LEAST, MOST)
     axes.step(np.arange(1, len(powers) + 1), powers, where="post", color=BLUE)
     axes.set(ylim=(LEAST, MOST), xlabel="answers", ylabel="log10 E")
 
 
-def _gaps(axes: "Axes", gaps: Any, bound: float) -> None:
+def _draw_gaps(gaps: Sequence[float], bound: float, axes: "Axes") -> None:
     ordered = np.maximum(np.sort(gaps)[::-1], NEAREST)
     axes.plot(np.arange(1, len(ordered) + 1), ordered, "o", color=BLUE, alpha=0.6, markersize=3)
     axes.axhline(max(bound, NEAREST), color=RED, linewidth=0.8, linestyle="--")
