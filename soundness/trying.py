@@ -23,15 +23,10 @@ from proofserve.verifier.noise import (
     measured_calibration,
 )
 from proofserve.verifier.populations import RunFigures
-from proofserve.verifier.simulation import (
-    Endings,
-    draws,
-    node_figures,
-    simulated,
-    simulated_uncalibrated,
-)
+from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
+from soundness.uncalibrated import simulated_uncalibrated
 
 ALPHA, BETA = 1e-6, 1e-3
 POWER: Final = 0.999

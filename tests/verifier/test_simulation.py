@@ -19,9 +19,9 @@ from proofserve.verifier.simulation import (
     first_passages,
     node_figures,
     simulated,
-    simulated_uncalibrated,
 )
 from proofserve.verifier.verification import Verification, decide
+from soundness.uncalibrated import simulated_uncalibrated
 from verifier.toy_null import Kernel, ToyBank, claims, figures, toy_null
 
 KERNELS = {"one": Kernel(), "head norms": Kernel(size=1.2, alike=0.45)}

@@ -162,7 +162,15 @@ def seen_log(
     """
     if "://" in source:
         return LogFollower(source).seen(chats)
-    receipts = _logged(chats, public_key)
+    # The receipts with a signed entry; all others fail whatever the log has.
+    receipts = [
+        each
+        for chat in chats
+        for each in chat.receipts
+        if each.inclusion is not None
+        and public_key in {None, each.public_key}
+        and is_signed(each.inclusion.entry.hash, each.entry_signature or b"", each.public_key)
+    ]
     if not receipts:
         return None
     path = Path(source)
@@ -175,18 +183,6 @@ def seen_log(
         raise LabError(text) from error
     except ReceiverFileError as error:
         raise LabError(f"--log: {error}") from error
-
-
-def _logged(chats: Sequence[Conversation], public_key: bytes | None) -> list[SignedReceipt]:
-    """The receipts with a signed entry; all others fail whatever the log has."""
-    return [
-        each
-        for chat in chats
-        for each in chat.receipts
-        if each.inclusion is not None
-        and public_key in {None, each.public_key}
-        and is_signed(each.inclusion.entry.hash, each.entry_signature or b"", each.public_key)
-    ]
 
 
 def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | FailedCheck:

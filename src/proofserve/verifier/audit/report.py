@@ -101,8 +101,22 @@ class AuditReport:
     @property
     def missed(self) -> list[str]:
         """A sentence for each attack that is not caught: how near it is to honest vectors."""
-        kinds = (MISSED, UNEXPLAINED)
-        return [self._missed(each) for each in self.audit.attacks if verdict_of(each) in kinds]
+        sentences = []
+        for each in self.audit.attacks:
+            if verdict_of(each) not in {MISSED, UNEXPLAINED}:
+                continue
+            measurement, endings = each.measurement, each.endings
+            times = measurement.mean / self.audit.honest[0].measurement.mean
+            text = f"{measurement.name}: {times:.2f} times as far as our own run"
+            if (nearest := strongest(each, self.audit.suspects)) is not None:
+                text += f", cosine {nearest[1]:.2f} with {nearest[0]}"
+            convicted = endings.convicted / self.audit.runs
+            sentences.append(
+                f"{text}; closest to {endings.closest}. Of the verifications"
+                f" {convicted:.1%} convict it, {each.cleared_share:.1%} clear it, and"
+                f" {each.unexplained_share:.1%} find that nothing explains it."
+            )
+        return sentences
 
     @property
     def routing(self) -> str:
@@ -211,19 +225,6 @@ class AuditReport:
             "setup": dict(self.setup),
             "machine": dict(self.machine),
         }
-
-    def _missed(self, found: ProverResult) -> str:
-        measurement, endings = found.measurement, found.endings
-        times = measurement.mean / self.audit.honest[0].measurement.mean
-        text = f"{measurement.name}: {times:.2f} times as far as our own run"
-        if (nearest := strongest(found, self.audit.suspects)) is not None:
-            text += f", cosine {nearest[1]:.2f} with {nearest[0]}"
-        convicted = endings.convicted / self.audit.runs
-        return (
-            f"{text}; closest to {endings.closest}. Of the verifications"
-            f" {convicted:.1%} convict it, {found.cleared_share:.1%} clear it, and"
-            f" {found.unexplained_share:.1%} find that nothing explains it."
-        )
 
     def _row(self, found: ProverResult, verdict: str, scheme: str = "") -> tuple[str, ...]:
         measurement = found.measurement

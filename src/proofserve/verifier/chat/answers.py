@@ -240,7 +240,11 @@ def judge_tokens(
     Without ``greedy``, which a calibration has, greedy answers are not tested, nor are those whose
     request restricted tokens. Raises EngineFault if a forward fails.
     """
-    tested = [answer for answer in answers if _can_be_tested(answer, greedy)]
+    tested = [
+        each
+        for each in answers
+        if not each.sampling.restricted and (greedy or each.sampling.temperature > 0.0)
+    ]
     if not tested:
         text = "not tested: no answer whose tokens were drawn by the stated parameters alone"
         return Opinion(TOKENS_TEST, SequentialResult.UNDECIDED, 0, text, {})
@@ -251,11 +255,6 @@ def judge_tokens(
         progress.step(f"reading the tokens again by {emulated}", len(tested))
         return _TokenTest(reader, greedy, chances, reader.kernels).reads(tested, progress)
     return found
-
-
-def _can_be_tested(answer: Answer, greedy: GreedyLimit | None) -> bool:
-    sampling = answer.sampling
-    return not sampling.restricted and (sampling.temperature > 0.0 or greedy is not None)
 
 
 def greedy_limit(

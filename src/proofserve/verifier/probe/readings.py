@@ -118,18 +118,10 @@ def _output_ids(
         ids = tuple(each for each in named if each is not None)
         if len(ids) == len(named):
             return ids, FROM_LOGS
-    return _from_text(raw, tokens)
-
-
-def _from_text(raw: RawAnswer, tokens: "CheckpointTokenizer") -> tuple[tuple[int, ...], str] | None:
-    """The tokenizer's own ids of the text, if the endpoint counted as many."""
-    ids = tokens.answer_ids(raw.text)
-    if tokens.text(ids) != raw.text:
-        return None
-    counted = raw.completion_tokens
-    if counted != len(ids) and not (_ended(raw) and counted == len(ids) + 1):
-        return None
-    return ids, FROM_TEXT
+    # The tokenizer's own ids of the text, if the endpoint counted as many.
+    ids, counted = tokens.answer_ids(raw.text), raw.completion_tokens
+    same = counted == len(ids) or (_ended(raw) and counted == len(ids) + 1)
+    return (ids, FROM_TEXT) if same and tokens.text(ids) == raw.text else None
 
 
 def _ended(raw: RawAnswer) -> bool:

@@ -241,13 +241,11 @@ class LikelihoodJudge(Judge[ReadAnswer]):
 
     def _strongest(self) -> tuple[str, float]:
         """The suspect with the most evidence for it, and its logarithm."""
-        pairs = [(name, self._checked(name, log)) for name, log in self._logs.items()]
-        return max(pairs, key=lambda pair: pair[1])
-
-    def _checked(self, name: str, log: float) -> float:
-        if log < self._chances.convicts_at:
-            return log
-        return log - sum(self._readings.likelihood_means(name, self._sampled))
+        found = dict(self._logs)
+        for name, log in self._logs.items():
+            if log >= self._chances.convicts_at:
+                found[name] -= sum(self._readings.likelihood_means(name, self._sampled))
+        return max(found.items(), key=lambda pair: pair[1])
 
     def _missing(self) -> float:
         """How many times as many tokens as so far rule out the suspect that takes longest."""
