@@ -16,7 +16,6 @@ from proofserve.verifier.chat.answers import (
     BLOCK_TOKENS,
     LEAST_GREEDY_TOKENS,
     Answer,
-    AnswerForwards,
     Blocks,
     greedy_limit,
     judge_tokens,
@@ -211,7 +210,7 @@ class ChatChecker:
         return chat_calibration(about, servers, blocks, self._reading(blocks), progress)
 
     def _reading(self, blocks: Blocks) -> "CheckpointValidator":
-        return self.validator.with_other(AnswerForwards(blocks))
+        return self.validator.with_other(blocks.forwards)
 
     def _checked(self, chats: Sequence[Conversation], known: NodeFacts) -> CheckedChats:
         """``checked_answers``, without those that repeat another one."""
