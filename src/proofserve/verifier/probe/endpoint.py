@@ -336,8 +336,13 @@ class Endpoint:
                     found[prompt.number] = await self._settle(http, prompt)
 
             async def one(prompt: ProbePrompt) -> None:
+                if prompt.kind in self.refused:
+                    found[prompt.number] = LeftOut(prompt, self.refused[prompt.kind])
+                    return
                 async with places:
-                    found[prompt.number] = await self._one(http, prompt)
+                    response = await self._asked(http, prompt, self.settled[prompt.kind])
+                self.progress.advance()
+                found[prompt.number] = _answer(prompt, response)
 
             await asyncio.gather(*(one(each) for each in prompts if each.number not in found))
         return [found[prompt.number] for prompt in prompts]
@@ -356,13 +361,6 @@ class Endpoint:
             raise AssertionError("a ladder has a step")
         self.refused[kind] = f"the endpoint refuses {PATHS[kind]}: {_shown(response)}"
         return LeftOut(prompt, self.refused[kind])
-
-    async def _one(self, http: httpx.AsyncClient, prompt: ProbePrompt) -> RawAnswer | LeftOut:
-        if prompt.kind in self.refused:
-            return LeftOut(prompt, self.refused[prompt.kind])
-        response = await self._asked(http, prompt, self.settled[prompt.kind])
-        self.progress.advance()
-        return _answer(prompt, response)
 
     async def _asked(
         self, http: httpx.AsyncClient, prompt: ProbePrompt, extras: Extras
