@@ -8,12 +8,11 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from proofserve.lab.report import drawn
+from proofserve.lab.report import BLUE, GREEN, RED, drawn, rendered
 from proofserve.protocol import SKETCH, SKETCH_2
 from proofserve.verifier.audit.attacks import FARTHEST
 from proofserve.verifier.audit.audit import WORTHWHILE, Audit, ProverResult
 from proofserve.verifier.audit.deployment import Price
-from proofserve.verifier.pages import BLUE, GREEN, RED, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -309,6 +308,7 @@ def strongest(found: ProverResult, suspects: tuple[str, ...]) -> tuple[str, floa
 
 def page(report: AuditReport) -> str:
     return rendered(
+        "proofserve.verifier",
         "audit/audit_page.html",
         report=report,
         columns=COLUMNS,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from proofserve.lab.report import drawn
+from proofserve.lab.report import BLUE, GREEN, RED, drawn, rendered
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.pages import BLUE, GREEN, RED, rendered
 from proofserve.verifier.probe.endpoint import ProbePrompt
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult
 from proofserve.verifier.probe.readings import ReadAnswer
@@ -135,6 +134,7 @@ def _ratio(read: ReadAnswer) -> float | None:
 
 def page(report: ProbeReport) -> str:
     return rendered(
+        "proofserve.verifier",
         "probe/probe_page.html",
         report=report,
         tone=CLASSES[report.probed.verdict],
