@@ -315,21 +315,6 @@ class CheckpointTokenizer:
             return tuple(prompt)
         if not isinstance(request.get("messages"), list):
             raise LabError("request: it has neither messages nor one prompt")
-        return self._of_template(request)
-
-    def answer_ids(self, text: str) -> tuple[int, ...]:
-        """Without tokens that mark a beginning or an end."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def text(self, ids: tuple[int, ...]) -> str:
-        """The text of an answer's ids, without special tokens."""
-        return str(
-            self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
-
-    def _of_template(self, request: Mapping[str, Any]) -> tuple[int, ...]:
         try:
             made = self._tokenizer.apply_chat_template(
                 request["messages"],
@@ -347,6 +332,18 @@ class CheckpointTokenizer:
                 f"messages: the checkpoint's chat template refuses them: {error}"
             ) from error
         return tuple(made["input_ids"])
+
+    def answer_ids(self, text: str) -> tuple[int, ...]:
+        """Without tokens that mark a beginning or an end."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text(self, ids: tuple[int, ...]) -> str:
+        """The text of an answer's ids, without special tokens."""
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
 
 
 def _end_ids(folder: Path, of_tokenizer: int | None) -> tuple[int, ...]:

@@ -6,7 +6,6 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -127,9 +126,9 @@ def chat(
         found: list[Conversation] = []
         servers: dict[str, KernelFacts] = {}
         for number, server in enumerate(url or [None]):
-            asked = partial(requests, seed=seed + number, count=chats, max_tokens=tokens)
             with _chatting(server, deployed, api_key, session) as client:
-                answered = client.chats(asked(client.model()), concurrency, session.line)
+                asked = requests(client.model(), seed + number, chats, tokens)
+                answered = client.chats(asked, concurrency, session.line)
                 facts = _kernels(client.url, server or "vllm", api_key)
             servers |= dict.fromkeys(_sketch_keys(answered), facts)
             found += answered

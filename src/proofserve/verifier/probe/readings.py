@@ -161,11 +161,11 @@ class ReadAnswer:
 
     ``errors`` are the endpoint's log-probabilities less ours, less their mean, and ``own`` the same
     of our own honest run; an empty vector where the endpoint told too little.
-    ``exact`` are our logits at the same tokens. ``log_p`` is of the chosen tokens, ``entropy`` of
-    what they were drawn from, ``gaps`` how far their logits are below the largest, ``rounding`` by
-    how much our own honest run moves the two largest logits apart. ``log_factors`` [tilts] is what
-    a sampled answer gives to the token test. ``likely`` and ``likely_log_p`` [n, some] are the
-    likeliest tokens.
+    ``exact`` are our logits at the same tokens. ``log_p`` is of the chosen tokens, ``surprise`` how
+    much less likely they are than drawn ones on the average, in nats a token. ``gaps`` says how far
+    their logits are below the largest, ``rounding`` by how much our own honest run moves the two
+    largest logits apart. ``log_factors`` [tilts] is what a sampled answer gives to the token test.
+    ``likely`` and ``likely_log_p`` [n, some] are the likeliest tokens.
     """
 
     answer: ProbeAnswer
@@ -173,17 +173,12 @@ class ReadAnswer:
     own: tuple[Vector, ...]
     exact: tuple[Floats, ...]
     log_p: Floats
-    entropy: Floats
+    surprise: float
     gaps: Floats
     rounding: Floats
     log_factors: Floats
     likely: NDArray[np.int64]
     likely_log_p: Floats
-
-    @property
-    def surprise(self) -> float:
-        """How much less likely its tokens are than drawn ones on the average, in nats a token."""
-        return float(np.mean(-self.log_p - self.entropy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +304,7 @@ def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:
         tuple(_centred(moved[t, top.ids], top) for t, top in enumerate(tops)),
         tuple(exact[t, top.ids] for t, top in enumerate(tops)),
         chosen,
-        entropy,
+        float(np.mean(-chosen - entropy)),
         greedy_gap(exact, tokens),
         moved_apart(exact, rounded),
         token_log_factors(log_p, tokens).sum(axis=0),
