@@ -317,7 +317,7 @@ def page(report: AuditReport) -> str:
         distances=distances_plot(report.audit),
         convictions=convictions_plot(report.audit),
         assumptions=ASSUMPTIONS,
-        facts={**report.setup, **report.machine},
+        facts=[*report.setup.items(), *report.machine.items()],
     )
 
 

@@ -141,7 +141,7 @@ def page(report: ProbeReport) -> str:
         rows=report.rows(),
         pictures=pictures(report),
         assumptions=(),
-        facts=report.setup,
+        facts=report.setup.items(),
     )
 
 
