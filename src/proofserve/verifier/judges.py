@@ -50,7 +50,7 @@ OWN: Final = BankRun(kernels="our own rounding")
 
 
 def as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``vector`` as whoever compares it gets it: rounded to the float16 of the wire."""
+    """``vector`` as a validator gets it: rounded to the float16 of the wire (protocol B.4)."""
     return to_float16(vector).astype(np.float32)
 
 
