@@ -193,18 +193,6 @@ class ChallengeResult:
         }
 
 
-def judged_result(
-    challenge: FreshChallenge, found: ChallengeAnswer, report: VerdictReport
-) -> ChallengeResult:
-    outcome = report.outcome
-    used = f"{outcome.nonces_used} of {len(challenge.nonces)} nonces"
-    deciding = [each for each in outcome.opinions if each.result is outcome.verdict]
-    said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
-    return ChallengeResult(
-        outcome.verdict, challenge, f"{used}; {said}", found.seconds, found, report
-    )
-
-
 @dataclass(slots=True)
 class Tally:
     """The results of repeated challenges of one node."""
