@@ -13,6 +13,7 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.judges import OWN
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.verification import Truth
 from soundness.results import Forged
@@ -49,7 +50,7 @@ def _verdicts(
 
 def _claimed(runs: KeptRuns) -> ClaimedArtifacts:
     nonces, work = runs.subject.judged, runs.work
-    honest = runs.own_errors(draw(nonces, KNOWN_SEED, HONEST))
+    honest = runs.errors(OWN, draw(nonces, KNOWN_SEED, HONEST))
     truth, random = runs.truth(nonces), np.random.default_rng(0)
 
     def vector(nonce: int) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +16,11 @@ import proofserve
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
 from proofserve.engines.reference.network import DTYPES, Network
-from proofserve.protocol.codec import to_float16
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
-from proofserve.verifier.audit.deployment import Price, changed_weights, shape_of
+from proofserve.verifier.audit.deployment import changed_weights, price_of
 from proofserve.verifier.calibration_file import KernelFacts
-from proofserve.verifier.judges import BankRun, Recompute, Vectors
+from proofserve.verifier.judges import OWN, BankRun, Recompute, Vectors, as_sent
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from soundness.subjects import FOLDER, FORWARD_BATCH, Subject
 
@@ -76,19 +75,14 @@ class KeptRuns:
     def truth(self, nonces: Sequence[int]) -> Vectors:
         return self._kept("published", nonces, self._validator.truth)
 
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        return self._kept("own", nonces, self._validator.own_errors)
-
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        compute = lambda nonces: self._validator.kernel_errors(kernel, nonces)  # noqa: E731
-        return self._kept(f"kernel {kernel}", nonces, compute)
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        if run.weights is not None:
+            return self.cheat_errors(run.weights, None, nonces)
+        kept = "own" if run == OWN else f"kernel {run.kernels}"
+        return self._kept(kept, nonces, partial(self._validator.errors, run))
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
-        compute = lambda nonces: self._validator.predictions(name, nonces)  # noqa: E731
-        return self._kept(f"suspect {name}", nonces, compute)
-
-    def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
-        return self.cheat_errors(name, None, nonces)
+        return self._kept(f"suspect {name}", nonces, partial(self._validator.predictions, name))
 
     def cheat_errors(self, name: str, kernel: str | None, nonces: Sequence[int]) -> Vectors:
         """The errors of a node with changed weights, private ones too, by the kernels ``kernel``.
@@ -109,13 +103,13 @@ class KeptRuns:
     def errors_of(self, vectors: Vectors) -> Vectors:
         """Of a node that gave these vectors, as a validator sees them."""
         truth = self.truth(tuple(vectors))
-        return {n: _as_sent(vector) - _as_sent(truth[n]) for n, vector in vectors.items()}
+        return {n: as_sent(vector) - as_sent(truth[n]) for n, vector in vectors.items()}
 
     def _changed(self, name: str) -> Network:
         published = self._validator.published
-        price = Price(shape_of(published), self.subject.seq_len)
-        (found,) = (each for each in changed_weights(published, price) if each.name == name)
-        return found.make(published)
+        price = price_of(published, self.subject.seq_len)
+        (make,) = (made for each, _, made in changed_weights(published, price) if each == name)
+        return make(published)
 
     def _kept(self, run: str, nonces: Sequence[int], compute: Recompute) -> Vectors:
         file = self.folder / f"{re.sub('[^a-z0-9]+', '-', run.lower())}.npz"
@@ -137,10 +131,6 @@ def _write(file: Path, vectors: Vectors) -> None:
     part = file.with_suffix(".part.npz")
     np.savez(part, nonces=np.array([*vectors]), vectors=np.array([*vectors.values()]))
     part.replace(file)
-
-
-def _as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    return to_float16(vector).astype(np.float32)
 
 
 def _code() -> str:

@@ -14,7 +14,7 @@ from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.sketch import TWINS
 from proofserve.protocol.verdict.leaning import LEAST_SD
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import Chances, Vectors, default_share
+from proofserve.verifier.judges import OWN, BankRun, Chances, Vectors, default_share
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -23,15 +23,10 @@ from proofserve.verifier.noise import (
     measured_calibration,
 )
 from proofserve.verifier.populations import RunFigures
-from proofserve.verifier.simulation import (
-    Endings,
-    draws,
-    node_figures,
-    simulated,
-    simulated_uncalibrated,
-)
+from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
+from soundness.uncalibrated import simulated_uncalibrated
 
 ALPHA, BETA = 1e-6, 1e-3
 POWER: Final = 0.999
@@ -116,11 +111,13 @@ class _Trying:
         for name in runs.names:
             self._predicted[name] = runs.predictions(name, self._judged)
             progress.advance()
-        self._own = self._figures(runs.own_errors(self._judged))
+        self._own = self._figures(runs.errors(OWN, self._judged))
         self._kernels: dict[str, RunFigures] = {}
         progress.step(f"{len(runs.kernels)} emulated kernels", len(runs.kernels))
         for kernel in runs.kernels:
-            self._kernels[kernel] = self._figures(runs.kernel_errors(kernel, self._judged))
+            self._kernels[kernel] = self._figures(
+                runs.errors(BankRun(kernels=kernel), self._judged)
+            )
             progress.advance()
 
     def found(self, real: Sequence[RealNode]) -> Found:

@@ -3,6 +3,8 @@
 ``test_demo.py`` has those of an honest one.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rich.console import Console
@@ -12,6 +14,7 @@ from proofserve.cli.model import checkpoint
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.verifier.judges import OWN
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.four_bits import one_thread
 
@@ -25,9 +28,8 @@ def test_a_server_that_cheats_is_no_success(monkeypatch: pytest.MonkeyPatch) -> 
     setup = ValidatorSetup(mine)
     console = Console(record=True, width=120)
     with one_thread(), Interrupts() as interrupts:
-        vectors = CheckpointValidator(setup, proofs_of(demo.WORKLOAD, 8)).served_by(
-            "int4 g128", NONCES
-        )
+        validator = CheckpointValidator(setup, proofs_of(demo.WORKLOAD, 8))
+        vectors = validator.vectors(replace(OWN, weights="int4 g128"), NONCES)
         texts = encode(np.stack([vectors[nonce] for nonce in NONCES]))
         claims = [Claim(nonce, text) for nonce, text in zip(NONCES, texts, strict=True)]
         session = CommandSession(console, interrupts, ProgressLine(console))

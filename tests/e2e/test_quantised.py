@@ -14,6 +14,7 @@ from proofserve.protocol.codec import decode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Workload
+from proofserve.verifier.judges import OWN
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.node import PARAMS, ROUND, serve
 from support.quantised import (
@@ -63,7 +64,7 @@ def test_a_node_that_serves_what_is_published_is_near_the_reference(
     with serve(written.folder, tmp_path, ("--dtype", "bfloat16")) as node:
         proved = node.prove([*NONCES], **SKETCH)["artifacts"]
     validator = CheckpointValidator(ValidatorSetup(written.folder), proofs_of(work, 8))
-    truth, own = validator.truth(NONCES), validator.own_errors(NONCES)
+    truth, own = validator.truth(NONCES), validator.errors(OWN, NONCES)
     found = {each["nonce"]: decode(each["vector_b64"], 2 * K_DIM) for each in proved}
     errors = np.array([np.linalg.norm(found[n] - truth[n]) for n in NONCES])
     usual = np.array([np.linalg.norm(own[n]) for n in NONCES])

@@ -22,6 +22,7 @@ from proofserve.lab.report import LabError
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
+from proofserve.verifier.judges import OWN, BankRun
 from proofserve.verifier.judging import JudgingOptions, judges_of
 from proofserve.verifier.validator import (
     FULL_ACTIVATIONS,
@@ -205,9 +206,9 @@ def test_a_validator_compares_with_the_weights_alone(tmp_path: Path) -> None:
     validator, plain = validator_of(written.folder), validator_of(written.plain)
     truth, of_plain = validator.truth(range(4)), plain.truth(range(4))
     assert all(np.array_equal(truth[n], of_plain[n]) for n in range(4))
-    full = validator.honest_vectors(FULL_ACTIVATIONS, range(4))
-    own = validator.own_errors(range(4))
-    unrounded = plain.own_errors(range(4))
+    full = validator.vectors(BankRun(kernels=FULL_ACTIVATIONS), range(4))
+    own = validator.errors(OWN, range(4))
+    unrounded = plain.errors(OWN, range(4))
     for nonce in range(4):
         error = np.linalg.norm(full[nonce] - truth[nonce])
         assert error < 1.1 * np.linalg.norm(unrounded[nonce]) + 1e-3

@@ -83,7 +83,7 @@ def _toy_forward(case: Case, recipe: Scheme) -> tuple[BlockScheme, Tensor]:
         weights = normal([seed(f"toy_W_{layer}")], dim * dim, DEVICE).view(dim, dim) / dim**0.5
         residual = hidden + residual
         hidden = torch.tanh(residual @ weights.T)
-        if recipe.uses_layer_transforms:
+        if block.uses_layer_transforms:
             hidden, residual = block.layer_transform(layer, (hidden, residual))
     return block, (hidden + residual)[:, -1]
 

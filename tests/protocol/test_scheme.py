@@ -93,9 +93,11 @@ def test_inputs_follow_the_recipe(recipe: Scheme) -> None:
 @every_recipe
 def test_layer_transforms_only_where_the_recipe_has_them(recipe: Scheme) -> None:
     block = recipe.for_block(BLOCK, FACTS, CPU)
-    assert block.uses_layer_transforms == recipe.uses_layer_transforms
+    wire = recipe.to_wire()
+    transforms = wire.get("layer_hooks") is True or wire["name"] == "artifact-v1-layers"
+    assert block.uses_layer_transforms == transforms
     x = normal([1, 2], HIDDEN, CPU, torch.bfloat16)
-    if not recipe.uses_layer_transforms:
+    if not transforms:
         with pytest.raises(RuntimeError, match="no layer transforms"):
             block.layer_transform(0, x)
         return

@@ -12,9 +12,10 @@ import numpy as np
 from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.store import SqliteOutbox
+from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.log import require_chain, require_inclusion
-from proofserve.protocol.receipts.record import Sampling, sketch_bytes
+from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.signature import SignedReceipt, is_signed, require_signatures
 from proofserve.rounds.receipts import ReceiptService
 
@@ -38,7 +39,7 @@ def an_answer(response_id: str = "chatcmpl-1", choice: int = 0, **changes: Any) 
         "output_ids": output,
         "sketch_key": "2027-01-15-00",
         "k_dim": K_DIM,
-        "sketches": sketch_bytes(vectors),
+        "sketches": to_float16(vectors).tobytes(),
         "finish_reason": "stop",
         "created_ms": now_ms(),
     }

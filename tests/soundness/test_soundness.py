@@ -9,6 +9,7 @@ import pytest
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
+from proofserve.verifier.judges import BankRun
 from soundness import page as pages
 from soundness.recorded import README, foreign, nodes_in
 from soundness.results import FORMS, Found
@@ -35,7 +36,7 @@ def found(runs: KeptRuns) -> Found:
     with one_thread():
         calibration = calibration_of(runs, Progress(), TRIAL.runs)
         truth = runs.truth(MIXTURE.judged)
-        errors = runs.kernel_errors("vLLM on a GPU", MIXTURE.judged)
+        errors = runs.errors(BankRun(kernels="vLLM on a GPU"), MIXTURE.judged)
         real = RealNode("a node", "a card", {n: truth[n] + errors[n] for n in MIXTURE.judged})
         return tried(runs, calibration, [real], TRIAL, Progress())
 
@@ -57,7 +58,7 @@ def test_what_was_computed_is_kept(runs: KeptRuns, found: Found) -> None:
     files = {file.name: file.stat().st_mtime_ns for file in runs.folder.iterdir()}
     assert found.runs == TRIAL.runs
     again = KeptRuns(MIXTURE, SKETCH, KERNELS, SUSPECTS, runs.folder.parent)
-    again.kernel_errors("float32", MIXTURE.judged)
+    again.errors(BankRun(kernels="float32"), MIXTURE.judged)
     assert {file.name: file.stat().st_mtime_ns for file in again.folder.iterdir()} == files
 
 

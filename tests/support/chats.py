@@ -10,8 +10,9 @@ from transformers import DynamicCache
 from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.reading import logits_of
+from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.log import first_entry, inclusions
-from proofserve.protocol.receipts.record import Receipt, Sampling, sketch_bytes, token_hash
+from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
 from proofserve.protocol.receipts.signature import SignedReceipt, SigningKey
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from proofserve.verifier.chat.conversation import Conversation, conversation
@@ -72,7 +73,7 @@ class Writer:
             output_sha256=token_hash(output),
             sketch_key=SKETCH_KEY,
             k_dim=self.k_dim,
-            sketches=sketch_bytes(sketches(states, rows).numpy()),
+            sketches=to_float16(sketches(states, rows).numpy()).tobytes(),
             finish_reason="length",
             versions=(("proofserve", "0"),),
             created_ms=CREATED_MS,

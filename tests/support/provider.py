@@ -14,8 +14,9 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
+from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
-from proofserve.protocol.receipts.record import Receipt, Sampling, sketch_bytes, token_hash
+from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
 from proofserve.verifier.chat.conversation import Conversation, conversation
 from proofserve.wire.receipts import signed_entry_body, signed_receipt_body
@@ -74,7 +75,7 @@ class Node:
             "output_sha256": token_hash(ids),
             "sketch_key": "2026-01-01-00",
             "k_dim": K_DIM,
-            "sketches": sketch_bytes(draw.normal(size=(len(ids), K_DIM)).astype(np.float32)),
+            "sketches": to_float16(draw.normal(size=(len(ids), K_DIM))).tobytes(),
             "finish_reason": "stop",
             "versions": (("proofserve", "0"),),
             "created_ms": self.clock_ms,

@@ -25,10 +25,10 @@ from proofserve.verifier.audit.deployment import (
     AuditedProver,
     AuditSetup,
     CheckpointDeployment,
-    ModelShape,
-    shape_of,
+    Price,
+    price_of,
 )
-from proofserve.verifier.judges import Vectors
+from proofserve.verifier.judges import OWN, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.models import SmallModels
 
@@ -59,25 +59,24 @@ def by_name(deployment: CheckpointDeployment) -> dict[str, AuditedProver]:
 
 def test_the_shape_is_the_checkpoints(deployment: CheckpointDeployment, setup: AuditSetup) -> None:
     sketches = setup.scheme.name == "sketch-v1"
-    assert deployment.price.shape == ModelShape(256, 6, 4, 2, 64, 512)
-    assert deployment.price.every_position is sketches
+    assert deployment.price == Price(256, 6, 4, 2, 64, 512, setup.seq_len, sketches)
     assert deployment.width == (128 if sketches else 12)
     assert deployment.has_twins is sketches
     assert not deployment.mixes_experts
 
 
 def test_a_mixture_is_counted_by_the_experts_a_token_visits() -> None:
-    def shape(config: object) -> ModelShape:
+    def price(config: object) -> Price:
         checkpoint = SimpleNamespace(config=config, shapes=[nn.Identity()] * 3)
-        return shape_of(Network(checkpoint, ModelFacts(64), torch.device("cpu")))  # type: ignore[arg-type]
+        return price_of(Network(checkpoint, ModelFacts(64), torch.device("cpu")), 8)  # type: ignore[arg-type]
 
     small = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
     mixtral = MixtralConfig(**small, num_experts_per_tok=2, num_key_value_heads=2)
-    assert shape(mixtral) == ModelShape(64, 3, 4, 2, 16, 192)
+    assert price(mixtral) == Price(64, 3, 4, 2, 16, 192, 8)
     fine = Qwen3MoeConfig(
         **small, moe_intermediate_size=10, num_experts_per_tok=8, num_key_value_heads=2, head_dim=8
     )
-    assert shape(fine) == ModelShape(64, 3, 4, 2, 8, 80)
+    assert price(fine) == Price(64, 3, 4, 2, 8, 80, 8)
 
 
 def test_a_validator_differs_by_rounding(deployment: CheckpointDeployment) -> None:
@@ -103,12 +102,13 @@ def test_every_prover_rounds_as_our_own_run(setup: AuditSetup) -> None:
     )
     deployment = CheckpointDeployment(setup)
     assert farthest(deployment.deployed(NONCES), validator.truth(NONCES)) > 0
-    own = validator.own_errors(NONCES)
+    own = validator.errors(OWN, NONCES)
     for nonce, vector in deployment.deployed(NONCES).items():
         error = vector - validator.truth(NONCES)[nonce]
         assert np.allclose(error, own[nonce], atol=1e-3)
     served = by_name(deployment)["fp8 per channel"].prepare()(NONCES)
-    assert farthest(served, validator.served_by("fp8 per channel", NONCES)) == 0.0
+    run = replace(OWN, weights="fp8 per channel")
+    assert farthest(served, validator.vectors(run, NONCES)) == 0.0
 
 
 def test_the_bank_and_private_weights_are_provers(deployment: CheckpointDeployment) -> None:

@@ -12,8 +12,8 @@ from proofserve.verifier.target import (
     SIGN_FLIPS,
     THEORY_MEAN,
     THEORY_SD,
-    MeasuredTarget,
     Sample,
+    TargetRadius,
     calibrate,
     rates_table,
     report_of,
@@ -24,27 +24,31 @@ SAMPLE = Sample(nonces=2000, blocks=3, keys=2, seq_len=8, batch_size=32)
 WHERE: dict[str, str | int] = {"cores": 2, "processor": "a fast one"}
 
 
-def outcome(method: str, shift: float = 0.0) -> MeasuredTarget:
+def radius(shift: float = 0.0) -> TargetRadius:
     """Blocks whose means lie ``shift`` standard deviations apart."""
     draw = np.random.default_rng(5)
     distances = draw.normal(THEORY_MEAN, THEORY_SD, SAMPLE.shape)
     distances += THEORY_SD * shift * np.arange(3).reshape(3, 1, 1)
-    return MeasuredTarget("toy", method, SAMPLE, 0.10, calibrate(distances, 0.10), 60.0)
+    return calibrate(distances, 0.10)
+
+
+def reported(method: str, shift: float = 0.0) -> Report:
+    return report_of(radius(shift), "toy", method, SAMPLE, seconds=60.0, where=WHERE)
 
 
 def figures(report: Report) -> dict[str, float | None]:
     return {figure.name: figure.value for figure in report.figures}
 
 
-def printed(outcomes: list[MeasuredTarget]) -> str:
+def printed(methods: dict[str, TargetRadius]) -> str:
     console = Console(width=100)
     with console.capture() as captured:
-        console.print(rates_table(outcomes))
+        console.print(rates_table(methods))
     return captured.get()
 
 
 def test_equal_blocks_differ_by_no_more_than_chance() -> None:
-    report = report_of(outcome(SIGN_FLIPS), WHERE)
+    report = reported(SIGN_FLIPS)
     found = figures(report)
     assert report.passed
     assert found["spread_beyond_sampling"] == 0.0
@@ -55,7 +59,7 @@ def test_equal_blocks_differ_by_no_more_than_chance() -> None:
 
 
 def test_unequal_blocks_break_the_limit_of_sign_flips() -> None:
-    report = report_of(outcome(SIGN_FLIPS, shift=0.5), WHERE)
+    report = reported(SIGN_FLIPS, shift=0.5)
     found = figures(report)
     spread, chance = found["spread"], found["sampling_spread"]
     assert spread is not None
@@ -68,14 +72,14 @@ def test_unequal_blocks_break_the_limit_of_sign_flips() -> None:
 
 
 def test_layer_hooks_have_no_limit_to_break() -> None:
-    report = report_of(outcome(LAYER_HOOKS, shift=0.5), WHERE)
+    report = reported(LAYER_HOOKS, shift=0.5)
     assert report.passed
     assert all(figure.limit is None for figure in report.figures)
     assert "no limit" in {f.name: f.meaning for f in report.figures}["spread_beyond_sampling"]
 
 
 def test_the_file_explains_the_figures(tmp_path: Path) -> None:
-    report_of(outcome(SIGN_FLIPS), WHERE).write(tmp_path / "figures.json")
+    reported(SIGN_FLIPS).write(tmp_path / "figures.json")
     read = json.loads((tmp_path / "figures.json").read_text())
     assert read["limits"] == {"spread_beyond_sampling": "<= 2"}
     assert (read["setup"]["model"], read["setup"]["method"]) == ("toy", "sign_flips")
@@ -90,20 +94,18 @@ def test_the_file_explains_the_figures(tmp_path: Path) -> None:
 
 
 def test_the_methods_stand_side_by_side() -> None:
-    even, uneven = outcome(SIGN_FLIPS), outcome(LAYER_HOOKS, shift=0.5)
-    text = printed([even, uneven])
+    even, uneven = radius(), radius(shift=0.5)
+    text = printed({SIGN_FLIPS: even, LAYER_HOOKS: uneven})
     (heading,) = [line for line in text.splitlines() if "sign flips" in line]
     assert heading.index("sign flips") < heading.index("layer hooks")
     totals = [line for line in text.splitlines() if "all" in line]
-    for line, left, right in zip(
-        totals, even.found.block_rates, uneven.found.block_rates, strict=True
-    ):
+    for line, left, right in zip(totals, even.block_rates, uneven.block_rates, strict=True):
         assert f"{100 * left:.1f}" in line
         assert f"{100 * right:.1f}" in line
 
 
 def test_the_picture_is_a_png_with_a_panel_per_model(tmp_path: Path) -> None:
-    methods = {name: outcome(name).found for name in (SIGN_FLIPS, LAYER_HOOKS)}
+    methods = {name: radius() for name in (SIGN_FLIPS, LAYER_HOOKS)}
     heights = []
     for models in (["one"], ["one", "two"]):
         # Whatever the name says.

@@ -6,11 +6,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import load
-from proofserve.verifier.audit.deployment import ModelShape, Price, shape_of
+from proofserve.verifier.audit.deployment import Price, price_of
 
 # 16 + 8 + 72 multiplications per token and layer, 8 per pair of tokens.
-SHAPE = ModelShape(hidden=2, layers=3, heads=2, kv_heads=1, head_dim=2, intermediate=12)
-PRICE = Price(SHAPE, seq_len=4)
+PRICE = Price(hidden=2, layers=3, heads=2, kv_heads=1, head_dim=2, intermediate=12, seq_len=4)
 
 
 def test_a_price_by_hand() -> None:
@@ -37,15 +36,15 @@ def test_savings_by_hand() -> None:
 def test_the_count_is_that_of_torch(tiny: Path) -> None:
     network = load(tiny, None, "cpu")
     seq_len = 16
-    shape = shape_of(network)
-    inputs = torch.zeros(1, seq_len, shape.hidden, dtype=network.dtype)
+    price = price_of(network, seq_len)
+    inputs = torch.zeros(1, seq_len, price.hidden, dtype=network.dtype)
     with FlopCounterMode(display=False) as counter:
         states(network, inputs)
     counts = {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}
     matrices = counts["aten.mm"]
     # Torch counts a multiplication and its addition as two.
-    assert matrices == 2 * shape.layers * seq_len * (shape.queries + shape.keys + shape.mlp)
+    assert matrices == 2 * price.layers * seq_len * (price.queries + price.keys + price.mlp)
     pairs = seq_len * (seq_len + 1) // 2
-    assert Price(shape, seq_len).honest == (
-        matrices // 2 + shape.layers * pairs * shape.pair - (seq_len - 1) * shape.mlp
+    assert price.honest == (
+        matrices // 2 + price.layers * pairs * price.pair - (seq_len - 1) * price.mlp
     )

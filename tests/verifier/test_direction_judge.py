@@ -22,7 +22,7 @@ LEANING = {"leaning": Kernel(lean=0.5)}
 
 
 def calibrated(bank: ToyBank) -> Yardstick:
-    return CalibratedYardstick(bank, toy_null(bank, KERNELS))
+    return CalibratedYardstick(toy_null(bank, KERNELS))
 
 
 def judged(
@@ -30,7 +30,7 @@ def judged(
 ) -> tuple[DirectionJudge, int]:
     judge = DirectionJudge(bank, yardstick, CHANCES)
     for nonce in range(200):
-        made = claims(bank.errors(node, [nonce], seed, served))
+        made = claims(bank.errors_by(node, [nonce], seed, served))
         judge.plan([nonce])
         judge.prepare(made)
         judge.add(made[0])
@@ -65,7 +65,7 @@ def test_an_honest_node_is_cleared_once_all_suspects_are_ruled_out(seed: int) ->
 
 def test_without_a_calibration_a_verdict_takes_longer() -> None:
     bank = ToyBank(KERNELS)
-    judge, more = judged(bank, EmulatedYardstick(bank), Kernel(), "fp8")
+    judge, more = judged(bank, EmulatedYardstick(bank.kernels), Kernel(), "fp8")
     _, few = judged(bank, calibrated(bank), Kernel(), "fp8")
     assert judge.opinion(0).result is SequentialResult.FRAUD
     assert judge.opinion(0).text.endswith("(without a calibration)")
@@ -75,7 +75,7 @@ def test_without_a_calibration_a_verdict_takes_longer() -> None:
 def test_without_a_calibration_a_model_that_leads_all_errors_one_way_convicts_nobody() -> None:
     """The certified form of old convicted it: 0.5 is above any margin that was thought safe."""
     bank = ToyBank(LEANING)
-    judge, nonces = judged(bank, EmulatedYardstick(bank), Kernel(lean=0.5))
+    judge, nonces = judged(bank, EmulatedYardstick(bank.kernels), Kernel(lean=0.5))
     assert nonces == 200
     # Our own run does not lean here, so nothing clears the node either.
     assert judge.opinion(0).result is SequentialResult.UNEXPLAINED
@@ -85,7 +85,7 @@ def test_without_a_calibration_a_model_that_leads_all_errors_one_way_convicts_no
 def test_one_leaning_population_is_enough_to_be_honest() -> None:
     bank = ToyBank({})
     null = toy_null(bank, {**KERNELS, **LEANING})
-    judge, _ = judged(bank, CalibratedYardstick(bank, null), Kernel(lean=0.5))
+    judge, _ = judged(bank, CalibratedYardstick(null), Kernel(lean=0.5))
     convicted = [standing.convicts for standing in judge.standings()]
     assert convicted[-1] is False
     assert any(convicted)
@@ -98,7 +98,7 @@ MANY = tuple(f"suspect {number}" for number in range(20))
 def test_a_nonce_costs_four_forwards_however_many_suspects_there_are(guilty: str | None) -> None:
     bank = ToyBank({}, MANY)
     null = toy_null(bank, KERNELS, nonces=64)
-    judge = DirectionJudge(bank, CalibratedYardstick(bank, null), CHANCES)
+    judge = DirectionJudge(bank, CalibratedYardstick(null), CHANCES)
     nonce, drawn = 0, np.random.default_rng(1)
     while judge.opinion(0).result is SequentialResult.UNDECIDED:
         # As many nonces in one go as a verification takes.
@@ -138,7 +138,7 @@ def test_what_is_asked_of_a_bank_was_announced_before_the_errors_were_known(
     with_calibration: bool,
 ) -> None:
     bank = ToyBank(KERNELS, MANY)
-    yardstick = calibrated(bank) if with_calibration else EmulatedYardstick(bank)
+    yardstick = calibrated(bank) if with_calibration else EmulatedYardstick(bank.kernels)
     judge = DirectionJudge(bank, yardstick, CHANCES)
     for first in (0, 4):
         nonces = range(first, first + 4)
@@ -147,7 +147,7 @@ def test_what_is_asked_of_a_bank_was_announced_before_the_errors_were_known(
         judge.plan(nonces)
         announced = {run: them for each in bank.expected for run, them in each.items()}
         assert not bank.asked
-        errors = claims(bank.errors(Kernel(), nonces, seed=300))
+        errors = claims(bank.errors_by(Kernel(), nonces, seed=300))
         judge.prepare(errors)
         for error in errors:
             judge.add(error)
@@ -168,6 +168,6 @@ def test_once_all_suspects_are_ruled_out_nothing_more_is_asked_of_a_bank() -> No
     bank.asked.clear()
     bank.expected.clear()
     judge.plan([900])
-    judge.prepare(claims(bank.errors(Kernel(), [900], seed=300)))
+    judge.prepare(claims(bank.errors_by(Kernel(), [900], seed=300)))
     assert not bank.expected
     assert not bank.asked

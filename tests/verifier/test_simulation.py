@@ -10,7 +10,7 @@ from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.direction import CalibratedYardstick, DirectionJudge, EmulatedYardstick
-from proofserve.verifier.judges import Chances, Judge, PairedJudge, TwinJudge
+from proofserve.verifier.judges import BankRun, Chances, Judge, PairedJudge, TwinJudge
 from proofserve.verifier.simulation import (
     Draws,
     Endings,
@@ -19,9 +19,9 @@ from proofserve.verifier.simulation import (
     first_passages,
     node_figures,
     simulated,
-    simulated_uncalibrated,
 )
 from proofserve.verifier.verification import Verification, decide
+from soundness.uncalibrated import simulated_uncalibrated
 from verifier.toy_null import Kernel, ToyBank, claims, figures, toy_null
 
 KERNELS = {"one": Kernel(), "head norms": Kernel(size=1.2, alike=0.45)}
@@ -50,11 +50,11 @@ def verified(errors: Sequence[ClaimError], calibrated: bool) -> Verification:
     half = Chances(CHANCES.alpha / 2, CHANCES.beta)
     judges: list[Judge] = [
         PairedJudge(BANK.own_errors, NULL, half),
-        DirectionJudge(BANK, CalibratedYardstick(BANK, NULL), half),
+        DirectionJudge(BANK, CalibratedYardstick(NULL), half),
         TwinJudge(BANK.own_errors, NULL, half),
     ]
     if not calibrated:
-        judges = [DirectionJudge(BANK, EmulatedYardstick(BANK), CHANCES)]
+        judges = [DirectionJudge(BANK, EmulatedYardstick(BANK.kernels), CHANCES)]
     # A nonce that is drawn again has the same error.
     of = {error.nonce: error for error in errors}
     nonces = [error.nonce for error in errors]
@@ -74,13 +74,15 @@ def ended_as(ended: Endings, run: int) -> tuple[str, int]:
 @pytest.mark.parametrize("name", NODES)
 def test_a_simulation_ends_as_verify_does(name: str, calibrated: bool) -> None:
     kernel, served = NODES[name]
-    made = BANK.errors(kernel, range(NONCES), 300, served)
+    made = BANK.errors_by(kernel, range(NONCES), 300, served)
     shown, own = figures(BANK, made), figures(BANK, BANK.own_errors(range(NONCES)))
     drawn = draws(NONCES, 12, MOST, seed=3)
     if calibrated:
         ended = simulated(node_figures(shown, own, NULL), NULL, CHANCES, drawn)
     else:
-        of_kernels = [figures(BANK, BANK.kernel_errors(k, range(NONCES))) for k in KERNELS]
+        of_kernels = [
+            figures(BANK, BANK.errors(BankRun(kernels=k), range(NONCES))) for k in KERNELS
+        ]
         ended = simulated_uncalibrated(shown, own, of_kernels, CHANCES, drawn)
     by_nonce = claims(made)
     for run, rows in enumerate(drawn.rows.tolist()):
@@ -96,7 +98,7 @@ def test_a_simulation_ends_as_verify_does(name: str, calibrated: bool) -> None:
 def test_the_closest_kernel_is_named() -> None:
     own = figures(BANK, BANK.own_errors(range(NONCES)))
     for name, kernel in KERNELS.items():
-        shown = figures(BANK, BANK.errors(kernel, range(NONCES), 300))
+        shown = figures(BANK, BANK.errors_by(kernel, range(NONCES), 300))
         node = node_figures(shown, own, NULL)
         assert simulated(node, NULL, CHANCES, draws(NONCES, 10, 20)).closest == name
 

@@ -67,8 +67,8 @@ def test_what_is_expected_is_computed_in_one_call_and_nothing_twice(
     assert proofs.calls[0][0] == (0, 1, 2, 3)
     assert Counter(proofs.calls[0]) == {(0, 1, 2, 3): 3, (0, 2): 1, (1,): 1}
     assert proofs.networks[0][0] == validator.published
-    validator.own_errors(range(4))
-    validator.kernel_errors(KERNELS, range(4))
+    validator.errors(OWN, range(4))
+    validator.errors(BankRun(kernels=KERNELS), range(4))
     validator.predictions(SUSPECT, [0, 2])
     validator.predictions(OTHER, [1])
     assert len(proofs.calls) == 1
@@ -85,15 +85,14 @@ def test_together_or_one_by_one_the_vectors_are_the_same(loaded: CheckpointValid
     for one in (together, alone):
         one.truth(range(6))
     assert same(together.truth(range(6)), alone.truth(range(6)))
-    assert same(together.own_errors(range(6)), alone.own_errors(range(6)))
-    assert same(together.kernel_errors(KERNELS, range(6)), alone.kernel_errors(KERNELS, range(6)))
     assert same(together.predictions(SUSPECT, range(6)), alone.predictions(SUSPECT, range(6)))
-    assert same(together.served_errors(OTHER, range(6)), alone.served_errors(OTHER, range(6)))
+    for run in (OWN, BankRun(kernels=KERNELS), replace(OWN, weights=OTHER)):
+        assert same(together.errors(run, range(6)), alone.errors(run, range(6)))
 
 
 def test_nonces_and_seconds_of_suspects_are_counted(validator: CheckpointValidator) -> None:
     before, spent = validator.forwards, validator.suspects_s
-    validator.own_errors(range(3))
+    validator.errors(OWN, range(3))
     assert (validator.forwards, validator.suspects_s) == (before, spent)
     validator.predictions(SUSPECT, range(3))
     assert validator.forwards == before + 3

@@ -40,7 +40,7 @@ def verdict(
 ) -> Verification:
     judges: list[Judge] = [
         PairedJudge(bank.own_errors, null, chances),
-        DirectionJudge(bank, CalibratedYardstick(bank, null), chances),
+        DirectionJudge(bank, CalibratedYardstick(null), chances),
         TwinJudge(bank.own_errors, null, chances),
     ]
     by_nonce = {error.nonce: error for error in errors}
@@ -52,7 +52,7 @@ def verdict(
 def of_node(
     bank: ToyBank, node: Kernel, served: str | None = None, seed: int = 300
 ) -> list[ClaimError]:
-    return claims(bank.errors(node, range(SAMPLE), seed, served))
+    return claims(bank.errors_by(node, range(SAMPLE), seed, served))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -133,21 +133,23 @@ def test_simulated_verifications_end_as_real_ones(bank: ToyBank, null: HonestPop
     own = figures(bank, bank.own_errors(range(SAMPLE)))
     drawn = draws(SAMPLE, 1000, SAMPLE)
     for kernel in KERNELS.values():
-        node = node_figures(figures(bank, bank.errors(kernel, range(SAMPLE), 300)), own, null)
+        node = node_figures(figures(bank, bank.errors_by(kernel, range(SAMPLE), 300)), own, null)
         ended = simulated(node, null, Chances(1e-6, 1e-3), drawn)
         assert (ended.convicted, ended.cleared) == (0, 1000)
-    cheat = figures(bank, bank.errors(Kernel(), range(SAMPLE), 300, served="int8"))
+    cheat = figures(bank, bank.errors_by(Kernel(), range(SAMPLE), 300, served="int8"))
     ended = simulated(node_figures(cheat, own, null), null, Chances(1e-6, 1e-3), drawn)
     assert ended.convicted == 1000
     assert ended.nonces_to(ended.convicted_at, 0.999) <= 24
-    strange = figures(bank, bank.errors(Kernel(size=1.8, alike=0.85), range(SAMPLE), 300))
+    strange = figures(bank, bank.errors_by(Kernel(size=1.8, alike=0.85), range(SAMPLE), 300))
     ended = simulated(node_figures(strange, own, null), null, Chances(1e-6, 1e-3), drawn)
     assert (ended.convicted, ended.cleared, ended.unexplained) == (0, 0, 1000)
 
 
 def test_a_kernel_left_out_is_judged_by_the_others(bank: ToyBank, null: HonestPopulations) -> None:
     own = figures(bank, bank.own_errors(range(SAMPLE)))
-    node = node_figures(figures(bank, bank.errors(KERNELS["one"], range(SAMPLE), 300)), own, null)
+    node = node_figures(
+        figures(bank, bank.errors_by(KERNELS["one"], range(SAMPLE), 300)), own, null
+    )
     drawn = draws(SAMPLE, 1000, 500)
     others = null.without("one")
     assert others.names == ("head norms", "float16")

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.verifier.audit.deployment import AuditedProver, ModelShape, Price
+from proofserve.verifier.audit.deployment import AuditedProver, Price
 from proofserve.verifier.judges import Recompute, Vectors
 
 # Two twins of 64 values each.
@@ -40,7 +40,7 @@ class ToyDeployment:
         noisy: float = HONEST,
         has_twins: bool = True,
     ) -> None:
-        self.price = Price(ModelShape(768, layers, 12, 4, 64, 3072), seq_len, has_twins)
+        self.price = Price(768, layers, 12, 4, 64, 3072, seq_len, has_twins)
         self.has_twins = has_twins
         self.asked: list[object] = []
         kernels = {"one kernel": HONEST, "another kernel": noisy}

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.twins import alikeness
-from proofserve.verifier.judges import BankRun, Vectors
+from proofserve.verifier.judges import OWN, BankRun, Vectors
 from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
 
 K = 32
 WIDTH = 2 * K
 NAMES = ("int8", "fp8", "int4")
 # How far the errors of a node with a suspect's weights point along its prediction.
-OWN = {"int8": 0.6, "fp8": 0.9, "int4": 0.99}
+LEANS = {"int8": 0.6, "fp8": 0.9, "int4": 0.99}
 OTHERS_OWN = 0.8
 Vector = NDArray[np.float32]
 
@@ -54,13 +54,15 @@ class ToyBank:
         return _unit(np.random.default_rng([nonce, self.names.index(name)]), WIDTH)
 
     def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        return self.errors(Kernel(), nonces, seed=1)
+        return self.errors_by(Kernel(), nonces, seed=1)
 
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        seed = 2 + self.kernels.index(kernel)
-        return self.errors(self._kernels[kernel], nonces, seed)
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        if run.kernels == OWN.kernels:
+            return self.own_errors(nonces)
+        seed = 2 + self.kernels.index(run.kernels)
+        return self.errors_by(self._kernels[run.kernels], nonces, seed)
 
-    def errors(
+    def errors_by(
         self, kernel: Kernel, nonces: Sequence[int], seed: int, served: str | None = None
     ) -> Vectors:
         """The errors of a node with these kernels, which serves a suspect's weights or none."""
@@ -78,7 +80,7 @@ class ToyBank:
         noise = np.concatenate(twins)
         noise = noise / np.linalg.norm(noise) * np.exp(drawn.normal(0.0, 0.1))
         leans = (
-            {served: OWN.get(served, OTHERS_OWN)}
+            {served: LEANS.get(served, OTHERS_OWN)}
             if served
             else dict.fromkeys(self.names, kernel.lean)
         )
@@ -114,12 +116,12 @@ def toy_null(
     measured = range(10_000, 10_000 + nonces)
     own = figures(bank, bank.own_errors(measured))
     runs = {
-        name: figures(bank, bank.errors(kernel, measured, 100 + place))
+        name: figures(bank, bank.errors_by(kernel, measured, 100 + place))
         for place, (name, kernel) in enumerate(kernels.items())
     }
     cheats = {}
     for name in bank.names:
-        served = bank.errors(Kernel(), measured[:48], 200, served=name)
+        served = bank.errors_by(Kernel(), measured[:48], 200, served=name)
         moved = bank.predictions(name, measured[:48])
         cheats[name] = np.array([cosine(served[n], moved[n]) for n in served])
     bank.asked.clear()

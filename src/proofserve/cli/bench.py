@@ -39,6 +39,7 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
+from proofserve.verifier.judges import BankRun
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.verification import Verification
 
@@ -156,7 +157,7 @@ def verify(
         if served not in node.kernels:
             raise LabError(f"--kernel {served}: choose from {', '.join(node.kernels)}")
         session.line.step(f"computing {nonces} nonces as {served} does")
-        vectors = node.honest_vectors(served, range(nonces))
+        vectors = node.vectors(BankRun(kernels=served), range(nonces))
         claims = tuple(claims_of_vectors(vectors))
         claimed = ClaimedArtifacts(work.block.hash, work.public_key, tuple(vectors), claims)
         validator = node.with_other(proofs_of(work, forward_batch))

@@ -32,7 +32,7 @@ from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, r
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.judges import Chances
+from proofserve.verifier.judges import OWN, BankRun, Chances
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
 from proofserve.verifier.verification import Verification
 
@@ -211,12 +211,13 @@ class DemoValidator:
     def _by_kernel(self, nonces: Sequence[int]) -> list[Claim]:
         """What an honest node of another machine answers, whose kernels are emulated here."""
         self._session.line.step(f"emulating {OTHER_KERNEL}")
-        return claims_of_vectors(self._validator.honest_vectors(OTHER_KERNEL, nonces))
+        run = BankRun(kernels=OTHER_KERNEL)
+        return claims_of_vectors(self._validator.vectors(run, nonces))
 
     def _served_by(self, name: str, nonces: Sequence[int]) -> list[Claim]:
         """What a node answers that serves the weights ``name`` and claims the published ones."""
         self._session.line.step(f"computing the same nonces with {name}")
-        return claims_of_vectors(self._forger.served_by(name, nonces))
+        return claims_of_vectors(self._forger.vectors(replace(OWN, weights=name), nonces))
 
     def _verification(self, claims: Sequence[Claim]) -> Verification:
         nonces = tuple(claim.nonce for claim in claims)

@@ -38,10 +38,6 @@ class ArtifactScheme(Scheme):
         return ARTIFACT_LAYERS if self.layer_reflections else ARTIFACT
 
     @property
-    def uses_layer_transforms(self) -> bool:
-        return self.layer_reflections
-
-    @property
     def width(self) -> int:
         return self.k_dim
 

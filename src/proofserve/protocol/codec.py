@@ -31,17 +31,6 @@ def decode(text: str, k_dim: int) -> NDArray[np.float32]:
     Raises MalformedVector, saying what is wrong, for anything but the one canonical text of
     ``k_dim`` finite values: no whitespace, no missing padding, no stray bits.
     """
-    raw = _decode_base64(text)
-    if len(raw) != k_dim * _WIRE_DTYPE.itemsize:
-        expected = k_dim * _WIRE_DTYPE.itemsize
-        raise MalformedVector(_FIELD, f"{len(raw)} bytes where {expected} are needed")
-    vector = np.frombuffer(raw, dtype=_WIRE_DTYPE).astype(np.float32)
-    if not np.isfinite(vector).all():
-        raise MalformedVector(_FIELD, "not every value is finite")
-    return vector
-
-
-def _decode_base64(text: str) -> bytes:
     if not _ALPHABET.fullmatch(text):
         raise MalformedVector(_FIELD, "characters outside the base64 alphabet")
     try:
@@ -50,4 +39,10 @@ def _decode_base64(text: str) -> bytes:
         raise MalformedVector(_FIELD, f"not padded base64 ({error})") from None
     if base64.b64encode(raw).decode("ascii") != text:
         raise MalformedVector(_FIELD, "not canonical base64: unused bits or padding differ")
-    return raw
+    if len(raw) != k_dim * _WIRE_DTYPE.itemsize:
+        expected = k_dim * _WIRE_DTYPE.itemsize
+        raise MalformedVector(_FIELD, f"{len(raw)} bytes where {expected} are needed")
+    vector = np.frombuffer(raw, dtype=_WIRE_DTYPE).astype(np.float32)
+    if not np.isfinite(vector).all():
+        raise MalformedVector(_FIELD, "not every value is finite")
+    return vector

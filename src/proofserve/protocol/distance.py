@@ -44,10 +44,6 @@ class DistanceScheme(Scheme):
     name = "distance-v1"
     width = 1
 
-    @property
-    def uses_layer_transforms(self) -> bool:
-        return self.layer_hooks
-
     def to_wire(self) -> dict[str, str | int | bool]:
         return {"name": self.name, "sign_flips": self.sign_flips, "layer_hooks": self.layer_hooks}
 

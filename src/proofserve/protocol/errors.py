@@ -22,9 +22,5 @@ class MalformedVector(ProtocolError):
     """A text that is not exactly one encoded vector of the expected length."""
 
 
-class UnknownScheme(ProtocolError):
-    """No scheme has this name."""
-
-
 class IncompleteRecomputation(ProtocolError):
     """The validator's own recomputation is incomplete, so no verdict may be given."""

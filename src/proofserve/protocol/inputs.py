@@ -81,15 +81,11 @@ def input_embeddings(
     total = seq_len * dim
     if stronger:
         flat = torch.empty(len(strings), total, dtype=dtype, device=device)
-        _fill_segments(flat, [words(string) for string in strings])
+        digests = [words(string) for string in strings]
+        length = -(-total // _SEGMENTS)
+        # Rounding the length up can leave the last segment short and the last words unused.
+        for index, start in enumerate(range(0, total, length)):
+            fill_normal(flat[:, start : start + length], [digest[index] for digest in digests])
     else:
         flat = normal([seed(string) for string in strings], total, device, dtype)
     return flat.view(len(strings), seq_len, dim)
-
-
-def _fill_segments(flat: Tensor, digests: Sequence[tuple[int, ...]]) -> None:
-    total = flat.shape[1]
-    length = -(-total // _SEGMENTS)
-    # Rounding the length up can leave the last segment short and the last words unused.
-    for index, start in enumerate(range(0, total, length)):
-        fill_normal(flat[:, start : start + length], [digest[index] for digest in digests])

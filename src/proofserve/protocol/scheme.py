@@ -113,11 +113,6 @@ class Scheme(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def uses_layer_transforms(self) -> bool:
-        """Whether the outputs of decoder layers are transformed during the proof forward."""
-
-    @property
-    @abc.abstractmethod
     def width(self) -> int:
         """Number of float32 values per nonce."""
 

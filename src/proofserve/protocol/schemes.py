@@ -6,7 +6,7 @@ from functools import partial
 from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DISTANCE, SKETCH, SKETCH_2
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
-from proofserve.protocol.errors import ProtocolError, UnknownScheme
+from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 
@@ -27,11 +27,11 @@ SCHEMES = tuple(_BUILDERS)
 def scheme(name: str, **options: object) -> Scheme:
     """The scheme of that name; options that are left out take their defaults.
 
-    Raises UnknownScheme for the name, and ProtocolError naming the option for one that the scheme
+    Raises ProtocolError for ``scheme``, the name, and for an option, by its name, that the scheme
     does not have, that has the wrong type, or that it refuses.
     """
     if name not in _BUILDERS:
-        raise UnknownScheme("scheme", f"{name!r} is none of {', '.join(SCHEMES)}")
+        raise ProtocolError("scheme", f"{name!r} is none of {', '.join(SCHEMES)}")
     build, kinds = _BUILDERS[name]
     for option, value in options.items():
         if option not in kinds:
@@ -47,5 +47,5 @@ def from_wire(wire: Mapping[str, object]) -> Scheme:
     options = dict(wire)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise UnknownScheme("scheme", f"{name!r} is not the name of a scheme")
+        raise ProtocolError("scheme", f"{name!r} is not the name of a scheme")
     return scheme(name, **options)

@@ -57,10 +57,6 @@ class SketchScheme(Scheme):
     def to_wire(self) -> dict[str, str | int | bool]:
         return {"name": self.name, "k_dim": self.k_dim}
 
-    @property
-    def uses_layer_transforms(self) -> bool:
-        return False
-
     def for_block(self, block: Block, model: ModelFacts, device: torch.device) -> "SketchBlock":
         """Bind to a block; raises ProtocolError for a model without a weights digest or tokens."""
         return SketchBlock(self, block, model, device)
@@ -117,19 +113,13 @@ class SketchBlock(BlockScheme):
         rows = self._rows_of(seq_len)
         drawn = np.repeat(self._signs(public_key, nonces, seq_len), TWINS, axis=0)
         of_rows = to_device(torch.from_numpy(drawn), self.device)
-        part = self._sequences_at_once(seq_len)
+        # On a CPU one sequence at a time, which stays in the cache; elsewhere launches count. A
+        # float32 copy of all states at once could take gigabytes.
+        on_cpu = self.device.type == "cpu"
+        part = 1 if on_cpu else max(1, _DEVICE_TILE // (seq_len * self.hidden_size))
         parts = zip(torch.split(states, part), torch.split(of_rows, part), strict=True)
         sketches = torch.cat([_sketches(h, s, rows) for h, s in parts])
         return sketches.view(len(nonces), TWINS * self._k_dim)
-
-    def _sequences_at_once(self, seq_len: int) -> int:
-        """On a CPU one, which stays in the cache; elsewhere launches count.
-
-        A float32 copy of all states at once could take gigabytes.
-        """
-        if self.device.type == "cpu":
-            return 1
-        return max(1, _DEVICE_TILE // (seq_len * self.hidden_size))
 
     def _places(self, public_key: str, nonces: Sequence[int], seq_len: int) -> NDArray[np.int64]:
         """Places among the allowed tokens: int64 [2 * len(nonces), seq_len], twin after twin."""

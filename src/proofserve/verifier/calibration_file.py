@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from proofserve.lab.report import LabError, read_json
 from proofserve.protocol import SKETCHES
@@ -265,15 +265,6 @@ def rounded(values: np.ndarray) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]
 
 
-def read(path: Path) -> CalibrationFile:
-    """The calibration in a file. Raises LabError naming the field that is wrong."""
-    _refuse_older(path)
-    try:
-        return read_json(path, CalibrationFile)
-    except LabError as error:
-        raise LabError(f"{error}; write it by `calibrate noise` or `calibrate chat`") from error
-
-
 class _Header(BaseModel):
     """What every version of the file has."""
 
@@ -284,13 +275,14 @@ class _Header(BaseModel):
     seq_len: int | None = None
 
 
-def _refuse_older(path: Path) -> None:
+def read(path: Path) -> CalibrationFile:
+    """The calibration in a file. Raises LabError naming the field that is wrong."""
     try:
-        found = _Header.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        # Reading says what is wrong with the file.
-        return
-    if found.version < VERSION:
+        found = read_json(path, _Header)
+    except LabError:
+        # Reading all of it says what is wrong.
+        found = None
+    if found is not None and found.version < VERSION:
         anew = f"noise {found.model} --seq-len {found.seq_len or 'N'}"
         if found.scheme == RECEIPTS:
             anew = f"chat {found.model}"
@@ -299,6 +291,10 @@ def _refuse_older(path: Path) -> None:
             f" {VERSION}: the old one knows one kind of honest kernel and convicts others; measure"
             f" anew by `proofserve calibrate {anew} --out FILE`"
         )
+    try:
+        return read_json(path, CalibrationFile)
+    except LabError as error:
+        raise LabError(f"{error}; write it by `calibrate noise` or `calibrate chat`") from error
 
 
 # What two calibrations must have in common to be merged.

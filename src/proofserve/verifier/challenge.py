@@ -91,7 +91,13 @@ def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> Ch
 
     Raises NoAnswer unless the answer is whole, about what was asked, and in time.
     """
-    model, digest = _described(node)
+    try:
+        model, digest = str(node.models()[0]), node.weights_digest()
+    except NodeError as error:
+        raise _no_answer(error) from error
+    except _NONSENSE as error:
+        text = f"{node.url} does not say which model it serves"
+        raise NoAnswer(Unanswered.UNREADABLE, text) from error
     began = time.monotonic()
     try:
         content = node.answer_within(
@@ -108,17 +114,6 @@ def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> Ch
     except LabError as error:
         raise NoAnswer(Unanswered.UNREADABLE, str(error), seconds) from error
     return _checked(replace(claimed, weights_digest=digest), challenge, node.url, seconds)
-
-
-def _described(node: NodeClient) -> tuple[str, str | None]:
-    """The name of the node's model, and the digest of its weights as it says."""
-    try:
-        return str(node.models()[0]), node.weights_digest()
-    except NodeError as error:
-        raise _no_answer(error) from error
-    except _NONSENSE as error:
-        text = f"{node.url} does not say which model it serves"
-        raise NoAnswer(Unanswered.UNREADABLE, text) from error
 
 
 def _no_answer(error: NodeError) -> NoAnswer:
@@ -196,18 +191,6 @@ class ChallengeResult:
             "report": self.report.record() if self.report else None,
             "answer": document(kept.work, kept.claimed.claims) if kept else None,
         }
-
-
-def judged_result(
-    challenge: FreshChallenge, found: ChallengeAnswer, report: VerdictReport
-) -> ChallengeResult:
-    outcome = report.outcome
-    used = f"{outcome.nonces_used} of {len(challenge.nonces)} nonces"
-    deciding = [each for each in outcome.opinions if each.result is outcome.verdict]
-    said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
-    return ChallengeResult(
-        outcome.verdict, challenge, f"{used}; {said}", found.seconds, found, report
-    )
 
 
 @dataclass(slots=True)

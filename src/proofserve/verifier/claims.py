@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AliasPath, BaseModel, BeforeValidator, Field
 
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import LabError, parsed, read_json, write_json
+from proofserve.lab.report import LabError, parsed, read_json
 from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, SKETCHES, default_k_dim
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
@@ -123,8 +123,11 @@ def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
     default, and ProtocolError for a scheme or its length.
     """
     name = _agreed("scheme", claimed.scheme, options.scheme) or DEFAULT_SCHEME
-    said = _said_k_dim(claimed, name)
-    usual = default_k_dim(name)
+    said, usual = None, default_k_dim(name)
+    if claimed.width is not None:
+        said, rest = divmod(claimed.width, vectors_per_nonce(name))
+        if rest:
+            raise LabError(f"k_dim: the source has {claimed.width} values per nonce, {name} a pair")
     unsaid = claimed.scheme is None and options.scheme is None and options.k_dim is None
     if unsaid and said not in {None, usual}:
         # The callback of a round of sketches, kept as a file, says its width alone.
@@ -134,7 +137,9 @@ def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
     if height is None and name in SKETCHES:
         raise LabError("the source does not say block_height; give --block-height")
     block = Block(claimed.block_hash, height or 0)
-    seq_len = _known("seq_len", claimed.seq_len, options.seq_len)
+    seq_len = _agreed("seq_len", claimed.seq_len, options.seq_len)
+    if seq_len is None:
+        raise LabError("the source does not say seq_len; give --seq-len")
     scheme = vector_scheme(name, k_dim, options.stronger_rng)
     return Workload(scheme, block, claimed.public_key, seq_len)
 
@@ -169,15 +174,6 @@ def _width_of(text: str) -> int | None:
     except MalformedVector:
         return None
     return width or None
-
-
-def _said_k_dim(claimed: ClaimedArtifacts, name: str) -> int | None:
-    if claimed.width is None:
-        return None
-    said, rest = divmod(claimed.width, vectors_per_nonce(name))
-    if rest:
-        raise LabError(f"k_dim: the source has {claimed.width} values per nonce, {name} a pair")
-    return said
 
 
 def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> Scheme:
@@ -239,13 +235,6 @@ def only_source(
     raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
 
 
-def to_file(
-    path: Path, work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
-) -> None:
-    """Write ``claims`` about ``work``, for ``from_file``. Raises OSError."""
-    write_json(path, document(work, claims, ran_on))
-
-
 def document(
     work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
 ) -> dict[str, object]:
@@ -289,18 +278,8 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
     )
 
 
-def _known(field: str, said: int | None, given: int | None) -> int:
-    agreed = _agreed(field, said, given)
-    if agreed is None:
-        raise LabError(f"the source does not say {field}; give {_option(field)}")
-    return agreed
-
-
 def _agreed(field: str, said: T | None, given: T | None) -> T | None:
     if said is not None and given not in {None, said}:
-        raise LabError(f"{_option(field)} {given} contradicts the source, which says {said}")
+        option = f"--{field.replace('_', '-')}"
+        raise LabError(f"{option} {given} contradicts the source, which says {said}")
     return said if said is not None else given
-
-
-def _option(field: str) -> str:
-    return f"--{field.replace('_', '-')}"

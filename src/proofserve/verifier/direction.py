@@ -7,7 +7,6 @@ from itertools import cycle, islice
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.evidence import Evidence
@@ -28,6 +27,7 @@ from proofserve.verifier.judges import (
     Standing,
     Vectors,
     evidence_text,
+    few,
     result_of,
 )
 from proofserve.verifier.populations import UNKNOWN, Expected, HonestPopulations
@@ -35,13 +35,9 @@ from proofserve.verifier.populations import UNKNOWN, Expected, HonestPopulations
 # Suspects that are computed for a nonce. With those that the last nonces turn out not to need, an
 # honest node costs five.
 PER_NONCE = 4
-# Suspects that a opinion names at most.
-NAMED = 3
 # Of them the most likely so far.
 LIKELY = 2
 NO_SUSPECTS: Final = "there are no suspects: the checkpoint is published as cheap as the whole bank"
-
-Vector = NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -69,11 +65,10 @@ class CalibratedYardstick:
     """Every population of a calibration: cosines beside our own, by their measured spread."""
 
     form = "calibrated"
+    runs = (OWN,)
 
-    def __init__(self, bank: KernelBank, honest: HonestPopulations) -> None:
-        self._bank = bank
+    def __init__(self, honest: HonestPopulations) -> None:
         self._honest = honest
-        self._own: Vectors = {}
         self.populations = len(honest.members)
 
     def suspicion(self, suspect: str) -> Suspicion:
@@ -83,15 +78,8 @@ class CalibratedYardstick:
         evidence = [Evidence(LEANING_BETS) for _ in self._honest.members]
         return Suspicion(expected, evidence, evidence)
 
-    def plan(self, nonces: Sequence[int]) -> None:
-        self._bank.expect({OWN: nonces})
-
-    def prepare(self, nonces: Sequence[int]) -> None:
-        self._own = self._bank.own_errors(nonces)
-
-    def add(self, of: Suspicion, suspect: str, error: ClaimError, prediction: Vector) -> None:
-        ours = cosine(self._own[error.nonce], prediction)
-        figure = _cosine(error, prediction) - self._honest.shares.lean(suspect) * ours
+    def add(self, of: Suspicion, suspect: str, theirs: float, honest: Sequence[float]) -> None:
+        figure = theirs - self._honest.shares.lean(suspect) * honest[0]
         of.weigh(figure)
         for member, evidence in zip(self._honest.members, of.convicting, strict=True):
             if (lean := member.lean(suspect)) is not None:
@@ -99,7 +87,7 @@ class CalibratedYardstick:
 
 
 class EmulatedYardstick:
-    """Without a calibration: the honest kernels that the validator emulates on the same nonces.
+    """Without a calibration: the honest ``kernels`` that are emulated on the same nonces.
 
     A suspect convicts only as far as the node leans more than all of them. What leans more than
     our own run alone has no verdict.
@@ -108,31 +96,21 @@ class EmulatedYardstick:
     form = "without a calibration"
     populations = 1
 
-    def __init__(self, bank: KernelBank) -> None:
-        self._bank = bank
-        self._own: Vectors = {}
-        self._kernels: list[Vectors] = []
+    def __init__(self, kernels: Sequence[str]) -> None:
+        self.runs = (OWN, *(BankRun(kernels=name) for name in kernels))
 
     def suspicion(self, suspect: str) -> Suspicion:  # noqa: ARG002 - none is known
         return Suspicion(UNKNOWN, [Evidence(UNCALIBRATED_BETS)], [Evidence(UNCALIBRATED_BETS)])
 
-    def plan(self, nonces: Sequence[int]) -> None:
-        kernels = {BankRun(kernels=name): nonces for name in self._bank.kernels}
-        self._bank.expect({OWN: nonces, **kernels})
-
-    def prepare(self, nonces: Sequence[int]) -> None:
-        self._own = self._bank.own_errors(nonces)
-        self._kernels = [self._bank.kernel_errors(name, nonces) for name in self._bank.kernels]
-
-    def add(self, of: Suspicion, suspect: str, error: ClaimError, prediction: Vector) -> None:  # noqa: ARG002
-        theirs, ours = _cosine(error, prediction), cosine(self._own[error.nonce], prediction)
-        honest = [ours, *(cosine(each[error.nonce], prediction) for each in self._kernels)]
-        of.weigh(theirs - ours)
+    def add(self, of: Suspicion, suspect: str, theirs: float, honest: Sequence[float]) -> None:  # noqa: ARG002
+        beyond_own = theirs - honest[0]
+        of.weigh(beyond_own)
         of.convicting[0].add(uncalibrated_log_factors(np.array([theirs - max(honest)]))[0])
-        of.refuting[0].add(uncalibrated_log_factors(np.array([theirs - ours]))[0])
+        of.refuting[0].add(uncalibrated_log_factors(np.array([beyond_own]))[0])
 
 
-# How far honest nodes lean to a suspect.
+# How far honest nodes lean to a suspect: its ``add`` takes the node's cosine with a prediction, and
+# those of the honest ``runs``, our own first.
 Yardstick = CalibratedYardstick | EmulatedYardstick
 
 
@@ -163,20 +141,21 @@ class DirectionJudge(Judge[ClaimError]):
         self._open = dict(self._suspicions)
         self._planned: dict[int, tuple[str, ...]] = {}
         self._predicted: dict[str, Vectors] = {}
+        self._honest: list[Vectors] = []
         self._nonces = 0
 
     def plan(self, nonces: Sequence[int]) -> None:
         self._planned = dict(zip(nonces, self._plan(len(nonces)), strict=True))
         if self._open:
-            self._bank.expect({BankRun(n): them for n, them in self._nonces_of(nonces).items()})
-            self._yardstick.plan(nonces)
+            suspects = {BankRun(n): them for n, them in self._nonces_of(nonces).items()}
+            self._bank.expect({**suspects, **dict.fromkeys(self._yardstick.runs, nonces)})
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         nonces = [error.nonce for error in errors if error.error is not None]
         of_name = self._nonces_of(nonces)
         self._predicted = {n: self._bank.predictions(n, them) for n, them in of_name.items()}
         if self._predicted:
-            self._yardstick.prepare(nonces)
+            self._honest = [self._bank.errors(run, nonces) for run in self._yardstick.runs]
 
     def add(self, error: ClaimError) -> None:
         # A claim without a vector has no direction; the test of sizes counts it.
@@ -186,7 +165,9 @@ class DirectionJudge(Judge[ClaimError]):
         for name in self._planned[error.nonce]:
             if (suspicion := self._open.get(name)) is None:
                 continue
-            self._yardstick.add(suspicion, name, error, self._predicted[name][error.nonce])
+            prediction = self._predicted[name][error.nonce]
+            honest = [cosine(errors[error.nonce], prediction) for errors in self._honest]
+            self._yardstick.add(suspicion, name, cosine(error.error, prediction), honest)
             # The suspect's weights would have shown by now.
             if suspicion.log_ratio <= -self._chances.clears_at:
                 del self._open[name]
@@ -205,8 +186,7 @@ class DirectionJudge(Judge[ClaimError]):
         form, result = self._yardstick.form, result_of(self.standings()[population])
         name, log_evidence = self._strongest(population)
         figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
-        more = f" and {len(self._open) - NAMED} more" if len(self._open) > NAMED else ""
-        text = f"not ruled out: {', '.join([*self._open][:NAMED])}{more}"
+        text = f"not ruled out: {few([*self._open])}"
         if self._open:
             figures["log_clearing"] = min(-each.log_ratio for each in self._open.values())
         if result is SequentialResult.FRAUD:
@@ -241,9 +221,3 @@ class DirectionJudge(Judge[ClaimError]):
         others = [*unseen, *(name for name in seen if name not in likely)]
         turn, size = cycle(others), min(PER_NONCE - len(likely), len(others))
         return [(*likely, *islice(turn, size)) for _ in range(count)]
-
-
-def _cosine(error: ClaimError, prediction: Vector) -> float:
-    if error.error is None:
-        raise AssertionError("a claim without a vector has no direction")
-    return cosine(error.error, prediction)

@@ -13,6 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside, judge, power
@@ -48,6 +49,11 @@ PUBLISHED: Final = BankRun()
 OWN: Final = BankRun(kernels="our own rounding")
 
 
+def as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``vector`` as a validator gets it: rounded to the float16 of the wire (protocol B.4)."""
+    return to_float16(vector).astype(np.float32)
+
+
 class KernelBank(Protocol):
     """Suspected weights by name, and how each would move the results; and honest kernels."""
 
@@ -63,11 +69,8 @@ class KernelBank(Protocol):
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         """The suspect's vectors less the published model's, float32 [width] each."""
 
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        """The errors of the validator's own honest run, float32 [width] each."""
-
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        """The errors of an honest run with these kernels, float32 [width] each."""
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        """By how much a run differs from the published vectors on the wire, float32 [width]."""
 
 
 # The shares of forged nonces of which a verdict says whether it excludes them.
@@ -175,6 +178,12 @@ def result_of(standing: Standing) -> SequentialResult:
 def evidence_text(log_evidence: float) -> str:
     power_of_ten = log_evidence / math.log(10)
     return f"E = {10**power_of_ten:.2g}" if abs(power_of_ten) < 300 else f"E = 1e{power_of_ten:.0f}"
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of ``names``, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 class PairedJudge(Judge[ClaimError]):
@@ -346,15 +355,11 @@ class CountJudge(Judge[ClaimError]):
         return Opinion("count", result, self._nonces, text, figures)
 
     def _result(self) -> tuple[SequentialResult, str, float]:
-        return self._sequential() if self._rule.sequential else self._fixed()
-
-    def _sequential(self) -> tuple[SequentialResult, str, float]:
+        """The result, and the name and value of the figure behind it."""
         test = self._rule.test
-        ratio = math.exp(test.log_ratio(self._mismatches, self._nonces))
-        return test.result(self._mismatches, self._nonces), "likelihood ratio", ratio
-
-    def _fixed(self) -> tuple[SequentialResult, str, float]:
-        test = self._rule.test
+        if self._rule.sequential:
+            ratio = math.exp(test.log_ratio(self._mismatches, self._nonces))
+            return test.result(self._mismatches, self._nonces), "likelihood ratio", ratio
         judged = judge(self._mismatches, self._nonces, test.p_honest, test.alpha)
         result = SequentialResult.UNDECIDED
         if self._nonces == self._sample:

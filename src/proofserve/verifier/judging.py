@@ -6,6 +6,7 @@ what they found.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from proofserve.verifier.direction import (
     Yardstick,
 )
 from proofserve.verifier.judges import (
+    OWN,
     Chances,
     CountJudge,
     CountRule,
@@ -177,14 +179,15 @@ def _judge(
         return CountJudge(rule, sample)
     if validator is None:
         raise AssertionError(f"{test} has no obstacle, so it has what it needs")
+    own = partial(validator.errors, OWN)
     if measured is not None and test == PAIRED:
-        return PairedJudge(validator.own_errors, measured.honest, chances)
+        return PairedJudge(own, measured.honest, chances)
     if measured is not None and test == TWINS:
-        return TwinJudge(validator.own_errors, measured.honest, chances)
-    yardstick: Yardstick = EmulatedYardstick(validator)
+        return TwinJudge(own, measured.honest, chances)
+    yardstick: Yardstick = EmulatedYardstick(validator.kernels)
     # Suspects need not have been measured for the other tests.
     if measured is not None and measured.honest.shares.suspects:
-        yardstick = CalibratedYardstick(validator, measured.honest)
+        yardstick = CalibratedYardstick(measured.honest)
     return DirectionJudge(validator, yardstick, chances)
 
 

@@ -9,12 +9,7 @@ import numpy as np
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.fleet import callback_bodies
-from proofserve.fleet.verification_records import (
-    JobFinding,
-    VerdictOutcome,
-    VerificationRule,
-    VerificationTask,
-)
+from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError, NodeError, Progress
 from proofserve.protocol.errors import ProtocolError
@@ -80,11 +75,10 @@ def check_sample(
     """
     began = time.perf_counter()
     try:
-        wanted, stored = task.job.rule.nonces, task.sample.of
-        if stored < wanted:
-            raise LabError(f"too few nonces: the lane has {stored} of {wanted}")
         job, rule = task.job, task.job.rule
-        threshold = _threshold(rule, task.calibration)
+        if task.sample.of < rule.nonces:
+            raise LabError(f"too few nonces: the lane has {task.sample.of} of {rule.nonces}")
+        threshold = _threshold_in(task)
         options = JudgingOptions(
             rule.tests, job.alpha, rule.beta, rule.share, P_FRAUD, True, threshold
         )
@@ -95,7 +89,8 @@ def check_sample(
     except _WRONG as error:
         seconds = time.perf_counter() - began
         return JobFinding(VerdictOutcome.ABSTAINED, seconds, reason=str(error))
-    return _judgement(report, task, time.perf_counter() - began)
+    limit = threshold.dist_threshold if threshold else None
+    return _judgement(report, limit, time.perf_counter() - began)
 
 
 def _claimed(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts:
@@ -119,10 +114,15 @@ def _claimed(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts
 
 def _opened(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts:
     work, job = task.round.spec.work, task.job
-    bodies = _of_one_round(task)
+    bodies = [CommittedRoots.model_validate(body) for body in task.sample.committed]
+    # Of a fleet's several rounds, the one with a drawn nonce is sampled.
+    sizes = np.cumsum([sum(root.count for root in body.roots) for body in bodies])
+    (place,) = draw(range(int(sizes[-1])), job.seed, 1)
+    drawn = bodies[int(np.searchsorted(sizes, place, side="right"))]
+    bodies = [body for body in bodies if body.round_id == drawn.round_id]
     batches = [record.batch for body in bodies for record in body.roots]
     source = CommittedSource(
-        round_id=bodies[0].round_id,
+        round_id=drawn.round_id,
         block=work.block,
         public_key=work.public_key,
         lane=bodies[0].lane,
@@ -135,30 +135,20 @@ def _opened(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts:
         return open_sample(source, node, job.seed, job.rule.nonces, Progress())
 
 
-def _of_one_round(task: VerificationTask) -> list[CommittedRoots]:
-    """The callbacks of the sampled round; of a fleet's several, the one with a drawn nonce."""
-    bodies = [CommittedRoots.model_validate(body) for body in task.sample.committed]
-    sizes = np.cumsum([sum(root.count for root in body.roots) for body in bodies])
-    (place,) = draw(range(int(sizes[-1])), task.job.seed, 1)
-    drawn = bodies[int(np.searchsorted(sizes, place, side="right"))]
-    return [body for body in bodies if body.round_id == drawn.round_id]
-
-
-def _threshold(
-    rule: VerificationRule, calibration: str | None
-) -> CalibrationFile | GivenThreshold | None:
-    if calibration is not None:
-        return CalibrationFile.model_validate_json(calibration)
+def _threshold_in(task: VerificationTask) -> CalibrationFile | GivenThreshold | None:
+    """What a job says of honest nodes."""
+    if task.calibration is not None:
+        return CalibrationFile.model_validate_json(task.calibration)
+    rule = task.job.rule
     return threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
 
 
-def _judgement(report: VerdictReport, task: VerificationTask, seconds: float) -> JobFinding:
+def _judgement(report: VerdictReport, limit: float | None, seconds: float) -> JobFinding:
     outcome = report.outcome
     distances = tuple(e.distance for e in outcome.errors if e.broken is None)
     # The test that reached the verdict; the first one if none did.
     reached = (each for each in outcome.opinions if each.result is outcome.verdict)
     decisive = next(reached, outcome.opinions[0])
-    threshold = _threshold(task.job.rule, task.calibration)
     figures = decisive.figures
     ratio = figures.get("likelihood_ratio")
     log_ratio = None if ratio is None else math.log(max(float(ratio), 1e-300))
@@ -176,7 +166,7 @@ def _judgement(report: VerdictReport, task: VerificationTask, seconds: float) ->
         test=decisive.test,
         nonces=outcome.nonces_used,
         distance=float(np.median(distances)) if distances else None,
-        threshold=threshold.dist_threshold if threshold else None,
+        threshold=limit,
         log_evidence=None if log_evidence is None else float(log_evidence),
         p_value=None if p_value is None else float(p_value),
         distances=distances,

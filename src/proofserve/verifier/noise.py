@@ -1,8 +1,8 @@
 """Measures what honest runs of a model look like, and whether that convicts kernels it lacks."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
 from typing import Any, Final, Protocol
@@ -24,8 +24,15 @@ from proofserve.verifier.calibration_file import (
     PopulationFields,
     rounded,
 )
-from proofserve.verifier.judges import Chances, KernelBank, Recompute, Vectors
-from proofserve.verifier.populations import HonestPopulations
+from proofserve.verifier.judges import (
+    OWN,
+    BankRun,
+    Chances,
+    KernelBank,
+    Recompute,
+    Vectors,
+    as_sent,
+)
 from proofserve.verifier.simulation import convictions, draws, node_figures
 from proofserve.verifier.target import CONFIDENCE, quantile_interval
 
@@ -52,7 +59,7 @@ HonestRun = tuple[KernelFacts, Vectors]
 
 
 class CalibratingBank(KernelBank, Protocol):
-    """A validator that can also deploy a suspect's weights, and knows its emulated kernels."""
+    """A validator that also says what it is a validator of, and what its kernels emulate."""
 
     @property
     def weights_digest(self) -> str | None: ...
@@ -60,12 +67,7 @@ class CalibratingBank(KernelBank, Protocol):
     @property
     def served_dtype(self) -> str: ...
 
-    def truth(self, nonces: Sequence[int]) -> Vectors: ...
-
     def kernel_facts(self, kernel: str) -> KernelFacts: ...
-
-    def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The errors of a node that serves a suspect's weights, float32 [width] each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +97,16 @@ def measured_calibration(
     """
     place = {nonce: row for row, nonce in enumerate(plan.nonces)}
     first = plan.nonces[: plan.bank]
-    own = _in_chunks("our own honest run", bank.own_errors, plan.nonces, progress)
+    own = _in_chunks("our own honest run", partial(bank.errors, OWN), plan.nonces, progress)
     predicted: dict[str, Vectors] = {}
     suspects = {}
     progress.step(f"{len(bank.names)} suspects on {len(first)} nonces", len(bank.names))
     for name in bank.names if first else ():
-        predicted[name] = _predictions(bank, name, first)
+        predicted[name] = bank.predictions(name, first)
+        if not any(vector.any() for vector in predicted[name].values()):
+            raise LabError(f"suspect {name}: its vectors are those of the published weights")
         few = first[: max(2, len(first) // CHEATS_SHARE)]
-        served = bank.served_errors(name, few)
+        served = bank.errors(replace(OWN, weights=name), few)
         suspects[name] = rounded(np.array([cosine(served[n], predicted[name][n]) for n in few]))
         progress.advance()
 
@@ -111,7 +115,7 @@ def measured_calibration(
 
     made = [PopulationFields(facts=facts, figures=fields(errors)) for facts, errors in runs]
     for kernel in bank.kernels:
-        compute = partial(bank.kernel_errors, kernel)
+        compute = partial(bank.errors, BankRun(kernels=kernel))
         first_ones = plan.nonces[: plan.emulated]
         errors = _in_chunks(f"emulated kernel: {kernel}", compute, first_ones, progress)
         made.append(PopulationFields(facts=bank.kernel_facts(kernel), figures=fields(errors)))
@@ -123,11 +127,20 @@ def measured_calibration(
         own=fields(own),
         populations=made,
         suspects=suspects,
-        dist_threshold=honest_threshold(made, RATE),
+        dist_threshold=honest_threshold(made),
         p_mismatch=RATE,
         left_out=None,
         **about,
     )
+
+
+def honest_runs(sent: Iterable[tuple[KernelFacts, Vectors]], truth: Vectors) -> list[HonestRun]:
+    """The errors of what engines ``sent``. Those that say the same of themselves get numbers."""
+    runs: list[HonestRun] = []
+    for facts, vectors in sent:
+        errors = {n: vector - as_sent(truth[n]) for n, vector in vectors.items()}
+        runs.append((facts.named_beside([known.name for known, _ in runs]), errors))
+    return runs
 
 
 def figure_fields(
@@ -158,29 +171,21 @@ def figure_fields(
     )
 
 
-def honest_threshold(populations: Sequence[PopulationFields], rate: float) -> float:
-    """The distance that at most a share ``rate`` of any population's nonces exceeds.
+def honest_threshold(populations: Sequence[PopulationFields]) -> float:
+    """The distance that at most a share ``RATE`` of any population's nonces exceeds.
 
     Of each the upper end of the 95 % interval of that quantile, whatever the distribution; the
     largest distance where there are too few to have one.
     """
-    return max(_threshold(np.array(each.figures.lengths), rate) for each in populations)
-
-
-def _threshold(distances: NDArray[np.float64], rate: float) -> float:
-    needed = math.ceil(math.log(_TAIL) / math.log1p(-rate))
-    enough = len(distances) >= needed
-    high = quantile_interval(distances, 1.0 - rate)[1] if enough else float(distances.max())
+    needed, highest = math.ceil(math.log(_TAIL) / math.log1p(-RATE)), 0.0
+    for each in populations:
+        distances = np.array(each.figures.lengths)
+        enough = len(distances) >= needed
+        high = quantile_interval(distances, 1.0 - RATE)[1] if enough else float(distances.max())
+        highest = max(highest, high)
     # Rounded up to three digits.
-    places = 2 - math.floor(math.log10(high))
-    return float(Decimal(high).quantize(Decimal(1).scaleb(-places), ROUND_CEILING))
-
-
-def _predictions(bank: CalibratingBank, name: str, nonces: Sequence[int]) -> Vectors:
-    predicted = bank.predictions(name, nonces)
-    if not any(vector.any() for vector in predicted.values()):
-        raise LabError(f"suspect {name}: its vectors are those of the published weights")
-    return predicted
+    places = 2 - math.floor(math.log10(highest))
+    return float(Decimal(highest).quantize(Decimal(1).scaleb(-places), ROUND_CEILING))
 
 
 def _in_chunks(
@@ -206,16 +211,18 @@ def left_out(
     file: CalibrationFile, progress: Progress, verifications: int = VERIFICATIONS
 ) -> LeftOutCheck | None:
     """The check of a file; None if it has one population alone, with nothing to judge it by."""
-    names = [each.facts.name for each in file.populations]
-    if len(names) < 2:
+    if len(file.populations) < 2:
         return None
     at_once: dict[str, int] = {}
     for room in ROOMS:
         honest = file.null(room)
-        progress.step(f"each kernel left out, margins times {room:g}", len(names))
+        progress.step(f"each kernel left out, margins times {room:g}", len(file.populations))
         found = {}
-        for name in names:
-            found[name] = _convicted(file, honest, name, verifications)
+        for each in file.populations:
+            node = node_figures(each.figures.figures, file.own.figures, honest)
+            drawn = draws(len(node), verifications, NONCES)
+            ended = convictions(node, honest.without(each.facts.name), CHANCES, drawn)
+            found[each.facts.name] = int(np.count_nonzero(ended <= NONCES))
             progress.advance()
         at_once = at_once or found
         if not any(found.values()):
@@ -226,15 +233,6 @@ def left_out(
         room=room,
         convicted={name: count for name, count in at_once.items() if count},
     )
-
-
-def _convicted(
-    file: CalibrationFile, honest: HonestPopulations, name: str, verifications: int
-) -> int:
-    run = next(each.figures.figures for each in file.populations if each.facts.name == name)
-    node = node_figures(run, file.own.figures, honest)
-    drawn = draws(len(node), verifications, NONCES)
-    return int(np.count_nonzero(convictions(node, honest.without(name), CHANCES, drawn) <= NONCES))
 
 
 def left_out_lines(found: LeftOutCheck | None) -> list[str]:

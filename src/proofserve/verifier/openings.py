@@ -4,7 +4,7 @@ import base64
 import binascii
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -130,13 +130,17 @@ def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
 
 def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
     with reader.reading(path) as received:
-        rounds = {
-            each.round_id: each
-            for each in received.rounds()
-            if wanted.fits(each.block_hash, each.public_key)
-        }
-        held = {each: f"block {r.block_hash}, key {r.public_key}" for each, r in rounds.items()}
-        found = rounds[only_round(path, held, round_id)]
+        rounds = received.rounds()
+        held = {r.round_id: r for r in rounds if wanted.fits(r.block_hash, r.public_key)}
+        fitting = [each for name, each in held.items() if round_id in {None, name}]
+        if len(fitting) != 1:
+            listed = "\n".join(
+                f"  {name}: block {each.block_hash}, key {each.public_key}"
+                for name, each in held.items()
+            )
+            problem = "several rounds with roots fit" if fitting else "no round with roots fits"
+            raise LabError(f"{path}: {problem}; choose by --round-id from\n{listed}")
+        (found,) = fitting
         batches = tuple(received.batches(found.number))
     return CommittedSource(
         round_id=found.round_id,
@@ -148,16 +152,6 @@ def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> Commi
         seq_len=found.seq_len,
         batches=batches,
     )
-
-
-def only_round(path: Path, held: Mapping[str, str], round_id: str | None) -> str:
-    """The one id of ``held``, which describes rounds by id. Raises LabError, listing them."""
-    fitting = [each for each in held if round_id in {None, each}]
-    if len(fitting) == 1:
-        return fitting[0]
-    listed = "\n".join(f"  {each}: {text}" for each, text in held.items())
-    problem = "several rounds with roots fit" if fitting else "no round with roots fits"
-    raise LabError(f"{path}: {problem}; choose by --round-id from\n{listed}")
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.leaning import uncalibrated_log_factors
 from proofserve.protocol.verdict.twins import twin_log_clearing
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.populations import (
@@ -159,11 +158,11 @@ def simulated(
         for name in node.leans
         for expected in [honest.expected.get(name, UNKNOWN)]
     }
-    ruled_out = _ruled_out(node.leans, guilty, chances, drawn)
+    out = ruled_out(node.leans, guilty, chances, drawn)
     members = _closest_first(node, honest, chances)
     cleared = np.full(len(drawn.rows), drawn.never)
     for member in members:
-        cleared = np.minimum(cleared, member.cleared(drawn, ruled_out, cleared - 1))
+        cleared = np.minimum(cleared, member.cleared(drawn, out, cleared - 1))
     return Endings(
         most=drawn.most,
         convicted_at=_by_all(members, drawn, _Member.convicted),
@@ -174,33 +173,6 @@ def simulated(
             "direction": _by_all(members, drawn, _Member.direction),
         },
         closest=min(members, key=lambda member: member.distance).name,
-    )
-
-
-def simulated_uncalibrated(
-    node: RunFigures, own: RunFigures, kernels: Sequence[RunFigures], chances: Chances, drawn: Draws
-) -> Endings:
-    """Verifications of ``node`` without a calibration, as ``verify --test direction`` runs them.
-
-    All figures are of the same nonces; ``kernels`` are the honest ones that are emulated.
-    """
-    above_own, above_all = {}, {}
-    for name, cosines in node.cosines.items():
-        ours = own.cosines[name]
-        above_own[name] = cosines - ours
-        honest = [ours, *(kernel.cosines[name] for kernel in kernels)]
-        above_all[name] = cosines - np.maximum.reduce(honest)
-    limit = math.log(len(node.cosines) / chances.alpha)
-    convicting, refuting = (
-        [uncalibrated_log_factors(figures) for figures in every.values()]
-        for every in (above_all, above_own)
-    )
-    convicted = first_of(convicting, drawn, limit)
-    refuted = first_of(refuting, drawn, limit, convicted)
-    ruled_out = _ruled_out(above_own, dict.fromkeys(above_own, UNKNOWN), chances, drawn)
-    cleared = np.where(ruled_out < refuted, ruled_out, drawn.never)
-    return Endings(
-        drawn.most, convicted, cleared, refuted <= drawn.most, {"direction": convicted}, ""
     )
 
 
@@ -242,8 +214,7 @@ class _Member:
 
     def paired(self, drawn: Draws) -> Counts:
         if ("paired", drawn) not in self._found:
-            found = first_passages(self._sizes, drawn, self._limit)
-            self._found["paired", drawn] = found
+            self._found["paired", drawn] = first_passages(self._sizes, drawn, self._limit)
         return self._found["paired", drawn]
 
     def direction(self, drawn: Draws) -> Counts:
@@ -308,7 +279,7 @@ def _by_all(
     return stops
 
 
-def _ruled_out(
+def ruled_out(
     leans: Mapping[str, Floats], guilty: Mapping[str, Expected], chances: Chances, drawn: Draws
 ) -> Counts:
     """When every suspect is ruled out, by what its prover would show."""
@@ -373,13 +344,6 @@ def _first(factors: Floats, drawn: Draws, ended: Ended, until: Counts | None = N
     return stops if until is None else np.where(stops <= until, stops, drawn.never)
 
 
-def log_mean(logs: Floats) -> Floats:
-    """The logarithm of the mean of exp(``logs``) along the last axis."""
-    highest = logs.max(axis=-1, keepdims=True)
-    found: Floats = highest[..., 0] + np.log(np.exp(logs - highest).mean(axis=-1))
-    return found
-
-
 def _bound(factors: Floats, drawn: Draws, limit: float) -> float:
     """An upper bound of the chance that a run reaches ``limit``.
 
@@ -397,7 +361,10 @@ def _bound(factors: Floats, drawn: Draws, limit: float) -> float:
 
 
 def _reached(logs: Floats, limit: float) -> NDArray[np.bool_]:
+    """Whether the mean of exp(``logs``) along the last axis is at least exp(``limit``)."""
     # The mean is at most the largest, which is quicker to compute.
-    over: NDArray[np.bool_] = logs.max(axis=-1) >= limit
-    over[over] = log_mean(logs[over]) >= limit
+    highest = logs.max(axis=-1)
+    over: NDArray[np.bool_] = highest >= limit
+    above = np.exp(logs[over] - highest[over, np.newaxis]).mean(axis=-1)
+    over[over] = highest[over] + np.log(above) >= limit
     return over

@@ -3,7 +3,7 @@
 import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -105,7 +105,7 @@ def collect(
     """
     ranges = chunks(range(sample.per_key), sample.batch_size)
     calls = list(itertools.product(range(sample.keys), ranges))
-    title = f"{model}: {sample.total} nonces with {method.replace('_', ' ')}"
+    title = f"{model}: {sample.total} nonces with {titled(method)}"
     progress.step(title, sample.blocks * len(calls))
     computed: list[float] = []
     for order in sample.orders(model, method):
@@ -127,13 +127,14 @@ def _key(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TargetRadius:
-    """The ``r_target`` of one method: the radius that the wanted share of distances is below.
+    """The ``r_target`` of one method: the radius that a share ``rate`` of distances is below.
 
     ``interval`` is the 95 % confidence interval of the radius, for these blocks. ``rates`` are
     shares (0 to 1) of nonces below ``r_target``, float64 [blocks, keys].
     """
 
     distances: Distances
+    rate: float
     r_target: float
     interval: tuple[float, float]
     rates: NDArray[np.float64]
@@ -165,7 +166,7 @@ def calibrate(distances: Distances, rate: float) -> TargetRadius:
     r_target = float(np.quantile(distances, rate))
     # A nonce wins strictly below the target (protocol A.2).
     rates = (distances < r_target).mean(axis=2)
-    return TargetRadius(distances, r_target, quantile_interval(distances, rate), rates)
+    return TargetRadius(distances, rate, r_target, quantile_interval(distances, rate), rates)
 
 
 def quantile_interval(values: Distances, share: float) -> tuple[float, float]:
@@ -214,33 +215,24 @@ def sampling_spread(blocks: int, count: int, rate: float) -> float:
     return 100.0 * float(np.quantile(np.ptp(drawn, axis=1), CONFIDENCE)) / count
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredTarget:
-    """``found`` about ``model`` with ``method`` in ``seconds``, server start not included.
+def report_of(
+    found: TargetRadius,
+    model: str,
+    method: str,
+    sample: Sample,
+    *,
+    seconds: float,
+    where: Mapping[str, str | int],
+) -> Report:
+    """The figures. Rates and spreads are in percentage points, the rest in units of distance.
 
-    ``rate`` is the wanted share (0 to 1) of winners.
+    ``seconds`` do not include the start of a server.
     """
-
-    model: str
-    method: str
-    sample: Sample
-    rate: float
-    found: TargetRadius
-    seconds: float
-
-    @property
-    def title(self) -> str:
-        return self.method.replace("_", " ")
-
-
-def report_of(outcome: MeasuredTarget, where: Mapping[str, str | int]) -> Report:
-    """The figures. Rates and spreads are in percentage points, the rest in units of distance."""
-    sample, found = outcome.sample, outcome.found
     low, high = found.interval
-    chance = sampling_spread(sample.blocks, sample.per_block, outcome.rate)
+    chance = sampling_spread(sample.blocks, sample.per_block, found.rate)
     winners = ", ".join(map(_percent, found.block_rates))
     equal = "independent directions"
-    limit = MOST_BEYOND_SAMPLING if outcome.method == SIGN_FLIPS else None
+    limit = MOST_BEYOND_SAMPLING if method == SIGN_FLIPS else None
     points = "points" if limit else f"points{NO_LIMIT}"
     figures = (
         Figure("r_target", found.r_target, f"{found.r_target:.5f}, 95 %: {low:.5f} to {high:.5f}"),
@@ -249,11 +241,11 @@ def report_of(outcome: MeasuredTarget, where: Mapping[str, str | int]) -> Report
         Figure("spread", found.spread, f"points between blocks; winners in percent: {winners}"),
         Figure("sampling_spread", chance, "points that equal blocks exceed 1 time in 20"),
         Figure("spread_beyond_sampling", max(0.0, found.spread - chance), points, limit),
-        Figure("nonces_per_second", sample.total / outcome.seconds, f"of {sample.total} nonces"),
-        Figure("seconds", outcome.seconds, "to compute them, through HTTP"),
+        Figure("nonces_per_second", sample.total / seconds, f"of {sample.total} nonces"),
+        Figure("seconds", seconds, "to compute them, through HTTP"),
     )
-    said = {"model": outcome.model, "method": outcome.method, "rate": outcome.rate}
-    title = f"r_target of {outcome.model} with {outcome.title}, {100.0 * outcome.rate:g} % win"
+    said = {"model": model, "method": method, "rate": found.rate}
+    title = f"r_target of {model} with {titled(method)}, {100.0 * found.rate:g} % win"
     windows = {
         "r_target_interval": list(found.interval),
         "block_rates": found.block_rates,
@@ -264,12 +256,16 @@ def report_of(outcome: MeasuredTarget, where: Mapping[str, str | int]) -> Report
     return Report(title, figures, {**said, **asdict(sample)}, windows, where)
 
 
-def rates_table(outcomes: Sequence[MeasuredTarget]) -> Table:
-    """Winners in percent: a row for each block and key, a column for each of ``outcomes``."""
+def titled(method: str) -> str:
+    return method.replace("_", " ")
+
+
+def rates_table(methods: Mapping[str, TargetRadius]) -> Table:
+    """Winners in percent: a row for each block and key, a column for each of ``methods``."""
     table = Table(title="winners in percent, side by side", title_justify="left")
-    for heading in ("block", "key", *(outcome.title for outcome in outcomes)):
+    for heading in ("block", "key", *map(titled, methods)):
         table.add_column(heading, justify="right")
-    found = [outcome.found for outcome in outcomes]
+    found = [*methods.values()]
     blocks, keys = found[0].rates.shape
     for block in range(blocks):
         for key in range(keys):
@@ -314,7 +310,7 @@ def _draw_methods(methods: Mapping[str, TargetRadius], axes: "Axes") -> None:
     edges = np.histogram_bin_edges(pooled, BINS).tolist()
     style = {"bins": edges, "density": True, "histtype": "stepfilled", "alpha": 0.4}
     for colour, (method, found) in zip(COLOURS, methods.items(), strict=True):
-        axes.hist(found.distances.ravel(), color=colour, label=method, **style)
+        axes.hist(found.distances.ravel(), color=colour, label=titled(method), **style)
         label = f"r_target {found.r_target:.5f}"
         axes.axvline(found.r_target, color=colour, linestyle="--", label=label)
     x = np.linspace(edges[0], edges[-1], POINTS)

@@ -27,11 +27,10 @@ from proofserve.engines.reference.reading import logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
 from proofserve.lab.report import LabError
-from proofserve.protocol.codec import to_float16
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.calibration_file import KV_AUTO, CalibrationFile, KernelFacts
-from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors
+from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors, as_sent
 from proofserve.verifier.verification import Truth
 
 # What networks compute for nonces, each run for its own; they may add other nonces that they
@@ -176,35 +175,20 @@ class CheckpointValidator:
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
         """The vectors of the published weights in float32, with activations as they are."""
-        return self._of(PUBLISHED, nonces)
+        return self.vectors(PUBLISHED, nonces)
 
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        """What rounding in the served dtype does, by the validator's own honest run."""
-        return self._errors(OWN, nonces)
-
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        return self._errors(BankRun(kernels=kernel), nonces)
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        """Of a run, as a validator sees them: both vectors rounded as on the wire."""
+        made, truth = self.vectors(run, nonces), self.truth(nonces)
+        return {n: as_sent(made[n]) - as_sent(truth[n]) for n in nonces}
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         """What a suspect's weights change, with the experts that the published ones choose.
 
         Raises CheckpointError for a mixture whose experts cannot be held.
         """
-        made = self._of(BankRun(name), nonces)
-        truth = self.truth(nonces)
+        made, truth = self.vectors(BankRun(name), nonces), self.truth(nonces)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
-
-    def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The errors of a node that serves the suspect's weights, with our own rounding."""
-        return self._errors(replace(OWN, weights=name), nonces)
-
-    def served_by(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The vectors of such a node."""
-        return self._of(replace(OWN, weights=name), nonces)
-
-    def honest_vectors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        """The vectors of an honest node with these kernels."""
-        return self._of(BankRun(kernels=kernel), nonces)
 
     def states(
         self, prompt: Sequence[int], output: Sequence[int], kernel: str | None = None
@@ -223,7 +207,7 @@ class CheckpointValidator:
 
     def _reader(self, kernel: str | None) -> Network:
         """The network as it is published, with roundings that it declares; or with a kernel."""
-        return self.published if kernel is None else self._network(BankRun(kernels=kernel))
+        return self.published if kernel is None else self.network(BankRun(kernels=kernel))
 
     def read(
         self, run: BankRun, answers: Iterable[tuple[Sequence[int], Sequence[int]]]
@@ -233,7 +217,7 @@ class CheckpointValidator:
         The published weights have to read an answer before a suspect does, which uses the experts
         that they chose. Raises EngineFault if a forward fails or a logit is not finite.
         """
-        network = self._network(run)
+        network = self.network(run)
         experts = self._choice(run, network)
         for prompt, output in answers:
             states = states_of(network, prompt, output, experts)
@@ -242,24 +226,16 @@ class CheckpointValidator:
                 raise EngineFault(f"{run}: the logits of an answer are not finite")
             yield logits
 
-    def suspect(self, name: str) -> Network:
-        """The published network with a suspect's weights.
-
-        Raises CheckpointError if they cannot be loaded.
-        """
-        return self._with(self.published, name)
-
-    def _with(self, published: Network, name: str) -> Network:
-        if name not in self._others:
-            return suspect(published, name)
-        other = load(self._others[name], EXACT, self._setup.device)
-        # The published checkpoint decides the inputs: its digest is part of every seed.
-        return replace(other, facts=self.published.facts)
-
-    def _network(self, run: BankRun) -> Network:
+    def network(self, run: BankRun) -> Network:
+        """What computes a run. Raises CheckpointError for a suspect that cannot be loaded."""
         exact = run.kernels is None or run.kernels == FULL_ACTIVATIONS
-        published = self._exact if exact else self.published
-        weights = published if run.weights is None else self._with(published, run.weights)
+        weights = self._exact if exact else self.published
+        if run.weights in self._others:
+            other = load(self._others[run.weights], EXACT, self._setup.device)
+            # The published checkpoint decides the inputs: its digest is part of every seed.
+            weights = replace(other, facts=self.published.facts)
+        elif run.weights is not None:
+            weights = suspect(weights, run.weights)
         if run.kernels is None:
             return weights
         own = run.kernels == OWN.kernels
@@ -271,12 +247,7 @@ class CheckpointValidator:
             return self._experts.recording()
         return self._experts.holding(network) if run.kernels is None else None
 
-    def _errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
-        """Of a run, as a validator sees them: both vectors rounded as on the wire."""
-        made, truth = self._of(run, nonces), self.truth(nonces)
-        return {n: _as_sent(made[n]) - _as_sent(truth[n]) for n in nonces}
-
-    def _of(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+    def vectors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
         """The vectors of a run, computed with all that is expected if one is not known yet."""
         if any((run, nonce) not in self._known for nonce in nonces):
             self.expect({run: nonces})
@@ -295,7 +266,7 @@ class CheckpointValidator:
         missing = {run: nonces for run, nonces in missing.items() if nonces}
         runs = []
         for run, nonces in missing.items():
-            network = self._network(run)
+            network = self.network(run)
             runs.append(Run(network, nonces, self._choice(run, network)))
             if run.weights is not None and run.kernels is None:
                 self.forwards += len(nonces)
@@ -344,21 +315,6 @@ class CheckpointTokenizer:
             return tuple(prompt)
         if not isinstance(request.get("messages"), list):
             raise LabError("request: it has neither messages nor one prompt")
-        return self._of_template(request)
-
-    def answer_ids(self, text: str) -> tuple[int, ...]:
-        """Without tokens that mark a beginning or an end."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def text(self, ids: tuple[int, ...]) -> str:
-        """The text of an answer's ids, without special tokens."""
-        return str(
-            self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
-
-    def _of_template(self, request: Mapping[str, Any]) -> tuple[int, ...]:
         try:
             made = self._tokenizer.apply_chat_template(
                 request["messages"],
@@ -376,6 +332,18 @@ class CheckpointTokenizer:
                 f"messages: the checkpoint's chat template refuses them: {error}"
             ) from error
         return tuple(made["input_ids"])
+
+    def answer_ids(self, text: str) -> tuple[int, ...]:
+        """Without tokens that mark a beginning or an end."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text(self, ids: tuple[int, ...]) -> str:
+        """The text of an answer's ids, without special tokens."""
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
 
 
 def _end_ids(folder: Path, of_tokenizer: int | None) -> tuple[int, ...]:
@@ -398,7 +366,3 @@ def _own_profile(served: str | None, published: Network) -> KernelProfile:
     if profile is None:
         raise LabError(f"served_dtype: servers do not round in {served}; give bfloat16 or float16")
     return profile
-
-
-def _as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    return to_float16(vector).astype(np.float32)

@@ -25,6 +25,8 @@ from proofserve.verifier.judges import (
 
 # Nonces are judged in growing groups, because the first ones show which suspects matter.
 FIRST_CHUNK = 1
+# What more nonces do not change.
+CERTAIN: Final = frozenset({SequentialResult.HONEST, SequentialResult.FRAUD})
 # What an engine says of itself and rounds by, in the words of ``KernelFacts``.
 _ROUNDS_BY: Final = ("engine", "processor", "torch", "dtype", "kv_dtype", "attention", "ranks")
 
@@ -95,8 +97,12 @@ def verify(
     """
     if not sample:
         raise LabError("there is no artifact to verify")
-    if forged := [f for f in claimed.faults.values() if f.reason is Reason.NOT_COMMITTED]:
-        return _convicted_by_roots(forged, len(sample))
+    faults = claimed.faults
+    if forged := [each for each in faults.values() if each.reason is Reason.NOT_COMMITTED]:
+        text = f"{len(forged)} of {len(sample)} opened nonces do not fit the roots"
+        opinion = Opinion("roots", SequentialResult.FRAUD, len(sample), text, {})
+        broken = tuple(ClaimError(each.nonce, None, each) for each in forged)
+        return Verification(SequentialResult.FRAUD, (opinion,), broken)
     what = f"{len(sample)} of {len(claimed.nonces)} {ours.unit}"
     progress.step(f"recomputing up to {what}", len(sample))
     about: defaultdict[int, list[Claim]] = defaultdict(list)
@@ -104,7 +110,16 @@ def verify(
         about[claim.nonce].append(claim)
 
     def errors_of(nonces: Sequence[int]) -> tuple[ClaimError, ...]:
-        return _errors(nonces, ours, about, claimed.faults)
+        claims = [claim for nonce in nonces for claim in about[nonce]]
+        try:
+            errors = claim_errors(nonces, ours.vectors(nonces), claims, ours.width)
+        except IncompleteRecomputation as error:
+            raise LabError(f"no verdict is possible: {error}") from error
+        # A nonce with a fault has no claim: the fault says more than that the claim is missing.
+        return tuple(
+            ClaimError(each.nonce, None, faults[each.nonce]) if each.nonce in faults else each
+            for each in errors
+        )
 
     return decide(sample, errors_of, ours.at_once, judges, progress)
 
@@ -123,7 +138,7 @@ def decide(
     judged: list[ClaimError] = []
     size = min(FIRST_CHUNK, at_once)
     verdict, closest = SequentialResult.UNDECIDED, 0
-    while len(judged) < len(sample):
+    while len(judged) < len(sample) and verdict not in CERTAIN:
         group = sample[len(judged) : len(judged) + size]
         for judge in judges:
             judge.plan(group)
@@ -136,45 +151,11 @@ def decide(
             for judge in judges:
                 judge.add(error)
             verdict, closest = verdict_of(judges)
-            if verdict in {SequentialResult.HONEST, SequentialResult.FRAUD}:
-                return _verification(verdict, closest, judges, judged)
+            if verdict in CERTAIN:
+                break
         size = min(2 * size, at_once)
-    return _verification(verdict, closest, judges, judged)
-
-
-def _verification(
-    verdict: SequentialResult,
-    closest: int,
-    judges: Sequence[Judge[ClaimError]],
-    judged: Sequence[ClaimError],
-) -> Verification:
     opinions = tuple(judge.opinion(closest) for judge in judges)
     return Verification(verdict, opinions, tuple(judged), closest)
-
-
-def _errors(
-    nonces: Sequence[int],
-    ours: Truth,
-    about: Mapping[int, Sequence[Claim]],
-    faults: Mapping[int, Mismatch],
-) -> tuple[ClaimError, ...]:
-    claims = [claim for nonce in nonces for claim in about.get(nonce, ())]
-    try:
-        errors = claim_errors(nonces, ours.vectors(nonces), claims, ours.width)
-    except IncompleteRecomputation as error:
-        raise LabError(f"no verdict is possible: {error}") from error
-    # A nonce with a fault has no claim: the fault says more than that the claim is missing.
-    return tuple(
-        ClaimError(error.nonce, None, faults[error.nonce]) if error.nonce in faults else error
-        for error in errors
-    )
-
-
-def _convicted_by_roots(forged: Sequence[Mismatch], opened: int) -> Verification:
-    text = f"{len(forged)} of {opened} opened nonces do not fit the roots"
-    opinion = Opinion("roots", SequentialResult.FRAUD, opened, text, {})
-    errors = tuple(ClaimError(each.nonce, None, each) for each in forged)
-    return Verification(SequentialResult.FRAUD, (opinion,), errors)
 
 
 def verdict_of(judges: Sequence[Judge[Any]]) -> tuple[SequentialResult, int]:

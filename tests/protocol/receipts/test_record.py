@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.record import Receipt, Sampling, sketch_bytes, token_hash
+from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
 
 VECTORS = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
 RECEIPT = Receipt(
@@ -22,7 +23,7 @@ RECEIPT = Receipt(
     output_sha256=token_hash([6, 7, 8]),
     sketch_key="day 1",
     k_dim=16,
-    sketches=sketch_bytes(VECTORS),
+    sketches=to_float16(VECTORS).tobytes(),
     finish_reason="stop",
     versions=(("vllm", "0.32.0"),),
     created_ms=1_800_000_000_000,
@@ -42,7 +43,7 @@ def test_the_digest_is_of_canonical_json() -> None:
         {"response_id": "chatcmpl-2"},
         {"output_sha256": token_hash([6, 7, 9])},
         {"sampling": Sampling(temperature=0.8)},
-        {"sketches": sketch_bytes(VECTORS + np.float32(0.01))},
+        {"sketches": to_float16(VECTORS + np.float32(0.01)).tobytes()},
         {"adapter": "lora"},
         {"created_ms": 1},
     ],

@@ -13,7 +13,7 @@ from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts
 from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks, greedy_limit
 from proofserve.verifier.chat.verification import calibration_lines, chat_calibration
-from proofserve.verifier.judges import BankRun, Vectors
+from proofserve.verifier.judges import OWN, BankRun, Vectors
 from proofserve.verifier.noise import checked
 
 K_DIM, BLOCKS, VOCABULARY = 16, 4, 12
@@ -61,17 +61,15 @@ class MadeUpValidator:
     def truth(self, nonces: Sequence[int]) -> Vectors:
         return self._vectors(nonces, {})
 
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        return self._vectors(nonces, {"own": ROUNDED}, of_errors=True)
-
-    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
-        return self._vectors(nonces, {kernel: KERNELS[kernel]}, of_errors=True)
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        rounded = (
+            {"own": ROUNDED} if run.kernels == OWN.kernels else {run.kernels: KERNELS[run.kernels]}
+        )
+        moved = {run.weights: MOVED} if run.weights else {}
+        return self._vectors(nonces, {**moved, **rounded}, of_errors=True)
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         return self._vectors(nonces, {name: MOVED}, of_errors=True)
-
-    def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
-        return self._vectors(nonces, {name: MOVED, "own": ROUNDED}, of_errors=True)
 
     def kernel_facts(self, kernel: str) -> KernelFacts:
         return facts(kernel, emulated=True)

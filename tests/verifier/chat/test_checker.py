@@ -12,7 +12,8 @@ from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import suspect
 from proofserve.lab.report import LabError, Progress
-from proofserve.protocol.receipts.record import Receipt, sketch_bytes
+from proofserve.protocol.codec import to_float16
+from proofserve.protocol.receipts.record import Receipt
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.calibration_file import read as read_calibration
@@ -109,12 +110,12 @@ def test_greedy_tokens_that_claim_to_be_drawn_are_convicted(
 
 def invented(receipt: Receipt) -> Receipt:
     made = np.random.default_rng(0).normal(0, 0.2, (receipt.output_tokens, receipt.k_dim))
-    return replace(receipt, sketches=sketch_bytes(made.astype(np.float32)))
+    return replace(receipt, sketches=to_float16(made.astype(np.float32)).tobytes())
 
 
 def broken(receipt: Receipt) -> Receipt:
     made = np.full((receipt.output_tokens, receipt.k_dim), np.nan, np.float32)
-    return replace(receipt, sketches=sketch_bytes(made))
+    return replace(receipt, sketches=to_float16(made).tobytes())
 
 
 @pytest.mark.parametrize("change", [invented, broken])

@@ -1,5 +1,7 @@
 """Chats of a mixture of experts: honest errors point to suspects, unless experts are held."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,8 @@ from proofserve.engines.reference.engine import Run
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.protocol.verdict.leaning import cosine
-from proofserve.verifier.chat.answers import Answer, AnswerForwards, Blocks
-from proofserve.verifier.judges import Vectors
+from proofserve.verifier.chat.answers import Answer, Blocks
+from proofserve.verifier.judges import OWN, BankRun, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 from support.four_bits import one_thread
 from support.models import SmallModels
@@ -33,7 +35,7 @@ def blocks() -> Blocks:
 def validator(small_models: SmallModels, blocks: Blocks) -> CheckpointValidator:
     setup = ValidatorSetup(small_models.get("qwen3_moe"))
     with one_thread():
-        made = CheckpointValidator(setup, AnswerForwards(blocks))
+        made = CheckpointValidator(setup, blocks.forwards)
         made.truth(tuple(range(len(blocks))))
     return made
 
@@ -47,11 +49,11 @@ def test_suspects_are_computed_with_the_experts_of_the_published_weights(
 ) -> None:
     numbers = tuple(range(len(blocks)))
     with one_thread():
-        own = validator.own_errors(numbers)
+        own = validator.errors(OWN, numbers)
         held = validator.predictions(SUSPECT, numbers)
         truth = validator.truth(numbers)
-        (routed,) = AnswerForwards(blocks)([Run(validator.suspect(SUSPECT), numbers)])
-        served = validator.served_errors(SUSPECT, numbers)
+        (routed,) = blocks.forwards([Run(validator.network(BankRun(SUSPECT)), numbers)])
+        served = validator.errors(replace(OWN, weights=SUSPECT), numbers)
     natural = dict(zip(routed.nonces, routed.values, strict=True))
     natural = {number: natural[number] - truth[number] for number in numbers}
     assert leaning(own, natural) > 0.25

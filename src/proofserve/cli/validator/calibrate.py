@@ -6,7 +6,6 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -41,8 +40,8 @@ from proofserve.verifier.chat.verification import ChatChecker, calibration_lines
 from proofserve.verifier.noise import VERIFICATIONS, checked
 from proofserve.verifier.target import (
     METHODS,
-    MeasuredTarget,
     Sample,
+    TargetRadius,
     calibrate,
     collect,
     interval_ranks,
@@ -69,8 +68,8 @@ NONCES = 2016
 SEQ_LEN = 8
 
 
-# For each model: the distances of each method, and their figures.
-Results = Mapping[str, Sequence[tuple[MeasuredTarget, Report]]]
+# For each model and each method: the radius, and its figures.
+Results = Mapping[str, Mapping[str, tuple[TargetRadius, Report]]]
 
 
 @app.command("chat")
@@ -127,9 +126,9 @@ def chat(
         found: list[Conversation] = []
         servers: dict[str, KernelFacts] = {}
         for number, server in enumerate(url or [None]):
-            asked = partial(requests, seed=seed + number, count=chats, max_tokens=tokens)
             with _chatting(server, deployed, api_key, session) as client:
-                answered = client.chats(asked(client.model()), concurrency, session.line)
+                asked = requests(client.model(), seed + number, chats, tokens)
+                answered = client.chats(asked, concurrency, session.line)
                 facts = _kernels(client.url, server or "vllm", api_key)
             servers |= dict.fromkeys(_sketch_keys(answered), facts)
             found += answered
@@ -232,35 +231,33 @@ def r_target(
 
 def _measure(
     model: ServedModel, sample: Sample, rate: float, session: CommandSession
-) -> list[tuple[MeasuredTarget, Report]]:
-    results = []
+) -> dict[str, tuple[TargetRadius, Report]]:
+    results = {}
     with model.start() as node:
         where = {**machine(), **node.versions()}
         for method in METHODS:
             began = time.monotonic()
             distances = collect(node, model.name, method, sample, session.line)
-            seconds = time.monotonic() - began
-            outcome = MeasuredTarget(
-                model.name, method, sample, rate, calibrate(distances, rate), seconds
-            )
-            results.append((outcome, report_of(outcome, where)))
-    for _, report in results:
+            seconds, found = time.monotonic() - began, calibrate(distances, rate)
+            report = report_of(found, model.name, method, sample, seconds=seconds, where=where)
+            results[method] = found, report
+    for _, report in results.values():
         session.console.print(report.table())
-    session.console.print(rates_table([outcome for outcome, _ in results]))
+    session.console.print(rates_table({method: found for method, (found, _) in results.items()}))
     return results
 
 
 def _write(results: Results, json: Path | None, png: Path | None, session: CommandSession) -> None:
     if json is not None:
         models = {
-            model: {outcome.method: report.json() for outcome, report in found}
+            model: {method: report.json() for method, (_, report) in found.items()}
             for model, found in results.items()
         }
         write_json(json, {"passed": _passed(results), "models": models})
         session.console.print(f"figures written to {json}")
     if png is not None:
         panels = {
-            model: {outcome.title: outcome.found for outcome, _ in found}
+            model: {method: radius for method, (radius, _) in found.items()}
             for model, found in results.items()
         }
         write_histograms(panels, png)
@@ -268,4 +265,4 @@ def _write(results: Results, json: Path | None, png: Path | None, session: Comma
 
 
 def _passed(results: Results) -> bool:
-    return all(report.passed for found in results.values() for _, report in found)
+    return all(report.passed for found in results.values() for _, report in found.values())

@@ -45,7 +45,6 @@ from proofserve.verifier.challenge import (
     Unanswered,
     answer,
     fresh,
-    judged_result,
 )
 from proofserve.verifier.claims import vector_scheme
 from proofserve.verifier.judging import JudgingOptions, judged
@@ -206,7 +205,11 @@ class _Challenger:
             other = Unanswered.OTHER_WEIGHTS
             return ChallengeResult(other, challenge, str(error), found.seconds)
         report = judged(found.claimed, truth, self.options, fresh_seed(), None, progress)
-        return judged_result(challenge, found, report)
+        outcome = report.outcome
+        deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
+        said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
+        reason = f"{outcome.nonces_used} of {self.nonces} nonces; {said}"
+        return ChallengeResult(outcome.verdict, challenge, reason, found.seconds, found, report)
 
 
 def _challenge(

@@ -17,12 +17,7 @@ from proofserve.cli.validator.verify import EXIT_CODES, GIVEN_SEED, show
 from proofserve.lab.report import LabError, NodeError, write_json
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.receipts.signature import (
-    PUBLIC_KEY_BYTES,
-    SignedEntry,
-    SignedReceipt,
-    is_signed,
-)
+from proofserve.protocol.receipts.signature import PUBLIC_KEY_BYTES, SignedReceipt, is_signed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.verifier.calibration_file import read as read_calibration
@@ -167,7 +162,15 @@ def seen_log(
     """
     if "://" in source:
         return LogFollower(source).seen(chats)
-    receipts = _logged(chats, public_key)
+    # The receipts with a signed entry; all others fail whatever the log has.
+    receipts = [
+        each
+        for chat in chats
+        for each in chat.receipts
+        if each.inclusion is not None
+        and public_key in {None, each.public_key}
+        and is_signed(each.inclusion.entry.hash, each.entry_signature or b"", each.public_key)
+    ]
     if not receipts:
         return None
     path = Path(source)
@@ -182,18 +185,6 @@ def seen_log(
         raise LabError(f"--log: {error}") from error
 
 
-def _logged(chats: Sequence[Conversation], public_key: bytes | None) -> list[SignedReceipt]:
-    """The receipts with a signed entry; all others fail whatever the log has."""
-    return [
-        each
-        for chat in chats
-        for each in chat.receipts
-        if each.inclusion is not None
-        and public_key in {None, each.public_key}
-        and is_signed(each.inclusion.entry.hash, each.entry_signature or b"", each.public_key)
-    ]
-
-
 def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | FailedCheck:
     """The part of the log in ``path`` between the first and the last entry of ``receipts``."""
     keys = {each.public_key for each in receipts}
@@ -205,44 +196,28 @@ def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | 
     with reading(path) as received:
         forked = received.forked(key, first)
         entries = received.log(key, first, last)
-    _require_signed(path, (*forked, *entries), key)
-    if (index := _fork(forked)) is not None:
-        return FailedCheck("log", f"{path}: it forks: the node signed two entries {index}")
-    _require_all(path, entries, first, last)
+    # A receiver stores signed entries only, so another one is the file's fault, not the node's.
+    for each in (*forked, *entries):
+        if not is_signed(each.entry.hash, each.signature, key):
+            index = each.entry.index
+            raise LabError(f"--log: {path} is damaged: entry {index} is not signed by its node")
+    hashes: dict[int, bytes] = {}
+    for each in forked:
+        if hashes.setdefault(each.entry.index, each.entry.hash) != each.entry.hash:
+            index = each.entry.index
+            return FailedCheck("log", f"{path}: it forks: the node signed two entries {index}")
+    there = {each.entry.index for each in entries}
+    if len(there) <= last - first:
+        # Indices of a damaged receipt may be far apart: this counts up to the first gap only.
+        missing = next(index for index in itertools.count(first) if index not in there)
+        raise LabError(
+            f"--log: {path} has no entry {missing} of the node's log, which these receipts need;"
+            " read the log from the node: --log URL"
+        )
     try:
         return PublicLog(tuple(entries), key)
     except ProtocolError as error:
         return FailedCheck("log", f"{path}: {error}")
-
-
-def _require_signed(path: Path, entries: Sequence[SignedEntry], key: bytes) -> None:
-    # A receiver stores signed entries only, so another one is the file's fault, not the node's.
-    for each in entries:
-        if not is_signed(each.entry.hash, each.signature, key):
-            index = each.entry.index
-            raise LabError(f"--log: {path} is damaged: entry {index} is not signed by its node")
-
-
-def _fork(entries: Sequence[SignedEntry]) -> int | None:
-    hashes: dict[int, bytes] = {}
-    for each in entries:
-        if hashes.setdefault(each.entry.index, each.entry.hash) != each.entry.hash:
-            return each.entry.index
-    return None
-
-
-def _require_all(path: Path, entries: Sequence[SignedEntry], first: int, last: int) -> None:
-    there = {each.entry.index for each in entries}
-    if len(there) == last - first + 1:
-        return
-    # Indices of a damaged receipt may be far apart: count up to the first gap only.
-    missing = first
-    while missing in there:
-        missing += 1
-    raise LabError(
-        f"--log: {path} has no entry {missing} of the node's log, which these receipts need;"
-        " read the log from the node: --log URL"
-    )
 
 
 @watch_app.command("watch-chat", cls=VerdictCommand)

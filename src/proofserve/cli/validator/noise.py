@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -33,23 +33,27 @@ from proofserve.lab.host import machine
 from proofserve.lab.records import BLOCK_HEIGHT, Work, vectors_of
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
-from proofserve.protocol.codec import to_float16
 from proofserve.protocol.sketch import TWINS
-from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
-from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions, to_file, workload
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.verifier.calibration_file import (
+    CalibrationFile,
+    KernelFacts,
+    checkpoint_shape,
+    merged,
+    read,
+)
+from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions, document, workload
+from proofserve.verifier.judges import Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
-    HonestRun,
     MeasuringPlan,
     checked,
+    honest_runs,
     left_out_lines,
     measured_calibration,
 )
 from proofserve.verifier.populations import TWINS as TWIN_FIGURE
 from proofserve.verifier.target import write_noise
-
-if TYPE_CHECKING:
-    from proofserve.verifier.validator import CheckpointValidator
 
 NONCES, EMULATED, BANK = 400, 256, 128
 
@@ -144,7 +148,8 @@ def noise(
             return
         validator = calibrating_validator(task, tuple(suspect or ()), kv_cache)
         with session.interrupts.allowed():
-            measured = _measured(task, runs, validator)
+            sent = [_sent(task, *run) for run in runs]
+            measured = honest_runs(sent, validator.truth(task.nonces))
             twins = work.scheme.sequences_per_nonce == TWINS
             plan = MeasuringPlan(claimed.nonces, emulated, bank, twins)
             about = _about(task, kv_cache)
@@ -187,23 +192,18 @@ def _save(
     if len(runs) != 1:
         raise LabError("--save writes what one engine computed: give --other once")
     facts, claims = runs[0]
-    to_file(file, task.work, claims, facts.model_dump())
+    write_json(file, document(task.work, claims, facts.model_dump()))
     session.console.print(f"artifacts of {facts.name} written to {file}", soft_wrap=True)
 
 
-def _measured(
-    task: ComparisonTask, runs: Sequence[EngineRun], validator: "CheckpointValidator"
-) -> list[HonestRun]:
-    """The errors of what each engine computed. Raises LabError if it lacks a nonce."""
-    truth, measured = validator.truth(task.nonces), list[HonestRun]()
-    for facts, claims in runs:
-        vectors = vectors_of(claims, task.work.scheme.width)
-        if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
-            raise LabError(f"{facts.name} has no vector of nonce {missing[0]}")
-        sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in task.nonces}
-        distinct = facts.named_beside([known.name for known, _ in measured])
-        measured.append((distinct, sent))
-    return measured
+def _sent(
+    task: ComparisonTask, facts: KernelFacts, claims: Sequence[Claim]
+) -> tuple[KernelFacts, Vectors]:
+    """The vectors that an engine computed. Raises LabError if it lacks a nonce."""
+    vectors = vectors_of(claims, task.work.scheme.width)
+    if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
+        raise LabError(f"{facts.name} has no vector of nonce {missing[0]}")
+    return facts, {nonce: vectors[nonce] for nonce in task.nonces}
 
 
 def _about(task: ComparisonTask, kv_dtype: str) -> dict[str, object]:

@@ -9,13 +9,13 @@ import typer
 
 from proofserve.cli.options import Device, Json, Suspects
 from proofserve.cli.recompute import reference_extra
-from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.verifier.direction import NO_SUSPECTS
 from proofserve.verifier.judges import Chances
-from proofserve.verifier.probe.endpoint import Endpoint, EndpointOptions, Kind, ProbePrompt
+from proofserve.verifier.probe.endpoint import Endpoint, Kind
 from proofserve.verifier.probe.probing import Probing, probe, prompts
 from proofserve.verifier.probe.report import ProbeReport, page
 
@@ -93,17 +93,21 @@ def command(
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         kinds = _kinds(chat, completions)
         chances = Chances(alpha, beta)
-        options = EndpointOptions(url, served_model, api_key, max_tokens, concurrency, logprobs)
-        endpoint = Endpoint(options, session.line)
+        endpoint = Endpoint(url, api_key, max_tokens, concurrency, logprobs, session.line)
         session.line.step(f"asking {url} for its models")
-        name = endpoint.choose_model()
+        name = endpoint.choose_model(served_model)
         session.line.step(f"loading {model}")
         reader, tokens = _read_by(model, served_dtype, device, tuple(suspect or ()))
         if Kind.CHAT in kinds and not tokens.has_chat_template:
             raise LabError(f"{model} has no chat template; give --no-chat")
         seed = seed or fresh_seed()
         asked = tuple(prompts(seed, number, kinds))
-        _show_cost(session, tokens, asked, max_tokens)
+        read = sum(len(tokens.prompt_ids(each.request)) for each in asked)
+        session.console.print(
+            f"At most {len(asked)} prompts: {read} tokens of prompts, {len(asked) * max_tokens} of"
+            " answers. It ends sooner if the verdict is certain.",
+            soft_wrap=True,
+        )
         probing = Probing(tokens, reader, chances)
         found = probe(endpoint, asked, probing, max(LEAST_GROUP, concurrency), session.line)
         setup = {
@@ -149,20 +153,6 @@ def _kinds(chat: bool, completions: bool) -> tuple[Kind, ...]:
     if not kinds:
         raise LabError("--no-chat, --no-completions: nothing is left to ask")
     return kinds
-
-
-def _show_cost(
-    session: CommandSession,
-    tokens: "CheckpointTokenizer",
-    asked: tuple[ProbePrompt, ...],
-    max_tokens: int,
-) -> None:
-    read = sum(len(tokens.prompt_ids(each.request)) for each in asked)
-    session.console.print(
-        f"At most {len(asked)} prompts: {read} tokens of prompts, {len(asked) * max_tokens} of"
-        " answers. It ends sooner if the verdict is certain.",
-        soft_wrap=True,
-    )
 
 
 def _notes(endpoint: Endpoint, logprobs: bool) -> Iterator[str]:

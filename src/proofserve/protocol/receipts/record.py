@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
 
 SCHEME: Final = "receipt-v1"
@@ -96,8 +95,3 @@ class Receipt:
 def token_hash(ids: Sequence[int]) -> str:
     """SHA-256 over the token ids as u32 LE, in hexadecimal."""
     return hashlib.sha256(np.array(ids, dtype="<u4").tobytes()).hexdigest()
-
-
-def sketch_bytes(sketches: NDArray[np.float32]) -> bytes:
-    """``sketches`` float32 [tokens, k_dim] as a receipt has them."""
-    return to_float16(sketches).tobytes()

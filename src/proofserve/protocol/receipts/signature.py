@@ -16,7 +16,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import Inclusion, LogEntry
 from proofserve.protocol.receipts.record import Receipt
 
-PUBLIC_KEY_BYTES, SIGNATURE_BYTES, DIGEST_BYTES = 32, 64, 32
+PUBLIC_KEY_BYTES = DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)

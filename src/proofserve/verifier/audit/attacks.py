@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.lab.report import Progress
-from proofserve.protocol.codec import to_float16
 from proofserve.protocol.verdict.counting import rate_interval
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.twins import alikeness
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
-from proofserve.verifier.judges import Recompute, Vectors
+from proofserve.verifier.judges import Recompute, Vectors, as_sent
 from proofserve.verifier.noise import LEAST_LENGTH
 from proofserve.verifier.populations import RunFigures
 
@@ -78,7 +77,7 @@ def _noisy(prover: AuditedProver, times: float, length: float) -> AuditedProver:
 
 
 def _of_layers(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
-    layers = deployment.price.shape.layers
+    layers = deployment.price.layers
 
     def attack(name: str, left_out: Sequence[int]) -> AuditedProver:
         saving = deployment.price.without_layers(len(left_out))
@@ -104,20 +103,15 @@ def _of_context(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
 
 
 def _of_others(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
-    yield deployment.other_checkpoint()
-    # These vectors exist already, so they cost nothing.
-    of_next = _of_next_nonce(deployment.deployed)
-    yield AuditedProver("another nonce's vectors", 1.0, lambda: of_next)
-    yield AuditedProver("another key's vectors", 1.0, deployment.other_key)
-    yield AuditedProver("another block's vectors", 1.0, deployment.other_block)
-
-
-def _of_next_nonce(honest: Recompute) -> Recompute:
-    def answer(nonces: Sequence[int]) -> Vectors:
-        computed = honest([nonce + 1 for nonce in nonces])
+    def of_next_nonce(nonces: Sequence[int]) -> Vectors:
+        computed = deployment.deployed([nonce + 1 for nonce in nonces])
         return {nonce: computed[nonce + 1] for nonce in nonces if nonce + 1 in computed}
 
-    return answer
+    yield deployment.other_checkpoint()
+    # These vectors exist already, so they cost nothing.
+    yield AuditedProver("another nonce's vectors", 1.0, lambda: of_next_nonce)
+    yield AuditedProver("another key's vectors", 1.0, deployment.other_key)
+    yield AuditedProver("another block's vectors", 1.0, deployment.other_block)
 
 
 def _forgeries(width: int) -> Iterator[AuditedProver]:
@@ -239,15 +233,13 @@ def vectors_by(prover: AuditedProver, nonces: Sequence[int], progress: Progress)
 
 
 def errors_of(made: Vectors, truth: Vectors) -> Errors:
-    """As a validator sees them, both vectors rounded to float16 as on the wire (protocol B.4)."""
-    return np.array([_error(made.get(nonce), vector) for nonce, vector in truth.items()])
+    """As a validator sees them, both vectors rounded to float16 as on the wire (protocol B.4).
 
-
-def _error(theirs: NDArray[np.float32] | None, ours: NDArray[np.float32]) -> Errors:
-    if theirs is None:
-        return np.full_like(ours, np.nan)
-    theirs, ours = (to_float16(vector).astype(np.float32) for vector in (theirs, ours))
-    return theirs - ours
+    NaN where ``made`` has no vector.
+    """
+    missing = {n: np.full_like(ours, np.nan) for n, ours in truth.items() if n not in made}
+    every = {**made, **missing}
+    return np.array([as_sent(every[nonce]) - as_sent(ours) for nonce, ours in truth.items()])
 
 
 def figures_of(errors: Errors, predictions: Mapping[str, Errors], has_twins: bool) -> RunFigures:

@@ -28,7 +28,7 @@ from proofserve.verifier.audit.attacks import (
     vectors_by,
 )
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
-from proofserve.verifier.judges import Chances, Vectors, default_share
+from proofserve.verifier.judges import Chances, Vectors, default_share, few
 from proofserve.verifier.populations import (
     LEAST_LEANING,
     HonestPopulations,
@@ -42,8 +42,6 @@ from proofserve.verifier.simulation import Endings, draws, node_figures, simulat
 P_FRAUDS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 # An attack that saves less than this share of the compute is reported, but fails no deployment.
 WORTHWHILE = 0.10
-# The most attacks that the verdict names.
-NAMED = 3
 # Fewer nonces bound no spread.
 FEWEST = LEAST_LEANING
 RUNS = 2000
@@ -101,28 +99,7 @@ class Conviction:
 @cache
 def conviction(rule: ConvictionRule, rate: float) -> Conviction:
     """What convicts a node with this ``rate`` of mismatches."""
-    default, sequential = _sequential(rule, rate)
-    least, fixed = least_rate(rule), None
-    if least is not None and rate >= least:
-        fixed = sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
-    return Conviction(fixed, sequential, default)
-
-
-@cache
-def least_rate(rule: ConvictionRule) -> float | None:
-    """The least rate of mismatches that the fixed test convicts; None if it convicts none."""
-    sizes = _strongest_sizes(rule)
-
-    def convicts(rate: float) -> bool:
-        powers = (power(n, rule.p_mismatch, rule.alpha, rate) for n in sizes)
-        return any(each >= rule.power for each in powers)
-
-    return root(lambda rate: not convicts(rate)) if convicts(1.0) else None
-
-
-def _sequential(rule: ConvictionRule, rate: float) -> tuple[float, Sequential | None]:
-    """The chance that the default setting convicts, and the first setting that does."""
-    default = 0.0
+    default, sequential = 0.0, None
     for p_fraud in P_FRAUDS:
         if p_fraud <= rule.p_mismatch:
             break
@@ -132,26 +109,34 @@ def _sequential(rule: ConvictionRule, rate: float) -> tuple[float, Sequential | 
             default = course.convicted
         nonces = course.nonces_to_convict(rule.power)
         if nonces is not None:
-            return default, Sequential(p_fraud, nonces, course.expected_nonces)
+            sequential = Sequential(p_fraud, nonces, course.expected_nonces)
+            break
         if rate <= rule.p_mismatch:
             # An honest node's rate: no setting may convict it.
             break
-    return default, None
+    least, fixed = least_rate(rule), None
+    if least is not None and rate >= least:
+        fixed = sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
+    return Conviction(fixed, sequential, default)
 
 
-def _strongest_sizes(rule: ConvictionRule) -> tuple[int, ...]:
-    """Two numbers of nonces up to ``max_nonces``; one of them has the greatest power.
-
-    Power falls where one more mismatch becomes necessary, and rises between. So it is greatest at
-    ``max_nonces``, or just before it falls for the last time.
-    """
+@cache
+def least_rate(rule: ConvictionRule) -> float | None:
+    """The least rate of mismatches that the fixed test convicts; None if it convicts none."""
+    most = rule.max_nonces
 
     def needed(n: int) -> int | None:
         return convicting_count(n, rule.p_mismatch, rule.alpha)
 
-    most = rule.max_nonces
+    # Power falls where one more mismatch becomes necessary, and rises between. So it is greatest
+    # at ``max_nonces``, or just before it falls for the last time.
     before = next((n for n in range(most, 0, -1) if needed(n) != needed(most)), most)
-    return most, before
+
+    def convicts(rate: float) -> bool:
+        powers = (power(n, rule.p_mismatch, rule.alpha, rate) for n in (most, before))
+        return any(each >= rule.power for each in powers)
+
+    return root(lambda rate: not convicts(rate)) if convicts(1.0) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +232,7 @@ class Audit:
 
 def _named(missed: Sequence[ProverResult]) -> str:
     ranked = sorted((each.measurement for each in missed), key=lambda m: m.saving, reverse=True)
-    names = [f"{each.name} (saves {each.saving:.0%})" for each in ranked[:NAMED]]
-    more = len(ranked) - NAMED
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    return few([f"{each.name} (saves {each.saving:.0%})" for each in ranked])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
@@ -45,7 +45,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
-from proofserve.verifier.judges import Recompute, Vectors
+from proofserve.verifier.judges import OWN, BankRun, Recompute, Vectors
 from proofserve.verifier.validator import EXACT, CheckpointValidator, ValidatorSetup, proofs_of
 
 # Bits of a weight as it is served.
@@ -63,10 +63,11 @@ KEY, OTHER_KEY = "audit-key", "audit-other-key"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """The dimensions of a decoder with grouped queries and a gated MLP, of all layers alike.
+class Price:
+    """What a sequence costs in a decoder with grouped queries and a gated MLP, all layers alike.
 
     ``intermediate`` is the width of the MLP, or of all experts together that one token uses.
+    ``every_position`` says whether the scheme reads all positions, or the last alone.
     """
 
     hidden: int
@@ -75,6 +76,8 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     intermediate: int
+    seq_len: int
+    every_position: bool = False
 
     @property
     def queries(self) -> int:
@@ -96,19 +99,10 @@ class ModelShape:
         """Multiplications of attention for one token and one that it sees: score and value."""
         return 2 * self.heads * self.head_dim
 
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """``every_position`` says whether the scheme reads all positions, or the last alone."""
-
-    shape: ModelShape
-    seq_len: int
-    every_position: bool = False
-
     @property
     def honest(self) -> int:
         """What our servers compute for one sequence."""
-        return self._whole - self._unread_mlp if self.shape.layers else 0
+        return self._whole - self._unread_mlp if self.layers else 0
 
     def without_layers(self, count: int) -> float:
         """The share (0 to 1) saved by leaving out ``count`` layers.
@@ -116,15 +110,15 @@ class Price:
         The attack also leaves out the unread MLP of the layer that is then the last. Without any
         layer there is nothing to compute.
         """
-        return self.other(replace(self.shape, layers=self.shape.layers - count))
+        return self.instead_of(replace(self, layers=self.layers - count))
 
-    def other(self, shape: ModelShape) -> float:
-        """The share saved by a model of another shape; 0 if it is not smaller."""
-        return max(0.0, 1.0 - replace(self, shape=shape).honest / self.honest)
+    def instead_of(self, other: "Price") -> float:
+        """The share saved by the ``other`` sequence; 0 if it is not cheaper."""
+        return max(0.0, 1.0 - other.honest / self.honest)
 
     def tokens(self, count: int) -> float:
         """The share saved by computing ``count`` positions alone."""
-        return 1.0 - replace(self, seq_len=count).honest / self.honest
+        return self.instead_of(replace(self, seq_len=count))
 
     def of_matrices(self, saved: float) -> float:
         """The share saved if the layers' matrices cost ``saved`` (0 to 1) less.
@@ -148,8 +142,7 @@ class Price:
     @property
     def first_projections(self) -> float:
         """The share of the first layer's queries, keys and values, which only the token decides."""
-        shape = self.shape
-        return self.seq_len * (shape.queries // 2 + shape.keys) / self.honest
+        return self.seq_len * (self.queries // 2 + self.keys) / self.honest
 
     @property
     def unread_mlp(self) -> float:
@@ -168,22 +161,21 @@ class Price:
         unread = self.seq_len - 1
         # The pairs of all tokens but the last one.
         pairs = unread * self.seq_len // 2
-        return (unread * self.shape.queries + pairs * self.shape.pair) / self.honest
+        return (unread * self.queries + pairs * self.pair) / self.honest
 
     @property
     def _attention(self) -> int:
         pairs = self.seq_len * (self.seq_len + 1) // 2
-        return self.shape.layers * pairs * self.shape.pair
+        return self.layers * pairs * self.pair
 
     @property
     def _whole(self) -> int:
-        shape = self.shape
-        token = shape.queries + shape.keys + shape.mlp
-        return shape.layers * self.seq_len * token + self._attention
+        token = self.queries + self.keys + self.mlp
+        return self.layers * self.seq_len * token + self._attention
 
     @property
     def _unread_mlp(self) -> int:
-        return 0 if self.every_position else (self.seq_len - 1) * self.shape.mlp
+        return 0 if self.every_position else (self.seq_len - 1) * self.mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,58 +193,48 @@ class AuditedProver:
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedWeights:
-    """``private`` weights are none of the bank; ``saving`` is the share of compute they save.
-
-    Of pruned experts it is the share of the layers' memory.
-    """
-
-    name: str
-    saving: float
-    make: Callable[[Network], Network]
-    private: bool = False
+# The name of a change of weights, the share of compute that it saves, and what makes it. Of pruned
+# experts the share is that of the layers' memory.
+Change = tuple[str, float, Callable[[Network], Network]]
 
 
-def changed_weights(network: Network, price: Price) -> Iterator[ChangedWeights]:
+def changed_weights(network: Network, price: Price) -> Iterator[Change]:
+    """Those of the bank, by their names, and private ones."""
     for name in SUSPECTS:
         bits = weight_bits(name)
         saving = price.bits(bits) if bits < SERVED_BITS else price.cache(8)
-        yield ChangedWeights(name, saving, partial(suspect, name=name))
+        yield name, saving, partial(suspect, name=name)
     yield from _private(network, price)
 
 
-def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
-    def change(name: str, saving: float, make: Callable[[Network], Network]) -> ChangedWeights:
-        return ChangedWeights(name, saving, make, private=True)
-
+def _private(network: Network, price: Price) -> Iterator[Change]:
     def matrices(rounding: Rounding) -> Callable[[Network], Network]:
         return lambda of: with_matrices(of, in_dtype(rounding))
 
     chance = partial(with_random_matrices, change=lambda g: in_dtype(stochastic(8, g)))
-    yield change("int8 per channel by chance", price.bits(8), chance)
+    yield "int8 per channel by chance", price.bits(8), chance
     groups = partial(
         with_random_matrices, change=lambda g: in_dtype(in_groups(stochastic(8, g), 32))
     )
-    yield change("int8 g32 by chance", price.bits(8), groups)
+    yield "int8 g32 by chance", price.bits(8), groups
     grouped = in_groups(integers(8), PRIVATE_GROUP)
-    yield change(f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped))
+    yield f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped)
     turned = rotated(in_groups(integers(8), 32), _ROTATION)
-    yield change("int8 g32, rotated in private", price.bits(8), matrices(turned))
+    yield "int8 g32, rotated in private", price.bits(8), matrices(turned)
     every_other = range(0, len(network.shapes), 2)
     half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
-    yield change("int8 per channel on half of the layers", price.bits(8) / 2, half)
-    yield change("KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8)))
+    yield "int8 per channel on half of the layers", price.bits(8) / 2, half
+    yield "KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8))
     # As in the cache, half of attention's work is left at most.
-    yield change("attention in int8", price.cache(8), with_int8_attention)
-    yield change("pruned 2:4", price.of_matrices(0.5), matrices(pruned))
+    yield "attention in int8", price.cache(8), with_int8_attention
+    yield "pruned 2:4", price.of_matrices(0.5), matrices(pruned)
     for name, share in RANKS.items():
         saving = price.of_matrices(1.0 - share_of_rank(network, share))
-        yield change(f"{name} of the rank", saving, matrices(partial(of_rank, share=share)))
+        yield f"{name} of the rank", saving, matrices(partial(of_rank, share=share))
     if routers_of(network):
         for name, share in PRUNED_EXPERTS.items():
             saving = share * share_of_experts(network)
-            yield change(name, saving, partial(without_experts, share=share))
+            yield name, saving, partial(without_experts, share=share)
 
 
 def size_saving(folder: Path, model: Path) -> float:
@@ -303,7 +285,7 @@ class CheckpointDeployment:
         self.weights_digest = self._validator.weights_digest
         self.is_dense = self._validator.is_dense
         block = setup.scheme.for_block(BLOCK, self._network.facts, self._network.device)
-        self.price = Price(shape_of(self._network), setup.seq_len, block.reads_every_position)
+        self.price = price_of(self._network, setup.seq_len, block.reads_every_position)
         self.width = setup.scheme.width
         self.has_twins = setup.scheme.sequences_per_nonce == TWINS
         self.mixes_experts = bool(routers_of(self._network))
@@ -335,7 +317,7 @@ class CheckpointDeployment:
     def kernels(self) -> Iterator[AuditedProver]:
         """The honest model by other kernels than ``deployed``."""
         for name in self._validator.kernels:
-            answers = partial(self._validator.honest_vectors, name)
+            answers = partial(self._validator.vectors, BankRun(kernels=name))
             yield AuditedProver(name, 0.0, lambda answers=answers: answers)  # type: ignore[misc]
 
     def weights(self) -> Iterator[AuditedProver]:
@@ -344,10 +326,9 @@ class CheckpointDeployment:
             # A quantised checkpoint is a smaller file.
             saving = self.price.of_matrices(size_saving(folder, self._setup.model))
             yield AuditedProver(folder.name, saving, partial(self._suspect, folder.name))
-        for change in changed_weights(self._network, self.price):
-            if change.private or change.name in self.names:
-                prepare = partial(self._changed, change.make)
-                yield AuditedProver(change.name, change.saving, prepare)
+        for name, saving, make in changed_weights(self._network, self.price):
+            if name not in SUSPECTS or name in self.names:
+                yield AuditedProver(name, saving, partial(self._changed, make))
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         """The checkpoint without some layers, with its final norm and the scheme's transforms."""
@@ -366,7 +347,9 @@ class CheckpointDeployment:
             return AuditedProver("another checkpoint", 0.0, random)
         other = with_kernels(load(folder, EXACT, self._setup.device), self._own)
         self._require_fit(folder, other)
-        saving = self.price.other(shape_of(other))
+        saving = self.price.instead_of(
+            price_of(other, self.price.seq_len, self.price.every_position)
+        )
         name = "a smaller checkpoint" if saving else "another checkpoint"
         # The published checkpoint decides the inputs.
         answers = partial(self._answers, replace(other, facts=self._network.facts))
@@ -384,9 +367,9 @@ class CheckpointDeployment:
         return Workload(scheme, BLOCK, KEY, self._setup.seq_len)
 
     def _suspect(self, name: str) -> Recompute:
-        return partial(self._validator.served_by, name)
+        return partial(self._validator.vectors, replace(OWN, weights=name))
 
-    def _changed(self, make: Any) -> Recompute:
+    def _changed(self, make: Callable[[Network], Network]) -> Recompute:
         return self._answers(make(self._network))
 
     def _require_fit(self, folder: Path, other: Network) -> None:
@@ -413,18 +396,20 @@ class CheckpointDeployment:
         return answer
 
 
-def shape_of(network: Network) -> ModelShape:
-    """The dimensions of a decoder, from its configuration in transformers' names."""
+def price_of(network: Network, seq_len: int, every_position: bool = False) -> Price:
+    """By the configuration of a decoder, in transformers' names."""
     config = network.config
     heads = config.num_attention_heads
     # A token of a mixture uses a few experts. Some families give experts a width of their own.
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     used = getattr(config, "num_experts_per_tok", None) or 1
-    return ModelShape(
+    return Price(
         hidden=config.hidden_size,
         layers=len(network.shapes),
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         intermediate=width * used,
+        seq_len=seq_len,
+        every_position=every_position,
     )

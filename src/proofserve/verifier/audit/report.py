@@ -5,13 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich import box
 from rich.table import Table
 
-from proofserve.lab.report import drawn
+from proofserve.lab.report import BLUE, GREEN, RED, drawn, rendered
 from proofserve.protocol import SKETCH, SKETCH_2
-from proofserve.verifier.audit.attacks import FARTHEST, ProverMeasurement
+from proofserve.verifier.audit.attacks import FARTHEST
 from proofserve.verifier.audit.audit import WORTHWHILE, Audit, ProverResult
 from proofserve.verifier.audit.deployment import Price
 
@@ -62,8 +61,6 @@ ASSUMPTIONS = (
 HEIGHT, ROW = 4.0, 0.28
 # The left end of the logarithmic axis; smaller distances, zero too, are drawn there.
 NEAREST: Final = 1e-4
-GREEN, BLUE, RED = "tab:green", "tab:blue", "tab:red"
-TEMPLATE = "audit_page.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +100,22 @@ class AuditReport:
     @property
     def missed(self) -> list[str]:
         """A sentence for each attack that is not caught: how near it is to honest vectors."""
-        kinds = (MISSED, UNEXPLAINED)
-        return [self._missed(each) for each in self.audit.attacks if verdict_of(each) in kinds]
+        sentences = []
+        for each in self.audit.attacks:
+            if verdict_of(each) not in {MISSED, UNEXPLAINED}:
+                continue
+            measurement, endings = each.measurement, each.endings
+            times = measurement.mean / self.audit.honest[0].measurement.mean
+            text = f"{measurement.name}: {times:.2f} times as far as our own run"
+            if (nearest := strongest(each, self.audit.suspects)) is not None:
+                text += f", cosine {nearest[1]:.2f} with {nearest[0]}"
+            convicted = endings.convicted / self.audit.runs
+            sentences.append(
+                f"{text}; closest to {endings.closest}. Of the verifications"
+                f" {convicted:.1%} convict it, {each.cleared_share:.1%} clear it, and"
+                f" {each.unexplained_share:.1%} find that nothing explains it."
+            )
+        return sentences
 
     @property
     def routing(self) -> str:
@@ -214,19 +225,6 @@ class AuditReport:
             "machine": dict(self.machine),
         }
 
-    def _missed(self, found: ProverResult) -> str:
-        measurement, endings = found.measurement, found.endings
-        times = measurement.mean / self.audit.honest[0].measurement.mean
-        text = f"{measurement.name}: {times:.2f} times as far as our own run"
-        if (nearest := strongest(found, self.audit.suspects)) is not None:
-            text += f", cosine {nearest[1]:.2f} with {nearest[0]}"
-        convicted = endings.convicted / self.audit.runs
-        return (
-            f"{text}; closest to {endings.closest}. Of the verifications"
-            f" {convicted:.1%} convict it, {found.cleared_share:.1%} clear it, and"
-            f" {found.unexplained_share:.1%} find that nothing explains it."
-        )
-
     def _row(self, found: ProverResult, verdict: str, scheme: str = "") -> tuple[str, ...]:
         measurement = found.measurement
         return (
@@ -262,9 +260,20 @@ class AuditReport:
         }
 
     def _record(self, found: ProverResult) -> dict[str, Any]:
-        quickest = found.counted.sequential
+        measurement, quickest, distances = found.measurement, found.counted.sequential, None
+        if measurement.chances is None:
+            # JSON has no infinity; a nonce without a vector has no distance.
+            every = measurement.distances.tolist()
+            distances = [each if np.isfinite(each) else None for each in every]
         return {
-            **_measurement(found.measurement),
+            "name": measurement.name,
+            "saving": measurement.saving,
+            "exact": measurement.exact,
+            "distance_mean": measurement.mean,
+            "distance_sd": measurement.sd,
+            "mismatch_rate": measurement.rate,
+            "mismatch_interval": list(measurement.interval),
+            "distances": distances,
             "caught": found.caught,
             "count": {
                 "fixed_nonces": found.counted.fixed,
@@ -297,31 +306,10 @@ def strongest(found: ProverResult, suspects: tuple[str, ...]) -> tuple[str, floa
     return suspects[index], means[index]
 
 
-def _measurement(measurement: ProverMeasurement) -> dict[str, Any]:
-    distances = None
-    if measurement.chances is None:
-        # JSON has no infinity; a nonce without a vector has no distance.
-        distances = [each if np.isfinite(each) else None for each in measurement.distances.tolist()]
-    return {
-        "name": measurement.name,
-        "saving": measurement.saving,
-        "exact": measurement.exact,
-        "distance_mean": measurement.mean,
-        "distance_sd": measurement.sd,
-        "mismatch_rate": measurement.rate,
-        "mismatch_interval": list(measurement.interval),
-        "distances": distances,
-    }
-
-
 def page(report: AuditReport) -> str:
-    # A model's name is the name of a folder, which may contain HTML.
-    environment = Environment(
-        loader=PackageLoader("proofserve.verifier.audit", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
-    return environment.get_template(TEMPLATE).render(
+    return rendered(
+        "proofserve.verifier",
+        "audit/audit_page.html",
         report=report,
         columns=COLUMNS,
         good=GOOD,

@@ -98,6 +98,7 @@ class Blocks:
         count = len(rows) // BLOCK_TOKENS
         places = np.array(rows, dtype=np.int64).reshape(-1, 2)[: count * BLOCK_TOKENS]
         self._places = places.reshape(count, BLOCK_TOKENS, 2)
+        self._rows: dict[ReceiptScheme, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -141,38 +142,30 @@ class Blocks:
         """The index of the answer that each block begins in."""
         return dict(enumerate(self._places[:, 0, 0].tolist()))
 
-    def by_server(self) -> list[list[int]]:
-        """The blocks of each server; every start of a server has a sketch key of its own."""
+    def by_server(self) -> dict[str, list[int]]:
+        """The blocks of each server by its sketch key; every start of a server has its own."""
         found: dict[str, list[int]] = {}
         for block, answer in self.conversations().items():
             found.setdefault(self.answers[answer].scheme.key, []).append(block)
-        return list(found.values())
+        return found
 
+    def forwards(self, runs: "Sequence[Run]") -> list[ProofBatch]:
+        """The sketches that networks give for the answers, by block. Raises EngineFault.
 
-class AnswerForwards:
-    """The sketches that a network gives for the answers of ``blocks``, by block.
-
-    One forward reads a whole answer, so all blocks of an answer come with the first of them.
-    """
-
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
-        self._rows: dict[ReceiptScheme, Tensor] = {}
-
-    def __call__(self, runs: "Sequence[Run]") -> list[ProofBatch]:
-        """Raises EngineFault as ``states_of``."""
-        return [self._of(run) for run in runs]
-
-    def _of(self, run: "Run") -> ProofBatch:
-        needed = self._blocks.answers_of(run.nonces)
-        found = {index: self._sketches(run, self._blocks.answers[index]) for index in needed}
-        computed = self._blocks.within(needed)
-        vectors = self._blocks.vectors(found, computed)
-        finite = np.isfinite(vectors).all(axis=1).reshape(-1)
-        numbered = list(zip(computed, finite.tolist(), strict=True))
-        good = tuple(number for number, is_finite in numbered if is_finite)
-        failed = tuple(number for number, is_finite in numbered if not is_finite)
-        return ProofBatch(good, vectors[finite], failed)
+        One forward reads a whole answer, so all blocks of an answer come with the first of them.
+        """
+        batches = []
+        for run in runs:
+            needed = self.answers_of(run.nonces)
+            found = {index: self._sketches(run, self.answers[index]) for index in needed}
+            computed = self.within(needed)
+            vectors = self.vectors(found, computed)
+            finite = np.isfinite(vectors).all(axis=1).reshape(-1)
+            numbered = list(zip(computed, finite.tolist(), strict=True))
+            good = tuple(number for number, is_finite in numbered if is_finite)
+            failed = tuple(number for number, is_finite in numbered if not is_finite)
+            batches.append(ProofBatch(good, vectors[finite], failed))
+        return batches
 
     def _sketches(self, run: "Run", answer: Answer) -> NDArray[np.float32]:
         scheme, network = answer.scheme, run.network
@@ -240,7 +233,11 @@ def judge_tokens(
     Without ``greedy``, which a calibration has, greedy answers are not tested, nor are those whose
     request restricted tokens. Raises EngineFault if a forward fails.
     """
-    tested = [answer for answer in answers if _can_be_tested(answer, greedy)]
+    tested = [
+        each
+        for each in answers
+        if not each.sampling.restricted and (greedy or each.sampling.temperature > 0.0)
+    ]
     if not tested:
         text = "not tested: no answer whose tokens were drawn by the stated parameters alone"
         return Opinion(TOKENS_TEST, SequentialResult.UNDECIDED, 0, text, {})
@@ -251,11 +248,6 @@ def judge_tokens(
         progress.step(f"reading the tokens again by {emulated}", len(tested))
         return _TokenTest(reader, greedy, chances, reader.kernels).reads(tested, progress)
     return found
-
-
-def _can_be_tested(answer: Answer, greedy: GreedyLimit | None) -> bool:
-    sampling = answer.sampling
-    return not sampling.restricted and (sampling.temperature > 0.0 or greedy is not None)
 
 
 def greedy_limit(

@@ -117,13 +117,18 @@ def conversation(
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, ("response", *first["loc"])))
         raise LabError(f"{name}: {where}: {first['msg']}") from error
-    signed = tuple(_receipt(f"{name}: receipts.{n}", each) for n, each in enumerate(receipts))
+    signed = []
+    for number, body in enumerate(receipts):
+        try:
+            signed.append(signed_receipt(body))
+        except ProtocolError as error:
+            raise LabError(f"{name}: receipts.{number}: {error}") from error
     choices = tuple(each.to_choice() for each in parsed.choices)
     _require_once(f"{name}: response.choices: index", [str(each.index) for each in choices])
     # The evidence of an answer counts once.
     stated = [f"{each.receipt.choice} of {each.receipt.response_id}" for each in signed]
     _require_once(f"{name}: receipts: choice", stated)
-    return Conversation(name, request, response, parsed.id, choices, signed)
+    return Conversation(name, request, response, parsed.id, choices, tuple(signed))
 
 
 def read(path: Path) -> Conversation:
@@ -136,13 +141,6 @@ def write(path: Path, chat: Conversation) -> None:
     receipts = [signed_receipt_body(each) for each in chat.receipts]
     body = {"request": dict(chat.request), "response": dict(chat.response), "receipts": receipts}
     write_json(path, body)
-
-
-def _receipt(where: str, body: object) -> SignedReceipt:
-    try:
-        return signed_receipt(body)
-    except ProtocolError as error:
-        raise LabError(f"{where}: {error}") from error
 
 
 def _require_once(where: str, found: list[str]) -> None:
@@ -194,7 +192,7 @@ class ReceiptClient:
 
     def model(self) -> str:
         """The first of the models that the server names."""
-        found = self._json("GET", "/v1/models")
+        found = _object(self._good("GET", "/v1/models"))
         try:
             return str(found["data"][0]["id"])
         except (LookupError, TypeError) as error:
@@ -207,7 +205,7 @@ class ReceiptClient:
         naming the field, for an answer or a receipt that is none.
         """
         body = {**request, "return_token_ids": True}
-        response = self._json("POST", path, body)
+        response = _object(self._good("POST", path, body))
         answered = conversation(name, body, response, [])
         return conversation(name, body, response, self.receipts(answered.response_id))
 
@@ -255,11 +253,6 @@ class ReceiptClient:
             if entries[-1].entry.index <= after:
                 raise NodeError(f"{self.url}: log: it does not go on after entry {after}")
             after = entries[-1].entry.index
-
-    def _json(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        return _object(self._good(method, path, body))
 
     def _good(
         self, method: str, path: str, body: Mapping[str, Any] | None = None

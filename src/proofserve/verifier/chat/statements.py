@@ -4,7 +4,7 @@ The checks, in their order: ``signature``, ``log``, ``prompt``, ``answer`` and `
 that fails convicts: the node signed what it did not do, or the receipt is none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,11 @@ class PublicLog:
         if self.last is not None and self.last not in places:
             raise ProtocolError("log", f"it forks: entry {self.last} is gone")
         for each in shown:
-            self._require_new_or_same(each)
+            index, known = each.entry.index, self._entries.get(each.entry.index)
+            if known is not None and known.hash != each.entry.hash:
+                raise ProtocolError("log", f"it forks: the node showed another entry {index}")
+            if known is None and not is_signed(each.entry.hash, each.signature, self.public_key):
+                raise ProtocolError("entry_signature", f"entry {index} is not signed by this node")
         self._entries |= {each.entry.index: each.entry for each in shown}
 
     def require(self, entry: LogEntry) -> None:
@@ -97,15 +101,6 @@ class PublicLog:
             raise ProtocolError("log", f"it has no entry {entry.index}")
         if known.hash != entry.hash:
             raise ProtocolError("log", f"it forks: it has another entry {entry.index}")
-
-    def _require_new_or_same(self, shown: SignedEntry) -> None:
-        index = shown.entry.index
-        known = self._entries.get(index)
-        if known is not None:
-            if known.hash != shown.entry.hash:
-                raise ProtocolError("log", f"it forks: the node showed another entry {index}")
-        elif not is_signed(shown.entry.hash, shown.signature, self.public_key):
-            raise ProtocolError("entry_signature", f"entry {index} is not signed by this node")
 
 
 class LogFollower:
@@ -125,8 +120,13 @@ class LogFollower:
         places = [each.inclusion.entry.index for each in logged if each.inclusion]
         if not places:
             return self._log
+        needed = min(places)
+        if self._log is not None and self._log.first is not None and self._log.last is not None:
+            # Receipts do not come in the order of the log. The last known entry comes once more,
+            # because the new ones have to follow it.
+            needed = needed if needed < self._log.first else self._log.last
         with ReceiptClient(self._url) as node:
-            entries = node.log(after=self._from(min(places)) - 1)
+            entries = node.log(after=needed - 1)
         try:
             if self._log is None:
                 self._log = PublicLog(entries, logged[0].public_key)
@@ -135,15 +135,6 @@ class LogFollower:
         except ProtocolError as error:
             return FailedCheck("log", f"{self._url}: {error}")
         return self._log
-
-    def _from(self, needed: int) -> int:
-        """The last known entry once more, for the new ones have to follow it, or an earlier one.
-
-        Receipts do not come in the order of the log.
-        """
-        if self._log is None or self._log.first is None or self._log.last is None:
-            return needed
-        return needed if needed < self._log.first else self._log.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +292,11 @@ def prompt_ids(
     Raises FailedCheck if it read others, and LabError if servers may honestly read others.
     """
     ids = tokenizer.prompt_ids(request)
-    if len(ids) == receipt.prompt_tokens and _hash(ids, "prompt") == receipt.prompt_sha256:
+    try:
+        same = len(ids) == receipt.prompt_tokens and token_hash(ids) == receipt.prompt_sha256
+    except OverflowError as error:
+        raise LabError("request.prompt: its token ids are not 0..2**32-1") from error
+    if same:
         return ids
     read = f"the node read {receipt.prompt_tokens} tokens"
     text = f"{read}, which are not the {len(ids)} of this request by the checkpoint's template"
@@ -332,19 +327,15 @@ def output_ids(
 
     Raises FailedCheck if it is of another one, and LabError if the ids are not certain.
     """
-    if choice.token_ids is None:
+    ids = choice.token_ids
+    if ids is None:
         return _spelt(name, choice.text or "", receipt, tokenizer)
-    ids = _stated(choice.token_ids, receipt)
-    _shows(name, request, choice, ids, tokenizer)
-    return ids
-
-
-def _stated(ids: tuple[int, ...], receipt: Receipt) -> tuple[int, ...]:
     if len(ids) != receipt.output_tokens:
         text = f"the receipt has {receipt.output_tokens} tokens, the answer {len(ids)}"
         raise FailedCheck("answer", text)
     if token_hash(ids) != receipt.output_sha256:
         raise FailedCheck("answer", "the receipt is of other tokens")
+    _shows(name, request, choice, ids, tokenizer)
     return ids
 
 
@@ -382,30 +373,17 @@ def _spelt(
     name: str, text: str, receipt: Receipt, tokenizer: "CheckpointTokenizer"
 ) -> tuple[int, ...]:
     """The ids of an answer that the client has as text alone."""
-    for ids in _candidates(text, receipt.output_tokens, tokenizer):
-        if token_hash(ids) == receipt.output_sha256:
-            return ids
+    ids = tokenizer.answer_ids(text)
+    # A token that ends an answer does not show in its text.
+    for candidate in (ids, *((*ids, end) for end in tokenizer.end_ids)):
+        if len(candidate) == receipt.output_tokens and (
+            token_hash(candidate) == receipt.output_sha256
+        ):
+            return candidate
     # The same text has several spellings in tokens, shorter ones too, so this proves nothing.
     hint = 'ask with "return_token_ids": true'
     raise LabError(f"{name}: the answer's token ids cannot be told from its text; {hint}")
 
 
-def _candidates(
-    text: str, tokens: int, tokenizer: "CheckpointTokenizer"
-) -> Iterator[tuple[int, ...]]:
-    ids = tokenizer.answer_ids(text)
-    if len(ids) == tokens:
-        yield ids
-    elif len(ids) == tokens - 1:
-        yield from ((*ids, end) for end in tokenizer.end_ids)
-
-
 def _has_any(request: Mapping[str, Any], fields: frozenset[str]) -> bool:
     return any(request.get(field) not in (None, [], {}) for field in fields)
-
-
-def _hash(ids: tuple[int, ...], field: str) -> str:
-    try:
-        return token_hash(ids)
-    except OverflowError as error:
-        raise LabError(f"request.{field}: its token ids are not 0..2**32-1") from error

@@ -9,7 +9,6 @@ import numpy as np
 
 from proofserve.lab.records import vectors_of
 from proofserve.lab.report import LabError, Progress
-from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
@@ -17,7 +16,6 @@ from proofserve.verifier.chat.answers import (
     BLOCK_TOKENS,
     LEAST_GREEDY_TOKENS,
     Answer,
-    AnswerForwards,
     Blocks,
     greedy_limit,
     judge_tokens,
@@ -29,9 +27,14 @@ from proofserve.verifier.chat.statements import (
     NodeFacts,
     checked_answers,
 )
-from proofserve.verifier.judges import Chances, Opinion, Vectors
+from proofserve.verifier.judges import Chances, Opinion
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judges_of
-from proofserve.verifier.noise import HonestRun, MeasuringPlan, left_out_lines, measured_calibration
+from proofserve.verifier.noise import (
+    MeasuringPlan,
+    honest_runs,
+    left_out_lines,
+    measured_calibration,
+)
 from proofserve.verifier.verification import Truth, Verification, verify
 
 if TYPE_CHECKING:
@@ -207,7 +210,7 @@ class ChatChecker:
         return chat_calibration(about, servers, blocks, self._reading(blocks), progress)
 
     def _reading(self, blocks: Blocks) -> "CheckpointValidator":
-        return self.validator.with_other(AnswerForwards(blocks))
+        return self.validator.with_other(blocks.forwards)
 
     def _checked(self, chats: Sequence[Conversation], known: NodeFacts) -> CheckedChats:
         """``checked_answers``, without those that repeat another one."""
@@ -265,7 +268,12 @@ def chat_calibration(
     """
     progress.step(f"recomputing {len(blocks.answers)} answers")
     numbers, groups = _in_turn(blocks)
-    runs = _honest_runs(servers, blocks, validator.truth(numbers))
+    vectors = vectors_of(blocks.claims().claims, blocks.width)
+    sent = [
+        (servers[key], {number: vectors[number] for number in of})
+        for key, of in blocks.by_server().items()
+    ]
+    runs = honest_runs(sent, validator.truth(numbers))
     plan = MeasuringPlan(numbers, EMULATED_BLOCKS, BANK_BLOCKS * len(runs), has_twins=False)
     work = {
         "scheme": SCHEME,
@@ -289,24 +297,12 @@ def _in_turn(blocks: Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
     So the first blocks are of all servers, and of whole conversations.
     """
     conversations = blocks.conversations()
-    of_servers = [dict.fromkeys(conversations[block] for block in of) for of in blocks.by_server()]
+    every = blocks.by_server().values()
+    of_servers = [dict.fromkeys(conversations[block] for block in of) for of in every]
     turns = chain.from_iterable(zip_longest(*of_servers))
     order = {conversation: place for place, conversation in enumerate(turns)}
     numbers = sorted(conversations, key=lambda block: order[conversations[block]])
     return tuple(numbers), tuple(conversations[block] for block in numbers)
-
-
-def _honest_runs(
-    servers: Mapping[str, KernelFacts], blocks: Blocks, truth: Vectors
-) -> list[HonestRun]:
-    """The errors of each server. Two that say the same of themselves get numbers."""
-    vectors = vectors_of(blocks.claims().claims, blocks.width)
-    runs: list[HonestRun] = []
-    for of in blocks.by_server():
-        facts = servers[blocks.answers[blocks.conversations()[of[0]]].scheme.key]
-        sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in of}
-        runs.append((facts.named_beside([known.name for known, _ in runs]), sent))
-    return runs
 
 
 def calibration_lines(made: CalibrationFile, chats: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
 from proofserve.verifier.direction import CalibratedYardstick, DirectionJudge
 from proofserve.verifier.judges import (
+    OWN,
     BankRun,
     Chances,
     Judge,
@@ -82,17 +83,16 @@ class ProbeBlocks:
     def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
         """Answers are read one by one."""
 
-    def own_errors(self, numbers: Sequence[int]) -> Vectors:
-        """What our own honest run does to each block."""
-        return {n: self._vector(n, lambda i: self._answers[i].own) for n in numbers}
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        """What an honest run does to each block. Raises EngineFault."""
 
-    def kernel_errors(self, kernel: str, numbers: Sequence[int]) -> Vectors:
-        """What an honest kernel does to each block. Raises EngineFault."""
+        def of(index: int) -> Sequence[NDArray[np.float32]]:
+            answer = self._answers[index]
+            if run.kernels == OWN.kernels:
+                return answer.own
+            return self._readings.by_kernels(answer)[str(run.kernels)].errors
 
-        def errors(index: int) -> Sequence[NDArray[np.float32]]:
-            return self._readings.by_kernels(self._answers[index])[kernel].errors
-
-        return {n: self._vector(n, errors) for n in numbers}
+        return {n: self._vector(n, of) for n in nonces}
 
     def answers_of(self, numbers: Sequence[int]) -> NDArray[np.int64]:
         """The answer in which each block begins."""
@@ -129,17 +129,14 @@ class SizeJudge(Judge[ClaimError]):
 
     def add(self, error: ClaimError) -> None:
         """Raises EngineFault."""
-        own = self._blocks.own_errors([error.nonce])
-        beyond = self._is_beyond(error, own) and all(
-            self._is_beyond(error, self._blocks.kernel_errors(kernel, [error.nonce]))
-            for kernel in self._blocks.kernels
+        runs = (OWN, *(BankRun(kernels=kernel) for kernel in self._blocks.kernels))
+        honest = (self._blocks.errors(run, [error.nonce])[error.nonce] for run in runs)
+        beyond = all(
+            error.distance > self._allowance * float(np.linalg.norm(each)) for each in honest
         )
         self._count += 1
         self._beyond += beyond
         self._evidence.add(np.array([beyond]))
-
-    def _is_beyond(self, error: ClaimError, honest: Vectors) -> bool:
-        return error.distance > self._allowance * float(np.linalg.norm(honest[error.nonce]))
 
     def standings(self) -> list[Standing]:
         excess = self._evidence.peak - self._chances.convicts_at
@@ -166,8 +163,8 @@ class BlockJudges:
     are those of every block so far.
     """
 
-    def __init__(self, blocks: ProbeBlocks, chances: Chances) -> None:
-        self._blocks = blocks
+    def __init__(self, readings: Readings, chances: Chances) -> None:
+        self._blocks = ProbeBlocks(readings)
         self._chances = chances
         self._waiting: list[ClaimError] = []
         self.judges: tuple[Judge[ClaimError], ...] = ()
@@ -175,9 +172,10 @@ class BlockJudges:
         self.errors: list[ClaimError] = []
         self.ratios: list[float] = []
 
-    def add(self, errors: Sequence[ClaimError]) -> None:
-        """Raises EngineFault."""
-        own = self._blocks.own_errors([error.nonce for error in errors])
+    def add(self, answer: ReadAnswer) -> None:
+        """Judge the blocks that this answer completes. Raises EngineFault."""
+        errors = self._blocks.add(answer)
+        own = self._blocks.errors(OWN, [error.nonce for error in errors])
         self.ratios += [e.distance / float(np.linalg.norm(own[e.nonce])) for e in errors]
         self.errors += errors
         self._waiting += errors
@@ -210,7 +208,7 @@ class BlockJudges:
     def _begin(self, numbers: Sequence[int]) -> None:
         """Measure the first blocks by honest runs and suspects, and make the tests."""
         blocks = self._blocks
-        own = blocks.own_errors(numbers)
+        own = blocks.errors(OWN, numbers)
         moved: dict[str, Vectors] = {}
         suspects: dict[str, Floats] = {}
         for name in blocks.names:
@@ -221,7 +219,7 @@ class BlockJudges:
             if cosines.mean() >= LEAST_COSINE:
                 moved[name], suspects[name] = predicted, cosines
         self.unseen = tuple(name for name in blocks.names if name not in suspects)
-        emulated = {each: blocks.kernel_errors(each, numbers) for each in blocks.kernels}
+        emulated = {n: blocks.errors(BankRun(kernels=n), numbers) for n in blocks.kernels}
         # One that does the same as the exact network has no errors to compare with.
         known = {n: of for n, of in emulated.items() if all(each.any() for each in of.values())}
         ours, kernels = _figures(own, moved), {n: _figures(of, moved) for n, of in known.items()}
@@ -230,10 +228,10 @@ class BlockJudges:
         honest = _honest(null, ours, kernels, self._chances)
         if honest is None or not suspects:
             return
-        yardstick = CalibratedYardstick(blocks, honest)
+        yardstick = CalibratedYardstick(honest)
         self.judges = (
             *self.judges,
-            PairedJudge(blocks.own_errors, honest, self._chances),
+            PairedJudge(partial(blocks.errors, OWN), honest, self._chances),
             DirectionJudge(blocks, yardstick, self._chances, tuple(suspects)),
         )
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -274,38 +274,35 @@ def _seconds(retry_after: str | None) -> float | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointOptions:
-    """``url`` with or without /v1; ``model`` None for the first that the endpoint lists."""
-
-    url: str
-    model: str | None
-    api_key: str | None = field(default=None, repr=False)
-    max_tokens: int = 64
-    concurrency: int = 4
-    logprobs: bool = True
-
-
+@dataclass
 class Endpoint:
     """Blocking calls. They raise NodeError for what ends a probe: no answer at all, or no key.
 
-    ``refused`` says why a route is not asked any more, ``settled`` what each route gives.
+    ``url`` is with or without /v1. ``refused`` says why a route is not asked any more, ``settled``
+    what each route gives.
     """
 
-    def __init__(self, options: EndpointOptions, progress: Progress) -> None:
-        self._options = options
-        self._progress = progress
-        self._base = options.url.rstrip("/").removesuffix("/v1") + "/v1"
-        self.limit = RateLimit(
-            lambda seconds: progress.step(f"waiting {seconds:.0f} s, as the endpoint asks")
-        )
-        self.settled: dict[Kind, Extras] = {}
-        self.refused: dict[Kind, str] = {}
-        self.model = ""
+    url: str
+    api_key: str | None = field(repr=False)
+    max_tokens: int
+    concurrency: int
+    logprobs: bool
+    progress: Progress
+    settled: dict[Kind, Extras] = field(default_factory=dict)
+    refused: dict[Kind, str] = field(default_factory=dict)
+    model: str = ""
 
-    def choose_model(self) -> str:
-        """The name to ask for. Raises LabError if the endpoint does not have it."""
-        wanted = self._options.model
+    def __post_init__(self) -> None:
+        self._base = self.url.rstrip("/").removesuffix("/v1") + "/v1"
+        self.limit = RateLimit(
+            lambda seconds: self.progress.step(f"waiting {seconds:.0f} s, as the endpoint asks")
+        )
+
+    def choose_model(self, wanted: str | None) -> str:
+        """The name to ask for: ``wanted``, or the first that the endpoint lists.
+
+        Raises LabError if the endpoint does not have it.
+        """
         listed = asyncio.run(self._listed())
         if listed is None and wanted is None:
             raise LabError(f"{self._base}/models lists no models; give --served-model")
@@ -330,30 +327,33 @@ class Endpoint:
 
     async def _ask(self, prompts: Sequence[ProbePrompt]) -> list[RawAnswer | LeftOut]:
         asyncio.get_running_loop().set_exception_handler(unless_exit)
-        places = asyncio.Semaphore(self._options.concurrency)
+        places = asyncio.Semaphore(self.concurrency)
         found: dict[int, RawAnswer | LeftOut] = {}
         async with self._http() as http:
             # The first prompt of a route finds out what the route gives.
-            for prompt in _first_of_each(p for p in prompts if p.kind not in self.settled):
-                found[prompt.number] = await self._settle(http, prompt)
+            for prompt in prompts:
+                if prompt.kind not in self.settled and prompt.kind not in self.refused:
+                    found[prompt.number] = await self._settle(http, prompt)
 
             async def one(prompt: ProbePrompt) -> None:
+                if prompt.kind in self.refused:
+                    found[prompt.number] = LeftOut(prompt, self.refused[prompt.kind])
+                    return
                 async with places:
-                    found[prompt.number] = await self._one(http, prompt)
+                    response = await self._asked(http, prompt, self.settled[prompt.kind])
+                self.progress.advance()
+                found[prompt.number] = _answer(prompt, response)
 
             await asyncio.gather(*(one(each) for each in prompts if each.number not in found))
         return [found[prompt.number] for prompt in prompts]
 
     async def _settle(self, http: httpx.AsyncClient, prompt: ProbePrompt) -> RawAnswer | LeftOut:
-        kind = prompt.kind
-        if kind in self.refused:
-            return LeftOut(prompt, self.refused[kind])
-        response = None
-        for extras in ladder(self._options.logprobs):
+        kind, response = prompt.kind, None
+        for extras in ladder(self.logprobs):
             response = await self._asked(http, prompt, extras)
             if response.is_success:
                 self.settled[kind] = extras
-                self._progress.advance()
+                self.progress.advance()
                 return _answer(prompt, response)
             if response.status_code not in _REFUSALS:
                 raise NodeError(f"{self._base}{PATHS[kind]}: {_shown(response)}")
@@ -362,17 +362,10 @@ class Endpoint:
         self.refused[kind] = f"the endpoint refuses {PATHS[kind]}: {_shown(response)}"
         return LeftOut(prompt, self.refused[kind])
 
-    async def _one(self, http: httpx.AsyncClient, prompt: ProbePrompt) -> RawAnswer | LeftOut:
-        if prompt.kind in self.refused:
-            return LeftOut(prompt, self.refused[prompt.kind])
-        response = await self._asked(http, prompt, self.settled[prompt.kind])
-        self._progress.advance()
-        return _answer(prompt, response)
-
     async def _asked(
         self, http: httpx.AsyncClient, prompt: ProbePrompt, extras: Extras
     ) -> httpx.Response:
-        made = body(prompt, self.model, self._options.max_tokens, extras)
+        made = body(prompt, self.model, self.max_tokens, extras)
         return await self._sent(http, "POST", PATHS[prompt.kind], made)
 
     async def _sent(
@@ -390,7 +383,7 @@ class Endpoint:
             else:
                 status, wanted = response.status_code, response.headers.get("retry-after")
                 if status in _KEYS:
-                    hint = "" if self._options.api_key else "; give --api-key"
+                    hint = "" if self.api_key else "; give --api-key"
                     raise NodeError(f"{self._base}{path}: {_shown(response)}{hint}")
                 last = attempt >= BUSY_ATTEMPTS - 1 if status in _BUSY else last
                 if last or status not in _BUSY | _FAILURES:
@@ -399,16 +392,8 @@ class Endpoint:
         raise AssertionError("the loop ends by an answer or an error")
 
     def _http(self) -> httpx.AsyncClient:
-        key = self._options.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers)
-
-
-def _first_of_each(prompts: Iterable[ProbePrompt]) -> Iterable[ProbePrompt]:
-    first: dict[Kind, ProbePrompt] = {}
-    for prompt in prompts:
-        first.setdefault(prompt.kind, prompt)
-    return first.values()
 
 
 def _answer(prompt: ProbePrompt, response: httpx.Response) -> RawAnswer | LeftOut:

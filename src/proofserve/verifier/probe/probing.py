@@ -4,7 +4,6 @@ import math
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,11 +12,11 @@ from proofserve.lab.chats import WORDS
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.judges import Chances, Judge, Opinion
-from proofserve.verifier.probe.block_judges import BlockJudges, ProbeBlocks
+from proofserve.verifier.probe.block_judges import BlockJudges
 from proofserve.verifier.probe.endpoint import Endpoint, Kind, LeftOut, ProbePrompt, RawAnswer
 from proofserve.verifier.probe.readings import ProbeAnswer, ReadAnswer, Readings, resolved
 from proofserve.verifier.probe.token_judges import GreedyJudge, LikelihoodJudge, TokenJudge
-from proofserve.verifier.verification import verdict_of
+from proofserve.verifier.verification import CERTAIN, verdict_of
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
@@ -61,8 +60,6 @@ UNEXPLAINED: Final = "no honest kernel that is emulated explains the answers, an
 # Tests that share alpha: tokens and likelihood, or tokens, sizes and directions. The test of greedy
 # tokens is a bound and has no alpha.
 _WITHOUT_LOGS, _WITH_LOGS = 2, 3
-# What more answers do not change.
-_ENDS: Final = frozenset({SequentialResult.HONEST, SequentialResult.FRAUD})
 _TOKENS_CLEAR: Final = ("tokens", "likelihood")
 _LOGS_CLEAR: Final = ("tokens", "paired", "direction")
 
@@ -130,13 +127,6 @@ def surprise_of(answers: Sequence[ReadAnswer]) -> float:
     sampled = [each for each in answers if not each.answer.prompt.greedy]
     tokens = sum(len(each.log_p) for each in sampled)
     return sum(each.surprise * len(each.log_p) for each in sampled) / max(1, tokens)
-
-
-class Label(StrEnum):
-    HONEST = "honest"
-    OTHER_MODEL = "another model"
-    QUANTISED = "quantised"
-    CANNOT_TELL = "cannot tell"
 
 
 def prompts_more(
@@ -208,23 +198,24 @@ class ProbeResult:
         return float(np.median(self.ratios)) if self.ratios else None
 
     @property
-    def label(self) -> Label:
+    def label(self) -> str:
+        """One of honest, cannot tell, quantised and another model."""
         if self.verdict is SequentialResult.HONEST:
-            return Label.HONEST
+            return "honest"
         if self.verdict is not SequentialResult.FRAUD:
-            return Label.CANNOT_TELL
-        return Label.OTHER_MODEL if self.suspect is None else Label.QUANTISED
+            return "cannot tell"
+        return "another model" if self.suspect is None else "quantised"
 
     @property
     def text(self) -> str:
         """The verdict in words."""
-        if self.label is Label.HONEST:
+        if self.verdict is SequentialResult.HONEST:
             return "honest: the answers are the checkpoint's"
         if self.verdict is SequentialResult.UNEXPLAINED:
             return f"cannot tell: {UNEXPLAINED}"
-        if self.label is Label.CANNOT_TELL:
+        if self.verdict is SequentialResult.UNDECIDED:
             return f"cannot tell, {self.more}"
-        if self.label is Label.QUANTISED:
+        if self.suspect is not None:
             return f"quantised: {self.suspect}"
         size = "" if self.ratio is None else f": errors {self.ratio:.1f} times our rounding"
         far = (
@@ -245,7 +236,6 @@ class Probing:
         self._tokens = tokens
         self._readings = Readings(reader)
         self._chances = chances
-        self._blocks = ProbeBlocks(self._readings)
         self._answers: list[ReadAnswer] = []
         self._left_out: list[LeftOut] = []
         self._evidence: list[float] = []
@@ -279,7 +269,7 @@ class Probing:
             self._likelihood.prepare(reads)
         for read in reads:
             self._judge(read)
-            if self.result in _ENDS:
+            if self.result in CERTAIN:
                 break
         return self.result
 
@@ -344,7 +334,7 @@ class Probing:
         shared = replace(self._chances, alpha=self._chances.alpha / tests)
         self._drawn = TokenJudge(self._readings, shared, all_fields)
         if logs:
-            self._sizes = BlockJudges(self._blocks, shared)
+            self._sizes = BlockJudges(self._readings, shared)
         else:
             self._likelihood = LikelihoodJudge(self._readings, shared)
 
@@ -353,8 +343,8 @@ class Probing:
         self._drawn.add(read)
         self._greedy.add(read)
         self._evidence.append(self._drawn.log_evidence)
-        if self._sizes is not None and (errors := self._blocks.add(read)):
-            self._sizes.add(errors)
+        if self._sizes is not None:
+            self._sizes.add(read)
         if self._likelihood is not None:
             self._likelihood.add(read)
 
@@ -399,6 +389,6 @@ def probe(
         asked += len(answers)
         progress.step(f"judging {len(answers)} answers")
         all_fields = all(each.more_fields for each in endpoint.settled.values())
-        if probing.add(answers, all_fields) in _ENDS:
+        if probing.add(answers, all_fields) in CERTAIN:
             break
     return probing.probed(asked)

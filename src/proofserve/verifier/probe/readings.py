@@ -118,18 +118,10 @@ def _output_ids(
         ids = tuple(each for each in named if each is not None)
         if len(ids) == len(named):
             return ids, FROM_LOGS
-    return _from_text(raw, tokens)
-
-
-def _from_text(raw: RawAnswer, tokens: "CheckpointTokenizer") -> tuple[tuple[int, ...], str] | None:
-    """The tokenizer's own ids of the text, if the endpoint counted as many."""
-    ids = tokens.answer_ids(raw.text)
-    if tokens.text(ids) != raw.text:
-        return None
-    counted = raw.completion_tokens
-    if counted != len(ids) and not (_ended(raw) and counted == len(ids) + 1):
-        return None
-    return ids, FROM_TEXT
+    # The tokenizer's own ids of the text, if the endpoint counted as many.
+    ids, counted = tokens.answer_ids(raw.text), raw.completion_tokens
+    same = counted == len(ids) or (_ended(raw) and counted == len(ids) + 1)
+    return (ids, FROM_TEXT) if same and tokens.text(ids) == raw.text else None
 
 
 def _ended(raw: RawAnswer) -> bool:
@@ -169,11 +161,11 @@ class ReadAnswer:
 
     ``errors`` are the endpoint's log-probabilities less ours, less their mean, and ``own`` the same
     of our own honest run; an empty vector where the endpoint told too little.
-    ``exact`` are our logits at the same tokens. ``log_p`` is of the chosen tokens, ``entropy`` of
-    what they were drawn from, ``gaps`` how far their logits are below the largest, ``rounding`` by
-    how much our own honest run moves the two largest logits apart. ``log_factors`` [tilts] is what
-    a sampled answer gives to the token test. ``likely`` and ``likely_log_p`` [n, some] are the
-    likeliest tokens.
+    ``exact`` are our logits at the same tokens. ``log_p`` is of the chosen tokens, ``surprise`` how
+    much less likely they are than drawn ones on the average, in nats a token. ``gaps`` says how far
+    their logits are below the largest, ``rounding`` by how much our own honest run moves the two
+    largest logits apart. ``log_factors`` [tilts] is what a sampled answer gives to the token test.
+    ``likely`` and ``likely_log_p`` [n, some] are the likeliest tokens.
     """
 
     answer: ProbeAnswer
@@ -181,17 +173,12 @@ class ReadAnswer:
     own: tuple[Vector, ...]
     exact: tuple[Floats, ...]
     log_p: Floats
-    entropy: Floats
+    surprise: float
     gaps: Floats
     rounding: Floats
     log_factors: Floats
     likely: NDArray[np.int64]
     likely_log_p: Floats
-
-    @property
-    def surprise(self) -> float:
-        """How much less likely its tokens are than drawn ones on the average, in nats a token."""
-        return float(np.mean(-self.log_p - self.entropy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +236,10 @@ class Readings:
         """The answer by every honest kernel that is emulated."""
         number = read.answer.prompt.number
         if number not in self._by_kernels:
-            exact = self._exact(read)
+            exact = self._logits(PUBLISHED, read)
             log_p = log_probabilities(exact, _SAMPLED)
             self._by_kernels[number] = {
-                name: _by_kernel(read, exact, log_p, self._by_kernel(name, read))
+                name: _by_kernel(read, exact, log_p, self._logits(BankRun(kernels=name), read))
                 for name in self.kernels
             }
         return self._by_kernels[number]
@@ -277,17 +264,14 @@ class Readings:
         made = self._reader.read(BankRun(name), texts) if texts else ()
         for each, logits in zip(missing, made, strict=True):
             suspected = log_probabilities(logits.astype(np.float64), _SAMPLED)
-            ratios = suspected - log_probabilities(self._exact(each), _SAMPLED)
-            given = [_log_mean(ratios, self._by_kernel(kernel, each)) for kernel in self.kernels]
+            ratios = suspected - log_probabilities(self._logits(PUBLISHED, each), _SAMPLED)
+            runs = (BankRun(kernels=kernel) for kernel in self.kernels)
+            given = [_log_mean(ratios, self._logits(run, each)) for run in runs]
             self._means[name, each.answer.prompt.number] = max(0.0, *given)
         return [self._means[name, each.answer.prompt.number] for each in answers]
 
-    def _exact(self, read: ReadAnswer) -> Floats:
-        (logits,) = self._reader.read(PUBLISHED, [read.answer.read])
-        return logits.astype(np.float64)
-
-    def _by_kernel(self, kernel: str, read: ReadAnswer) -> Floats:
-        (logits,) = self._reader.read(BankRun(kernels=kernel), [read.answer.read])
+    def _logits(self, run: BankRun, read: ReadAnswer) -> Floats:
+        (logits,) = self._reader.read(run, [read.answer.read])
         return logits.astype(np.float64)
 
 
@@ -320,7 +304,7 @@ def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:
         tuple(_centred(moved[t, top.ids], top) for t, top in enumerate(tops)),
         tuple(exact[t, top.ids] for t, top in enumerate(tops)),
         chosen,
-        entropy,
+        float(np.mean(-chosen - entropy)),
         greedy_gap(exact, tokens),
         moved_apart(exact, rounded),
         token_log_factors(log_p, tokens).sum(axis=0),

@@ -2,29 +2,27 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from proofserve.lab.report import drawn
+from proofserve.lab.report import BLUE, GREEN, RED, drawn, rendered
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.probe.endpoint import LeftOut
+from proofserve.verifier.probe.endpoint import ProbePrompt
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult
 from proofserve.verifier.probe.readings import ReadAnswer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TEMPLATE = "probe_page.html"
 HEIGHT: Final = 3.2
 # Powers of ten of the evidence that are shown.
 LEAST, MOST = -12.0, 12.0
 # Smaller gaps of greedy tokens, zero too, are drawn there.
 NEAREST: Final = 1e-4
-GREEN, BLUE, RED = "tab:green", "tab:blue", "tab:red"
 CLASSES: Final = {
     SequentialResult.HONEST: "good",
     SequentialResult.FRAUD: "bad",
@@ -86,19 +84,35 @@ class ProbeReport:
     def rows(self) -> list[dict[str, Any]]:
         """The evidence of every prompt, in the order in which they were asked."""
         pairs = zip(self.probed.answers, self.probed.evidence, strict=True)
-        rows = [_judged_row(read, log_evidence) for read, log_evidence in pairs]
-        rows += [_left_out_row(each) for each in self.probed.left_out]
+        rows = [_row(read.answer.prompt, _figures(read, log)) for read, log in pairs]
+        rows += [_row(each.prompt, {}, each.reason) for each in self.probed.left_out]
         return sorted(rows, key=lambda row: int(row["number"]))
 
 
-def _judged_row(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
+# What was found of an answer that was not left out.
+_FOUND: Final = (
+    *("answer", "tokens", "ids_from", "largest_gap", "surprise_nats", "log_evidence_so_far"),
+    "error_over_own_rounding",
+)
+
+
+def _row(
+    prompt: ProbePrompt, found: Mapping[str, Any], left_out: str | None = None
+) -> dict[str, Any]:
+    return {
+        "number": prompt.number,
+        "kind": prompt.kind,
+        "greedy": prompt.greedy,
+        "prompt": prompt.text,
+        **{name: found.get(name) for name in _FOUND},
+        "left_out": left_out,
+    }
+
+
+def _figures(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
     answer = read.answer
     greedy = answer.prompt.greedy
     return {
-        "number": answer.prompt.number,
-        "kind": answer.prompt.kind,
-        "greedy": greedy,
-        "prompt": answer.prompt.text,
         "answer": answer.text,
         "tokens": len(answer.output_ids),
         "ids_from": answer.ids_from,
@@ -106,23 +120,6 @@ def _judged_row(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
         "surprise_nats": None if greedy else read.surprise,
         "log_evidence_so_far": log_evidence,
         "error_over_own_rounding": _ratio(read),
-        "left_out": None,
-    }
-
-
-def _left_out_row(each: LeftOut) -> dict[str, Any]:
-    prompt = each.prompt
-    empty = dict.fromkeys(
-        ("answer", "tokens", "ids_from", "largest_gap", "surprise_nats", "log_evidence_so_far")
-    )
-    return {
-        "number": prompt.number,
-        "kind": prompt.kind,
-        "greedy": prompt.greedy,
-        "prompt": prompt.text,
-        **empty,
-        "error_over_own_rounding": None,
-        "left_out": each.reason,
     }
 
 
@@ -136,72 +133,71 @@ def _ratio(read: ReadAnswer) -> float | None:
 
 
 def page(report: ProbeReport) -> str:
-    # Prompts, answers and names come from elsewhere and may contain HTML.
-    environment = Environment(
-        loader=PackageLoader("proofserve.verifier.probe", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
-    return environment.get_template(TEMPLATE).render(
+    return rendered(
+        "proofserve.verifier",
+        "probe/probe_page.html",
         report=report,
         tone=CLASSES[report.probed.verdict],
         rows=report.rows(),
         pictures=pictures(report),
+        assumptions=(),
+        facts=report.setup.items(),
     )
 
 
 def pictures(report: ProbeReport) -> list[tuple[str, str]]:
     """Captions, and SVG. Only what was measured is drawn."""
-    probed, found = report.probed, []
+    return [(caption, drawn([draw], HEIGHT)) for caption, draw in _panels(report.probed)]
+
+
+def _panels(probed: ProbeResult) -> Iterator[tuple[str, Callable[["Axes"], None]]]:
     if probed.ratios:
         caption = (
             "The endpoint's errors over our own rounding, block by block. Honest ones lie around 1;"
             f" from {OTHER_RATIO:g} on (dashed) only 4 bits or another model do it."
         )
-        found.append((caption, drawn([lambda axes: _ratios(axes, probed.ratios)], HEIGHT)))
+        yield caption, partial(_draw_ratios, probed.ratios)
     if probed.cosines:
         caption = (
             f"Cosines of the errors with what {probed.suspect} would do, block by block."
             " Honest ones lie around 0."
         )
-        cosines = probed.cosines
-        found.append((caption, drawn([lambda axes: _cosines(axes, cosines)], HEIGHT)))
+        yield caption, partial(_draw_cosines, probed.cosines)
     if probed.evidence:
         caption = (
             "Evidence of the token test after each answer, as a power of ten: it falls for honest"
             " answers, and convicts far above 6."
         )
-        found.append((caption, drawn([lambda axes: _evidence(axes, probed.evidence)], HEIGHT)))
+        yield caption, partial(_draw_evidence, probed.evidence)
     gaps = [float(g) for r in probed.answers if r.answer.prompt.greedy for g in r.gaps]
     if gaps:
         caption = (
             "How far the logits of greedy tokens are below the largest: the largest first. Honest"
             " rounding explains those below the dashed line."
         )
-        found.append((caption, drawn([lambda axes: _gaps(axes, gaps, probed.bound)], HEIGHT)))
-    return found
+        yield caption, partial(_draw_gaps, gaps, probed.bound)
 
 
-def _ratios(axes: "Axes", ratios: Any) -> None:
+def _draw_ratios(ratios: Sequence[float], axes: "Axes") -> None:
     axes.plot(np.arange(len(ratios)), ratios, "o", color=BLUE, alpha=0.6)
     axes.axhline(1.0, color=GREEN, linewidth=0.8)
     axes.axhline(OTHER_RATIO, color=RED, linewidth=0.8, linestyle="--")
     axes.set(yscale="log", xlabel="block of 16 tokens", ylabel="error / own rounding")
 
 
-def _cosines(axes: "Axes", cosines: Any) -> None:
+def _draw_cosines(cosines: Sequence[float], axes: "Axes") -> None:
     axes.plot(np.arange(len(cosines)), cosines, "o", color=RED, alpha=0.6)
     axes.axhline(0.0, color=GREEN, linewidth=0.8)
     axes.set(ylim=(-1.0, 1.05), xlabel="block of 16 tokens", ylabel="cosine")
 
 
-def _evidence(axes: "Axes", evidence: Any) -> None:
+def _draw_evidence(evidence: Sequence[float], axes: "Axes") -> None:
     powers = np.clip(np.array(evidence) / math.log(10), LEAST, MOST)
     axes.step(np.arange(1, len(powers) + 1), powers, where="post", color=BLUE)
     axes.set(ylim=(LEAST, MOST), xlabel="answers", ylabel="log10 E")
 
 
-def _gaps(axes: "Axes", gaps: Any, bound: float) -> None:
+def _draw_gaps(gaps: Sequence[float], bound: float, axes: "Axes") -> None:
     ordered = np.maximum(np.sort(gaps)[::-1], NEAREST)
     axes.plot(np.arange(1, len(ordered) + 1), ordered, "o", color=BLUE, alpha=0.6, markersize=3)
     axes.axhline(max(bound, NEAREST), color=RED, linewidth=0.8, linestyle="--")

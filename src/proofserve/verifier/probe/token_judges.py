@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.chosen_tokens import TILTS
 from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.judges import Chances, Judge, Opinion, Standing, evidence_text, result_of
+from proofserve.verifier.judges import (
+    Chances,
+    Judge,
+    Opinion,
+    Standing,
+    evidence_text,
+    few,
+    result_of,
+)
 from proofserve.verifier.probe.readings import ReadAnswer, Readings
 
 # A greedy token may lie so many times as far below the likeliest as honest kernels move two
@@ -224,7 +232,7 @@ class LikelihoodJudge(Judge[ReadAnswer]):
         text = "all suspects ruled out"
         if self._open:
             gone = len(self._logs) - len(self._open)
-            text = f"{gone} of {len(self._logs)} suspects ruled out, not: {_few(self._open)}"
+            text = f"{gone} of {len(self._logs)} suspects ruled out, not: {few(self._open)}"
         if result is SequentialResult.FRAUD:
             text = f"{name}, {evidence_text(log_evidence)}"
         figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
@@ -233,13 +241,11 @@ class LikelihoodJudge(Judge[ReadAnswer]):
 
     def _strongest(self) -> tuple[str, float]:
         """The suspect with the most evidence for it, and its logarithm."""
-        pairs = [(name, self._checked(name, log)) for name, log in self._logs.items()]
-        return max(pairs, key=lambda pair: pair[1])
-
-    def _checked(self, name: str, log: float) -> float:
-        if log < self._chances.convicts_at:
-            return log
-        return log - sum(self._readings.likelihood_means(name, self._sampled))
+        found = dict(self._logs)
+        for name, log in self._logs.items():
+            if log >= self._chances.convicts_at:
+                found[name] -= sum(self._readings.likelihood_means(name, self._sampled))
+        return max(found.items(), key=lambda pair: pair[1])
 
     def _missing(self) -> float:
         """How many times as many tokens as so far rule out the suspect that takes longest."""
@@ -248,8 +254,3 @@ class LikelihoodJudge(Judge[ReadAnswer]):
             ((clears_at + self._logs[n]) / max(self._growth[n], _NO_GROWTH) for n in self._open),
             default=0.0,
         )
-
-
-def _few(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
