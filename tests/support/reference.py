@@ -1,5 +1,6 @@
 """The same vectors without vLLM, by the reference engine."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,14 +14,16 @@ from proofserve.rounds.records import ProofBatch, Workload
 
 
 class Prover:
-    """Proves with one network."""
+    """Proves with one network, for one thread at a time: its layers hold what they work on."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self._engine = ReferenceEngine(8)
+        self._one_at_a_time = threading.Lock()
 
     def compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
-        return self._engine.compute(work, self._network, nonces)
+        with self._one_at_a_time:
+            return self._engine.compute(work, self._network, nonces)
 
 
 def reference_vectors(

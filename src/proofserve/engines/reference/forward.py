@@ -48,8 +48,8 @@ def last_states(
 
     The first forward is ahead of the others in each layer: they may use the experts that it chose.
     ``passed`` hears of each layer that all have passed, and how many there are. What was given may
-    be dropped before the next is taken. Raises CheckpointError if a layer cannot be read, or does
-    not ask its router for experts.
+    be dropped before the next is taken. No other thread may use the networks meanwhile. Raises
+    CheckpointError if a layer cannot be read, or does not ask its router for experts.
     """
     under_way = [[_Batch(each, read) for read in each.batches] for each in forwards]
     layers = max((len(each.network.shapes) for each in forwards), default=0)
