@@ -12,7 +12,8 @@ from proofserve.cli.options import Json
 from proofserve.cli.session import EXIT_ERROR, EXIT_FAILED
 from proofserve.lab.host import host_facts
 from proofserve.lab.report import write_json
-from proofserve.settings.node import NodeSettings, first_problem
+from proofserve.settings.node import NodeSettings
+from proofserve.wire.records import first_problem
 
 if TYPE_CHECKING:
     from proofserve.wiring.start_checks import HostLine

@@ -16,7 +16,8 @@ from pydantic_settings import BaseSettings
 
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.gateway import GatewaySettings
-from proofserve.settings.node import NodeSettings, first_problem
+from proofserve.settings.node import NodeSettings
+from proofserve.wire.records import first_problem
 from proofserve.wiring.gateway import run_gateway
 from proofserve.wiring.launch import exec_server, server_command
 from proofserve.wiring.start_checks import Check, slow_checks, start_checks

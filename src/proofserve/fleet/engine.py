@@ -22,7 +22,7 @@ from proofserve.fleet.client import (
 )
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.errors import NoMemberReady
-from proofserve.fleet.records import first_problem, read_status
+from proofserve.fleet.records import read_status
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.codec import decode
 from proofserve.protocol.distance import DistanceScheme
@@ -32,7 +32,7 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges
-from proofserve.wire.records import ArtifactRecord, Whole
+from proofserve.wire.records import ArtifactRecord, Whole, first_problem
 from proofserve.wire.status import DeploymentStatus
 
 # Makes the client of a member's URL.
@@ -276,7 +276,8 @@ async def compute_share(
             return await _distances(client, work, nonces)
         return await _vectors(client, work, nonces, deployed)
     except ValidationError as error:
-        raise BadAnswer(f"answered nonsense to a job: {first_problem(error)}") from error
+        problem = ": ".join(first_problem(error))
+        raise BadAnswer(f"answered nonsense to a job: {problem}") from error
 
 
 async def _vectors(

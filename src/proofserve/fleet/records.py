@@ -16,7 +16,7 @@ from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.rounds.records import CommittedRound, RoundSpec, Workload
 from proofserve.rounds.state import Configured, State
 from proofserve.rounds.status import QueueGauges
-from proofserve.wire.records import CommittedRoots
+from proofserve.wire.records import CommittedRoots, first_problem
 from proofserve.wire.status import NodeStatusResponse
 
 # What a fleet does not read of a status, and what stands there instead: a look stays small,
@@ -122,18 +122,12 @@ def read_status(body: Mapping[str, Any]) -> MemberStatus:
     try:
         status = MemberStatus.of_parts(body)
     except ValidationError as error:
-        raise ValueError(first_problem(error)) from error
+        raise ValueError(": ".join(first_problem(error))) from error
     if status.engine is not None:
         status.engine = replace(status.engine, resume_ms=(), cores=())
     for name, value in status.parts().items():
         _require_bounded(value, name)
     return status
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first field that is wrong, and why."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 def _require_bounded(value: object, place: str) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from rich.table import Column, Table
 
+from proofserve.wire.records import first_problem
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -174,9 +176,8 @@ def parsed(content: bytes, model: type[Model], source: str) -> Model:
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "not JSON of the expected kind"
-        raise LabError(f"{source}: {where}: {first['msg']}") from error
+        where, why = first_problem(error, "not JSON of the expected kind")
+        raise LabError(f"{source}: {where}: {why}") from error
 
 
 def drawn(panels: Sequence[Callable[["Axes"], None]], height: float) -> str:

@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from proofserve.settings.process import has_variable
+from proofserve.wire.records import first_problem
 
 # Prefix of a node's variables.
 PREFIX = "POC_"
@@ -166,12 +167,6 @@ class NodeSettings(EngineSettings):
     """Name of this node in the fleet; unset: the host's name."""
     fleet_address: str | None = None
     """URL under which the fleet reaches this node."""
-
-
-def first_problem(error: ValidationError) -> tuple[str, str]:
-    """The first wrong field, as names with dots between them, and what is wrong with it."""
-    first = error.errors()[0]
-    return ".".join(map(str, first["loc"])), first["msg"]
 
 
 def require_valid_settings() -> None:

@@ -16,7 +16,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import Inclusion, LogEntry
 from proofserve.protocol.receipts.record import LEAST, MOST, SCHEME, Receipt, Sampling
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
-from proofserve.wire.records import UnicodeText, Whole, base64_bytes
+from proofserve.wire.records import UnicodeText, Whole, base64_bytes, first_problem
 
 # Entries of one ``LoggedEntries``: a node sends at most a tenth.
 _MOST_ENTRIES = 10_000
@@ -211,6 +211,4 @@ def _parsed(model: type[_Model], body: object) -> _Model:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "body"
-        raise ProtocolError(field, first["msg"]) from error
+        raise ProtocolError(*first_problem(error)) from error

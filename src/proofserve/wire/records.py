@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
+    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -256,6 +257,15 @@ def problems(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for error in list(errors)[:_MAX_PROBLEMS]
     ]
+
+
+def first_problem(error: ValidationError, nameless: str = "body") -> tuple[str, str]:
+    """The first wrong field, its parts with dots between them, and what is wrong with it.
+
+    ``nameless``: the field's name if the whole is wrong.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ".".join(map(str, first["loc"])) or nameless, first["msg"]
 
 
 def _message(error: Mapping[str, Any]) -> str:

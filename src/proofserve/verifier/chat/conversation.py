@@ -18,6 +18,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
 from proofserve.wire.paths import RECEIPTS
 from proofserve.wire.receipts import signed_entry, signed_receipt, signed_receipt_body
+from proofserve.wire.records import first_problem
 
 TEMPERATURE = 1.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -114,9 +115,8 @@ def conversation(
     try:
         parsed = _Response.model_validate(response)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, ("response", *first["loc"])))
-        raise LabError(f"{name}: {where}: {first['msg']}") from error
+        where, why = first_problem(error)
+        raise LabError(f"{name}: response.{where}: {why}") from error
     signed = []
     for number, body in enumerate(receipts):
         try:

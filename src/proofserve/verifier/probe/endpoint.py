@@ -15,6 +15,7 @@ from pydantic import AliasPath, BaseModel, Field, FiniteFloat, ValidationError
 
 from proofserve.lab.chats import unless_exit
 from proofserve.lab.report import LabError, NodeError, Progress
+from proofserve.wire.records import first_problem
 
 # Fields that vLLM has and OpenAI has not. A model's own settings may change top-k, min-p and the
 # penalty of a request that does not name them.
@@ -195,9 +196,7 @@ def read_answer(prompt: ProbePrompt, content: bytes) -> RawAnswer:
     try:
         found = _Answer.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        raise ValueError(f"{where}: {first['msg']}") from error
+        raise ValueError(": ".join(first_problem(error, "the body"))) from error
     if len(found.choices) != 1:
         raise ValueError(f"choices: {len(found.choices)} where 1 was asked for")
     choice = found.choices[0]
