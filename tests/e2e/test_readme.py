@@ -4,6 +4,7 @@ They run in their order against one real server, which README starts. Only this 
 
 * the model, by the package's trained one, in the folder that the validator's commands name;
 * ports by free ones, and the hosts ``node`` and ``mine`` by this machine;
+* 256 tokens per nonce, the default of every command, by ``TOKENS``;
 * ROUND, which the text above it explains, by the id that ``/status`` has just shown.
 
 ``ADDED`` has the options that are added, and why. Everything that is not run is in ``SKIPPED``.
@@ -28,6 +29,7 @@ import pytest
 from proofserve.cli.servers import SMALL_MACHINE
 from proofserve.models.trained import DENSE
 from proofserve.models.writer import write_trained
+from proofserve.protocol import SEQ_LEN
 from proofserve.wiring.launch import free_port, stop
 from support.node import DTYPE, IN_ONE_PROCESS
 from support.readme import PageCommand, commands_of
@@ -45,6 +47,8 @@ RUN = (
     "The distance protocol",
 )
 COUNT = 22
+# A quarter of the time of each of a thousand forwards.
+TOKENS = 64
 # By the beginning of the command, or the section.
 SKIPPED = {
     "make demo": "test_demo.py runs it",
@@ -70,7 +74,7 @@ ADDED = {
     # suspects have so few figures that a verification may never rule them out.
     "proofserve calibrate noise": (
         *("--nonces", "64", "--emulated", "32", "--bank", "64"),
-        *("--verifications", "100"),
+        *("--verifications", "100", "--seq-len", str(TOKENS)),
     ),
     # The suspects' vectors take most of a verification; that of the node's last round, which the
     # page shows first, computes them.
@@ -100,6 +104,9 @@ def test_every_command_is_run_or_skipped_for_a_reason() -> None:
     for each in run:
         assert each.is_assignment or each.words[0] in {"proofserve", "curl"}, each.text
     assert sum(not each.is_assignment for each in run) == COUNT
+    tokens = [int(n) for each in run for n in re.findall(r'"seq_len": (\d+)', each.text)]
+    # What commands take that name no number.
+    assert set(tokens) == {SEQ_LEN}
 
 
 @dataclass(slots=True)
@@ -131,6 +138,7 @@ class Reader:
         text = text.replace("Qwen/Qwen3-0.6B", "./model")
         text = text.replace("https://provider.example", "http://localhost:8000")
         text = re.sub(r"http://(node|mine):", "http://localhost:", text)
+        text = text.replace(f'"seq_len": {SEQ_LEN}', f'"seq_len": {TOKENS}')
         text = re.sub(r"(?<=[: ])8000\b", str(self.node_port), text)
         text = re.sub(r"(?<=[: ])9000\b", str(self.receiver_port), text)
         if "--round ROUND" in text:

@@ -124,8 +124,8 @@ def test_kernels_are_emulated_in_float32_with_the_same_weights(tiny: Path) -> No
 
 def test_a_chat_is_read_by_the_emulated_kernels() -> None:
     network = network_of("llama")
-    exact = states_of(network, [3, 4, 5], [6, 7])
-    emulated = states_of(with_kernels(network, PROFILES["torch"]), [3, 4, 5], [6, 7])
+    (exact,) = states_of(network, [([3, 4, 5], [6, 7])])
+    (emulated,) = states_of(with_kernels(network, PROFILES["torch"]), [([3, 4, 5], [6, 7])])
     assert 0 < float((emulated - exact).norm() / exact.norm()) < 0.1
 
 

@@ -32,7 +32,7 @@ class Checker:
         digest = self.network.facts.weights_digest
         assert digest is not None
         scheme = ReceiptScheme(answer.sketch_key, digest, answer.k_dim)
-        chose = states_of(self.network, answer.prompt_ids, answer.output_ids)
+        (chose,) = states_of(self.network, [(answer.prompt_ids, answer.output_ids)])
         rows = scheme.rows(chose.shape[1], torch.device("cpu"))
         expected = sketches(chose, rows).numpy()
         ours = np.frombuffer(answer.sketches, "<f2").astype(np.float32).reshape(expected.shape)

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from proofserve.engines.reference.kernels import (
     with_kernels,
 )
 from proofserve.engines.reference.network import DTYPES, Network, load, weights_alone
-from proofserve.engines.reference.reading import logits_of, states_of
+from proofserve.engines.reference.reading import Chat, logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
 from proofserve.lab.report import LabError
@@ -195,7 +195,8 @@ class CheckpointValidator:
     ) -> NDArray[np.float32]:
         """The states [tokens, hidden] behind the tokens of an answer. Raises EngineFault."""
         network = self._reader(kernel)
-        found: NDArray[np.float32] = states_of(network, prompt, output).cpu().numpy()
+        (states,) = states_of(network, [(prompt, output)])
+        found: NDArray[np.float32] = states.cpu().numpy()
         return found
 
     def logits(self, states: NDArray[np.float32], kernel: str | None = None) -> NDArray[np.float32]:
@@ -209,18 +210,14 @@ class CheckpointValidator:
         """The network as it is published, with roundings that it declares; or with a kernel."""
         return self.published if kernel is None else self.network(BankRun(kernels=kernel))
 
-    def read(
-        self, run: BankRun, answers: Iterable[tuple[Sequence[int], Sequence[int]]]
-    ) -> Iterator[NDArray[np.float32]]:
+    def read(self, run: BankRun, chats: Sequence[Chat]) -> Iterator[NDArray[np.float32]]:
         """For each prompt and its output [tokens, vocabulary]: what chose each token.
 
         The published weights have to read an answer before a suspect does, which uses the experts
         that they chose. Raises EngineFault if a forward fails or a logit is not finite.
         """
         network = self.network(run)
-        experts = self._choice(run, network)
-        for prompt, output in answers:
-            states = states_of(network, prompt, output, experts)
+        for states in states_of(network, chats, self._choice(run, network)):
             logits: NDArray[np.float32] = logits_of(network, states).cpu().numpy()
             if not np.isfinite(logits).all():
                 raise EngineFault(f"{run}: the logits of an answer are not finite")

@@ -1,41 +1,45 @@
 """What a model computes when it reads a chat answer: the states behind its tokens, and logits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from proofserve.engines.reference.arithmetic import Arithmetic, Point
-from proofserve.engines.reference.forward import states
+from proofserve.engines.reference.forward import NetworkForward, last_states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import ChoiceOfExperts
 from proofserve.rounds.errors import EngineFault
 
 
+# A prompt and the answer to it, as token ids.
+Chat = tuple[Sequence[int], Sequence[int]]
+
+
 def states_of(
-    network: Network,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    experts: ChoiceOfExperts | None = None,
-) -> Tensor:
-    """The states float32 [len(output), hidden] that chose each token of ``output``.
+    network: Network, chats: Sequence[Chat], experts: ChoiceOfExperts | None = None
+) -> Iterator[Tensor]:
+    """For each chat the states float32 [len(output), hidden] that chose each token of its output.
 
     The state of a position is the output of the final norm; the one before a token chooses it. One
-    forward over both. Raises EngineFault if it fails, or is longer than the model allows, and
-    CheckpointError if a layer cannot be read.
+    forward over each prompt and output, all side by side, so that a layer is read and changed once.
+    Raises EngineFault if one fails, or is longer than the model allows, and CheckpointError if a
+    layer cannot be read.
     """
-    ids = [*prompt, *output][:-1]
-    if len(ids) > network.max_seq_len:
-        raise EngineFault(f"{len(ids)} tokens exceed the model's {network.max_seq_len}")
-    if not prompt or not output:
-        raise EngineFault("a chat without a prompt or without an answer has no states")
+    every = [[*prompt, *output][:-1] for prompt, output in chats]
+    for (prompt, output), ids in zip(chats, every, strict=True):
+        if len(ids) > network.max_seq_len:
+            raise EngineFault(f"{len(ids)} tokens exceed the model's {network.max_seq_len}")
+        if not prompt or not output:
+            raise EngineFault("a chat without a prompt or without an answer has no states")
     try:
-        read = torch.tensor([ids], device=network.device)
-        found = states(network, read, experts)
+        batches = [torch.tensor([ids], device=network.device) for ids in every]
+        (found,) = last_states([NetworkForward(network, batches, experts=experts)])
+        for (prompt, _), states in zip(chats, found, strict=True):
+            behind: Tensor = states[0, len(prompt) - 1 :].float()
+            yield behind
     except (RuntimeError, ValueError, IndexError) as error:
         raise EngineFault(f"the reference forward failed: {error}") from error
-    behind: Tensor = found[0, len(prompt) - 1 :].float()
-    return behind
 
 
 @torch.inference_mode()

@@ -174,7 +174,7 @@ class Blocks:
         # This import takes seconds, and --help needs none of it.
         from proofserve.engines.reference.reading import states_of  # noqa: PLC0415
 
-        states = states_of(network, answer.prompt, answer.output, run.experts)
+        (states,) = states_of(network, [(answer.prompt, answer.output)], run.experts)
         made: NDArray[np.float32] = sketches(states, self._rows[scheme]).cpu().numpy()
         return made
 
