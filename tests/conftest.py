@@ -1,6 +1,7 @@
 """What every test may use."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,15 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> "SmallModels":
 @pytest.fixture(scope="session")
 def tiny(small_models: "SmallModels") -> Path:
     return small_models.get("qwen3")
+
+
+@pytest.fixture
+def few_kernels() -> Iterator[None]:
+    """For a test of a verdict to which it is the same how many kernels and suspects there are."""
+    from support.small_bank import small_bank
+
+    with small_bank():
+        yield
 
 
 @pytest.fixture

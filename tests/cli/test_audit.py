@@ -52,6 +52,7 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_the_network_s_scheme_has_no_twins(tiny: Path, tmp_path: Path) -> None:
     record = tmp_path / "audit.json"
     result = run(tiny, *FEW, "--dist-threshold", TINY_THRESHOLD, "--json", record)
@@ -64,6 +65,7 @@ def test_the_network_s_scheme_has_no_twins(tiny: Path, tmp_path: Path) -> None:
     assert "last token only" in attacks
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_pruned_experts_are_shown_under_both_routings(
     small_models: SmallModels, tmp_path: Path
 ) -> None:
@@ -82,6 +84,7 @@ def test_pruned_experts_are_shown_under_both_routings(
     assert "Rows that end in sketch-v1" in result.output
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_model_that_can_be_skipped(small_models: SmallModels, tmp_path: Path) -> None:
     record = tmp_path / "audit.json"
     flat = small_models.flat()
@@ -96,6 +99,7 @@ def test_a_model_that_can_be_skipped(small_models: SmallModels, tmp_path: Path) 
     assert attacks["random unit vectors"]["caught"] is True
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_calibration_is_of_the_audited_work(small_models: SmallModels, tmp_path: Path) -> None:
     calibration, record = tmp_path / "calibration.json", tmp_path / "audit.json"
     flat = str(small_models.flat())
@@ -112,6 +116,7 @@ def test_a_calibration_is_of_the_audited_work(small_models: SmallModels, tmp_pat
     assert "seq_len: the calibration has 8, the artifacts have 16" in longer.output
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_threshold_below_the_noise_is_unfit(tiny: Path) -> None:
     result = run(tiny, *SHORT, "--nonces", "8", "--seq-len", "8", "--dist-threshold", "0.001")
     assert result.exit_code == 1, result.output
@@ -142,6 +147,7 @@ def test_a_model_that_cannot_be_audited_gives_no_verdict(
     assert message in result.output
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_small_model_is_audited_by_its_name(tmp_path: Path) -> None:
     figures = tmp_path / "audit.json"
     result = run("trained", *SHORT, "--nonces", "8", "--seq-len", "4", "--json", figures)

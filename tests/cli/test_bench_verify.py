@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ def run(*args: str | Path) -> Result:
         return CliRunner().invoke(app, [*map(str, command)])
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_an_honest_node_is_timed_until_it_is_cleared(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     result = run("--nonces", "20", "--kernel", "vLLM on a GPU", "--json", file)

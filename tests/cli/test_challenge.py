@@ -17,9 +17,16 @@ from lab.stub_node import Habits, stub_node
 from proofserve.cli.main import app
 from support.committed import until
 from support.four_bits import one_thread
+from support.small_bank import small_bank
 
 SHAPE = ("--scheme", "sketch-v1", "--seq-len", "32")
 LONGEST_S = "600"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_kernels() -> Iterator[None]:
+    with small_bank():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from support.four_bits import one_thread
 NONCES = range(32)
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_server_that_cheats_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of the forgeries beside it, the altered copy and the other model's artifacts are enough.
     monkeypatch.setattr(demo, "QUANTISED", ())

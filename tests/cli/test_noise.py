@@ -58,6 +58,7 @@ def test_without_any_trusted_node_the_emulated_kernels_make_a_calibration(
     assert f"suspect {tiny.name}: its vectors are those of the published" in same.output
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_cache_in_8_bits_is_honest_only_where_it_is_allowed(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     made = run(tiny, *FEW, "--bank", "8", "--kv-cache", "fp8", "--out", out)
@@ -68,6 +69,7 @@ def test_a_cache_in_8_bits_is_honest_only_where_it_is_allowed(tiny: Path, tmp_pa
     assert "KV cache in fp8" not in calibration.suspects
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_nodes_and_files_of_other_machines_are_populations(tiny: Path, tmp_path: Path) -> None:
     there, out, both = (tmp_path / f"{name}.json" for name in ("there", "out", "both"))
     with stub_node() as (_, url):
@@ -85,11 +87,22 @@ def test_nodes_and_files_of_other_machines_are_populations(tiny: Path, tmp_path:
     assert [each.engine for each in facts] == ["vLLM 0"]
     # The same node measured twice is one population.
     assert read(both).honest.names == read(out).honest.names
-    other = run(tiny, "--nonces", "16", "--emulated", "16", *NO_BANK, "--add", out)
+    other = run(tiny, *FEW, "--seq-len", "4", *NO_BANK, "--add", out)
     assert other.exit_code == 2
-    assert "seq_len: this calibration has 256, the added one 8" in other.output
+    assert "seq_len: this calibration has 4, the added one 8" in other.output
 
 
+def test_without_a_length_nonces_have_256_tokens_as_those_of_a_round(
+    tiny: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there.json"
+    with stub_node() as (_, url):
+        saved = run(tiny, "--nonces", "16", "--other", url, "--save", there)
+    assert saved.exit_code == 0, saved.output
+    assert from_file(there, Selection()).seq_len == 256
+
+
+@pytest.mark.usefixtures("few_kernels")
 def test_the_command_starts_the_named_servers(
     deployments: list[ServerOptions], tiny: Path, tmp_path: Path
 ) -> None:

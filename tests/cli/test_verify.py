@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from proofserve.rounds.records import Workload
 from proofserve.verifier import judging
 from support.four_bits import engine_of, one_thread
 from support.models import TINY_THRESHOLD, SmallModels
+from support.small_bank import small_bank
 
 WORK = Work("tiny", seq_len=32)
 # So many, because the direction test has to rule out every suspect with 12 values a nonce. One
@@ -35,6 +36,13 @@ Body = dict[str, Any]
 
 def run(*args: str | Path) -> Result:
     return CliRunner().invoke(app, ["verify", *map(str, args)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_kernels() -> Iterator[None]:
+    """README's path and the demo verify with the whole bank."""
+    with small_bank():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +140,7 @@ def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     record = tmp_path / "outcome.json"
     result = run(write(published), *measured, "--json", record)
     assert result.exit_code == 0, result.output
-    origin = "calibration of qwen3-0: 0 measured and 20 emulated kernels, 48 nonces"
+    origin = "calibration of qwen3-0: 0 measured and 5 emulated kernels, 48 nonces"
     assert f"Honest nodes: {origin}." in result.output
     assert "Closest honest kernel: " in result.output
     assert "A node that forges 10% of its nonces or more would have been cleared" in result.output

@@ -32,6 +32,7 @@ def probed(folder: Path, url: str, model: Path, *args: object) -> tuple[int, dic
     return found.exit_code, json.loads(file.read_text())
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_vllm_is_honest_directly_and_behind_the_gateway(
     node: ServedNode, tiny: Path, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_validator_verifies_a_round_without_vllm(
     assert node.chat("Chat goes on.")
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_the_noise_of_a_node_is_far_below_a_threshold_for_frauds(
     node: ServedNode, tiny: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.engines import SKETCH, EmbeddedEngine, workload
+from support.engines import SKETCH, SPOILABLE, EmbeddedEngine, workload
 
 # The environment of vLLM's CPU build, set before any engine starts.
 CPU_ENVIRONMENT = {
@@ -40,7 +40,7 @@ def engine(tiny: Path) -> Iterator[EmbeddedEngine]:
     # Its processes have the environment from their start; tests of other things must not.
     with patched_environment():
         # float32, so that a difference between two deployments is a mistake and not a rounding.
-        embedded = EmbeddedEngine(tiny, dtype="float32")
+        embedded = EmbeddedEngine(tiny, dtype="float32", **SPOILABLE)
     yield embedded
     embedded.close()
 

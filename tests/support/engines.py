@@ -2,10 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -24,6 +26,24 @@ SEVERAL_RANKS = {"tensor_parallel_size", "pipeline_parallel_size"}
 
 def workload(key: str = "key", seq_len: int = SEQ_LEN, made_by: Scheme | None = None) -> Workload:
     return Workload(made_by or scheme("artifact-v1", k_dim=12), Block("block", 7), key, seq_len)
+
+
+class SpoilableWorker:
+    """Methods that vLLM gives to the workers of an engine with ``SPOILABLE``."""
+
+    get_model: Callable[[], nn.Module]
+
+    def spoil(self) -> None:
+        """Let the weights of the last norm be no numbers, as of a broken checkpoint."""
+        weight = self.get_model().get_parameter("model.norm.weight")
+        self._sound = weight.detach().clone()
+        weight.data.fill_(torch.nan)
+
+    def mend(self) -> None:
+        self.get_model().get_parameter("model.norm.weight").data.copy_(self._sound)
+
+
+SPOILABLE = {"worker_extension_cls": f"{__name__}.{SpoilableWorker.__name__}"}
 
 
 class EmbeddedEngine:

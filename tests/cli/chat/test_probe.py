@@ -74,7 +74,15 @@ def test_the_cost_is_told_before_the_first_prompt(honest: Writer, trained: Path)
     assert len(stub.bodies) == 4
 
 
-@pytest.mark.parametrize("name", ["int4 g128", "fp8 per channel", "int8 per channel"])
+# Those that show most clearly are rare here: test_checker.py and the demo name them too.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("int4 g128", marks=pytest.mark.slow),
+        pytest.param("fp8 per channel", marks=pytest.mark.slow),
+        "int8 per channel",
+    ],
+)
 def test_rounded_weights_are_convicted_and_named(name: str, trained: Path, tmp_path: Path) -> None:
     cheat = Writer(trained, lambda network: suspect(network, name))
     with stub_endpoint(cheat) as (_, url):
@@ -83,6 +91,7 @@ def test_rounded_weights_are_convicted_and_named(name: str, trained: Path, tmp_p
     assert found["prompts_asked"] <= 16
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_another_checkpoint_is_another_model(small_models: SmallModels, tmp_path: Path) -> None:
     other = Writer(small_models.get("qwen3", seed=1))
     with stub_endpoint(other) as (_, url):
@@ -95,6 +104,7 @@ def test_another_checkpoint_is_another_model(small_models: SmallModels, tmp_path
         assert found["prompts_asked"] == 4
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_without_log_probabilities_four_bits_show_and_honest_ones_take_long(
     small_models: SmallModels, tmp_path: Path
 ) -> None:
@@ -112,6 +122,7 @@ def test_without_log_probabilities_four_bits_show_and_honest_ones_take_long(
     assert found["greedy_share_beyond"] == 0.0
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_strict_endpoint_with_five_log_probabilities(
     honest: Writer, trained: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +136,7 @@ def test_a_strict_endpoint_with_five_log_probabilities(
     assert any("refuses top_k" in note for note in found["notes"])
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_only_text(honest: Writer, trained: Path, tmp_path: Path) -> None:
     """Ids by the tokenizer; answers in other tokens than its own are left out, and counted."""
     manners = Manners(most_logs=0, strict=True)
@@ -137,6 +149,7 @@ def test_only_text(honest: Writer, trained: Path, tmp_path: Path) -> None:
     assert found["greedy_share_beyond"] == 0.0
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_checkpoint_under_suspicion(trained: Path, tmp_path: Path) -> None:
     """An honest endpoint is not taken for a suspect that does the same as the published one."""
     with stub_endpoint(Writer(trained)) as (_, url):
@@ -187,6 +200,7 @@ def test_a_fault_is_never_an_honest_verdict(
     assert "no answer can be judged" in found["text"]
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_most_answers_spoilt_clear_nobody(honest: Writer, trained: Path, tmp_path: Path) -> None:
     """An endpoint may spoil those answers that would convict it."""
     numbers = iter(range(10_000))
@@ -221,6 +235,7 @@ def test_errors_that_end_a_probe_name_what_to_do(honest: Writer, trained: Path) 
         assert "no checkpoint" in refused(url, trained / "nothing")
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_route_that_is_missing_is_not_asked_again(
     honest: Writer, trained: Path, tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ def test_answers_without_a_receipt_are_counted(checker: ChatChecker, honest: Wri
     assert (outcome.answers, outcome.without_receipt) == (1, 1)
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_without_a_calibration_a_verdict_takes_longer(
     model: Path, honest: Writer, served: Network
 ) -> None:
@@ -164,7 +165,14 @@ def test_without_a_calibration_a_verdict_takes_longer(
     assert "greedy" in outcome.origin
 
 
-@pytest.mark.parametrize("kernel", ["torch in float16", "sums of 32 in bfloat16", "float32"])
+# Of the kernels the coarsest and the finest; one between them is rare here.
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param("torch in float16", marks=pytest.mark.slow),
+        *("sums of 32 in bfloat16", "float32"),
+    ],
+)
 def test_an_honest_node_of_other_kernels_is_cleared(
     model: Path, honest: Writer, checker: ChatChecker, kernel: str
 ) -> None:
