@@ -12,6 +12,7 @@ from rich.console import Console
 
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.lab.report import TooSlowError
+from support.pace import PACE
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def lines_of(log_every_s: float | None) -> list[str]:
         session.line.step("asking", 3)
         session.line.advance()
         session.line.layer(3, 28)
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 30.0 * PACE
         while log_every_s and "layer 3 of 28" not in written.getvalue():
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -30,6 +30,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.wire.paths import PROOFS
 from proofserve.wiring.launch import free_port
 from proofserve.wiring.node import running_node
+from support.pace import PACE
 
 ROUND = {
     "block_hash": "0x8f2e41c09ab7",
@@ -41,7 +42,7 @@ ROUND = {
 }
 # Seconds between two events: the pages of tests need not wait as long as a person's.
 QUICK_S = 0.25
-PATIENCE_S = 30.0
+PATIENCE_S = 30.0 * PACE
 
 
 class PageServer:

@@ -42,6 +42,7 @@ from support.gateway import (
 )
 from support.gateway_requests import CHAT, IN_SCHEMA, NAMED, REQUESTS, WEATHER, chat
 from support.node import NAME, ROUND
+from support.pace import PACE
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
@@ -269,10 +270,10 @@ async def test_requests_that_wait_too_long_get_retry_after(
     served: ServedGateway, tmp_path: Path
 ) -> None:
     settings = {"max_concurrent_requests": PERMITS, "queue_wait_timeout_seconds": 2}
-    slowest = []
+    slowest, most = list[float](), 2.0 + 0.2 * PACE
     with in_front_of(served, tmp_path, **settings) as strict:
         # A machine that others use may stand still at the wrong moment, but not every time.
-        while len(slowest) < 10 and (not slowest or slowest[-1] > 2.2):
+        while len(slowest) < 10 and (not slowest or slowest[-1] > most):
             late, lost = await late_replies(strict.url)
             slowest.append(max(reply.seconds for reply in late) - lost)
             assert [reply.status for reply in late] == [503] * 50
@@ -282,7 +283,7 @@ async def test_requests_that_wait_too_long_get_retry_after(
                 assert json.loads(reply.body)["error"]["code"] == "queue_timeout"
                 assert reply.seconds >= 2.0
     print(f"the slowest of 50, in each try: {[round(seconds, 3) for seconds in slowest]} s")
-    assert min(slowest) <= 2.2
+    assert min(slowest) <= most
 
 
 # -- clients that leave ----------------------------------------------------------------------

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from support.node import NAME, ServedNode, until
+from support.pace import PACE
 
 pytestmark = pytest.mark.engine
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.engine
 STALL_S = 4.0
 # A hang is reported so much later: usually, and at most on a machine that others use as well.
 SLACK_S = 2.0
-LATEST_S = 12.0
+LATEST_S = 12.0 * PACE
 TRIES = 10
 
 

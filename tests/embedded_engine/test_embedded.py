@@ -17,12 +17,13 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, ProofBatch
 from proofserve.rounds.status import EngineGauges
 from support.engines import SKETCH, EmbeddedEngine, workload
+from support.pace import PACE
 
 pytestmark = pytest.mark.engine
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PACE
     while not await condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         await asyncio.sleep(0.05)

@@ -23,6 +23,7 @@ from proofserve.engines.vllm.inprocess import vllm_app
 from proofserve.wiring.sockets import on_unix_socket
 from support.gateway import ROOM
 from support.node import DTYPE, IN_ONE_PROCESS, NAME, ROUND
+from support.pace import PACE
 
 pytestmark = pytest.mark.engine
 
@@ -135,7 +136,7 @@ def chat(tokens: int = 8, **changes: Any) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], Coroutine[Any, Any, bool]], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PACE
     while not await condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         await asyncio.sleep(0.02)

@@ -15,6 +15,7 @@ from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
 from proofserve.settings.fleet import FleetSettings
 from proofserve.wiring.fleet import running_fleet
+from support.pace import PACE
 
 ROUND: dict[str, Any] = {
     "block_hash": "block",
@@ -175,7 +176,7 @@ async def receiving(folder: Path, secret: bytes | None = None) -> AsyncIterator[
 
 async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     """Wait until the coroutine function ``condition`` returns true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PACE
     while not await condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         await asyncio.sleep(0.05)

@@ -8,9 +8,11 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
+from support.pace import PACE
+
 MODEL = "tiny"
 # Seconds: far more than any step takes on a busy machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 60.0 * PACE
 JSON_BODY = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}'
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 OK = JSON_HEAD + b"content-length: %d\r\n\r\n%s" % (len(JSON_BODY), JSON_BODY)

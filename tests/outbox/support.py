@@ -26,6 +26,7 @@ from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import RoundProgress, RoundSpec, Winner, Workload
 from proofserve.rounds.records import Target as Radius
+from support.pace import PACE
 
 
 def a_spec(round_id: str = "r1", url: str | None = None, k_dim: int = 12) -> RoundSpec:
@@ -158,6 +159,6 @@ async def sending(sender: CallbackSender) -> AsyncIterator[None]:
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Wait until ``condition``, which another thread changes, is true."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(timeout_s * PACE):
         while not condition():  # noqa: ASYNC110 - a thread cannot set an asyncio.Event
             await asyncio.sleep(0.005)

@@ -28,6 +28,7 @@ from proofserve.rounds.records import (
 )
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
+from support.pace import PACE
 
 WORK = Workload(scheme("artifact-v1"), Block("block", 7), "key", 16)
 # What takes seconds in service takes milliseconds here.
@@ -180,6 +181,6 @@ async def computed(engine: FakeEngine, *nonces: int, work: Workload = WORK) -> P
 
 
 async def until(true: Callable[[], object], timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(timeout_s * PACE):
         while not true():  # noqa: ASYNC110 - what tests wait for has no event
             await asyncio.sleep(0.002)

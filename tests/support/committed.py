@@ -31,6 +31,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.verifier.claims import Selection
 from proofserve.verifier.openings import CommittedSource, read_committed
 from proofserve.wiring.node import running_node
+from support.pace import PACE
 
 ORDER: dict[str, Any] = {
     "block_hash": "block",
@@ -159,7 +160,7 @@ def recomputed(nonces: Sequence[int]) -> Mapping[int, NDArray[np.float32]]:
 
 
 def until(condition: Any, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PACE
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.01)

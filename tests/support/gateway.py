@@ -23,6 +23,7 @@ from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server
 from support.gateway_requests import CHAT, chat
 from support.node import DTYPE, IN_ONE_PROCESS, NAME
+from support.pace import PACE
 
 # The backend takes as many requests as the gateway sends: all waiting happens in the gateway.
 SEATS = ("--max-num-seqs", "256")
@@ -42,7 +43,7 @@ CONNECTIONS = "gateway_backend_connections"
 ENDED, GRANTED = "gateway_requests_total", "gateway_queue_wait_seconds_count"
 WAITED = "gateway_queue_wait_seconds_sum"
 # The engine has workers that take their time on a busy machine.
-END_S = 240.0
+END_S = 240.0 * PACE
 
 
 @dataclass(frozen=True)
@@ -331,6 +332,6 @@ async def until(condition: Callable[[], Any], seconds: float) -> float:
     async with Heartbeat() as heart:
         while not await condition():
             taken = time.monotonic() - began - heart.lost
-            assert taken < seconds, f"the condition did not come true within {seconds} s"
+            assert taken < seconds * PACE, f"the condition did not come true within {seconds} s"
             await asyncio.sleep(0.01)
     return time.monotonic() - began - heart.lost

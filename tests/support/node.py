@@ -14,6 +14,7 @@ import psutil
 from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.lab.host import quick_dtype
 from proofserve.wiring.launch import Server, free_port, running_server
+from support.pace import PACE
 
 NAME = "tiny"
 PARAMS = {"model": NAME, "seq_len": 64, "k_dim": 12}
@@ -170,6 +171,7 @@ def until(
     reached: Callable[[], object] = lambda: None,
 ) -> None:
     """Wait for ``condition``, for ``seconds`` since ``reached`` last had another value."""
+    seconds *= PACE
     last, deadline = reached(), time.monotonic() + seconds
     while not condition():
         if (now := reached()) != last:

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from proofserve.wiring.launch import free_port
+from support.pace import PACE
 
-_START_S = 30.0
+_START_S = 30.0 * PACE
 
 
 class RedisServer:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from proofserve.wiring.launch import free_port
+from support.pace import PACE
 
 SCRIPT = Path(__file__).with_name("api_process.py")
 TESTS = SCRIPT.parents[1]
@@ -56,7 +57,7 @@ def served(folder: Path, count: int, outbox: Path | None = None) -> Iterator[lis
 
 
 def until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PACE
     while not true():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.02)

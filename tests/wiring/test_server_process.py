@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from proofserve.settings.process import environment
+from support.pace import PACE
 
 # Stands for vLLM's server: says that it runs, with its process id, and then does as it is told.
 STARTING = "import os, time; print(os.getpid(), flush=True); "
@@ -110,7 +111,7 @@ def test_the_server_ends_when_its_parent_is_killed(folder: Path) -> None:
     process, server = started(folder, SERVES)
     process.kill()
     process.communicate(timeout=60)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * PACE
     while not has_ended(server):
         assert time.monotonic() < deadline
         time.sleep(0.05)

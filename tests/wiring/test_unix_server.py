@@ -15,6 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from proofserve.wiring import sockets
 from proofserve.wiring.sockets import on_unix_socket
+from support.pace import PACE
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +83,7 @@ async def test_a_request_that_does_not_end_is_cut_off_within_the_bound() -> None
         reading = asyncio.create_task(_read_to_the_end(path))
         await slow.started.wait()
         began = time.monotonic()
-    assert 1.0 <= time.monotonic() - began < 20.0
+    assert 1.0 <= time.monotonic() - began < 20.0 * PACE
     assert slow.ended.is_set()
     with pytest.raises(httpx.RemoteProtocolError):
         await reading

@@ -13,6 +13,7 @@ import pytest
 from endurance.fleet.postgres import Postgres
 from proofserve.fleet.sql.locks import LEADER, Leadership, process_lock
 from proofserve.fleet.sql.store import FleetStore
+from support.pace import PACE
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +48,7 @@ def a_process(url: str) -> Iterator["subprocess.Popen[str]"]:
 
 async def until_held(leadership: Leadership, held: bool, timeout_s: float = 10.0) -> float:
     start = time.monotonic()
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(timeout_s * PACE):
         while leadership.held is not held:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
     return time.monotonic() - start
