@@ -11,7 +11,6 @@ from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import ChoiceOfExperts
 from proofserve.rounds.errors import EngineFault
 
-
 # A prompt and the answer to it, as token ids.
 Chat = tuple[Sequence[int], Sequence[int]]
 
