@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from proofserve.rounds.computation import Computation, NonceLimit, self_check, winners_among
@@ -231,12 +230,12 @@ class RoundManager(NodeManager):
         finally:
             chosen.counters.end()
             _log_end(chosen)
+            if self._gauges is not None:
+                text = "round %s: since the server's start chat waited %.0f ms for proofs at most"
+                waited_ms = self._gauges.longest_chat_wait_s * 1e3
+                _logger.info(text, chosen.spec.round_id, waited_ms)
             self._state = step(self._state, Move.STOP)
             self._no_round.set()
-        with suppress(EngineFault, EngineGone):
-            waited_ms = (await self.engine_gauges()).longest_chat_wait_s * 1e3
-            text = "round %s: since the start chat waited %.0f ms for proofs at most"
-            _logger.info(text, chosen.spec.round_id, waited_ms)
 
     async def _stop(self, close: bool) -> None:
         # Jobs first: they would start when the round ends.
