@@ -10,7 +10,7 @@ from api.support import STATUS, Server, serving
 from proofserve.api import routes
 from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.metrics import exposed
-from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.status import CoreLiveness, EngineGauges
 from rounds.doubles import QUICK
 
@@ -38,7 +38,11 @@ def silence(server: Server, seconds: float = 30.0) -> None:
     """Let the engine not answer, as a core does that hangs or runs a long step."""
 
     async def gauges() -> EngineGauges:
-        await asyncio.sleep(seconds)
+        until = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.005)
+            if server.engine.gone:
+                raise EngineGone("the toy engine has died while it was asked")
         raise EngineFault("the toy engine was silent")
 
     server.engine.gauges = gauges  # type: ignore[method-assign]
@@ -87,6 +91,33 @@ async def test_a_busy_engine_that_does_not_answer_is_ready(monkeypatch: pytest.M
         server.engine.gone = True
         del server.engine.gauges  # type: ignore[attr-defined]
         assert (await server.get(READY)).status_code == 503
+
+
+@pytest.mark.parametrize("liveness", [Cores(IDLE, BUSY), Cores()])
+async def test_a_busy_engine_shows_its_newest_values_and_their_age(liveness: Cores) -> None:
+    async with serving(liveness=liveness) as server:
+        assert (await server.get(STATUS)).json()["engine"]["age_s"] == 0
+        silence(server)
+        async with asyncio.timeout(2):
+            body = (await server.get(STATUS)).json()
+            text = (await server.get("/metrics")).text
+            assert (await server.get(READY)).status_code == 200
+        assert body["engine_error"] is None
+        assert body["engine"]["age_s"] > 0
+        assert 'proofserve_up{part="engine"} 1.0' in text
+        assert "proofserve_engine_age_seconds 0.0" not in text
+
+
+async def test_an_engine_that_nobody_watches_may_not_be_busy_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "UNWATCHED_S", 0.05)
+    async with serving(liveness=Cores()) as server:
+        assert (await server.get(READY)).status_code == 200
+        silence(server)
+        response = await server.get(READY)
+        assert response.status_code == 503
+        assert "nothing watches it" in response.json()["detail"]["engine"]
 
 
 async def test_an_engine_that_nobody_watches_must_answer() -> None:

@@ -71,6 +71,31 @@ async def chat_beside_proofs(engine: EmbeddedEngine) -> None:
         await proofs
 
 
+def test_forwards_that_pause_after_each_layer_have_the_same_bits_and_chat_runs_in_the_pauses(
+    tiny: Path, start: Start, one_rank: OneRank, cpu_environment: pytest.MonkeyPatch
+) -> None:
+    # No layer is as short as that.
+    cpu_environment.setenv("POC_MAX_WAIT_MS", "1")
+    try:
+        with start(tiny, dtype="float32") as engine:
+            batch = engine.run(engine.prove(workload(), range(32)))
+            sketched = engine.run(engine.prove(workload(made_by=SKETCH), range(16)))
+            ours = [engine.run(engine.prove(workload(made_by=s), range(32))) for s in DISTANCES]
+            engine.run(chat_beside_proofs(engine))
+            gauges = engine.run(engine.engine.gauges())
+    finally:
+        cpu_environment.delenv("POC_MAX_WAIT_MS")
+    vectors, sketches, distance_batches = one_rank
+    assert np.array_equal(batch.values, vectors)
+    assert np.array_equal(sketched.values, sketches)
+    for mine, theirs in zip(ours, distance_batches, strict=True):
+        assert np.array_equal(mine.values, theirs.values)
+    # Of eight nonces each, and a part for each layer.
+    assert gauges.forwards >= 2 * (4 + 2 + 4 + 4)
+    assert gauges.part_s <= 0.8 * gauges.forward_s
+    assert "--poc-max-wait-ms" in (gauges.warning or "")
+
+
 def test_one_rank_agrees_with_transformers(tiny: Path, vectors: NDArray[np.float32]) -> None:
     expected = reference_vectors(tiny, workload(), range(32), torch.float32)
     assert distances(vectors, expected).max() < 0.002

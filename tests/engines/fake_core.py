@@ -34,6 +34,12 @@ class FakeCore:
         self.forwards: list[tuple[int, ...]] = []
         self.broken_forwards: dict[int, Exception] = {}
         """Errors by the number of the forward that raises them; the first forward is 0."""
+        self.forward_s: Callable[[int], float] = lambda _nonces: FORWARD_S
+        """How long a forward of so many nonces takes, in seconds."""
+        self.deep, self.can_pause = 1, True
+        """Layers of the model, and whether a forward can pause between them."""
+        self.parts: list[tuple[int, int]] = []
+        """The layers of every forward or part of one."""
         self.free = [Block(i) for i in range(100)]
         self.wakeups = 0
         self.events: list[str] = []
@@ -132,15 +138,24 @@ class FakeCore:
     ) -> None:
         self._arrived, self._stepping, self._stepped = arrived, stepping, stepped
 
-    def run_forward(self, forward: Forward) -> dict[str, Any]:
+    def run_forward(self, forward: Forward) -> dict[str, Any] | None:
         number = len(self.forwards)
         self.forwards.append(tuple(forward.call.nonces))
+        self.parts.append((forward.first, forward.end))
         self.events.append("forward")
-        self.pass_time(FORWARD_S)
+        share = (forward.end - forward.first) / forward.layers
+        if not self.can_pause:
+            share = 1.0 if forward.is_last else 0.0
+        self.pass_time(self.forward_s(len(forward.call.nonces)) * share)
         if number in self.broken_forwards:
             raise self.broken_forwards[number]
+        if not forward.is_last:
+            return None
         rows = np.array([[nonce] * WIDTH for nonce in forward.call.nonces], dtype=np.float32)
         return proved(rows, [], len(forward.call.nonces))
+
+    def layers(self) -> int:
+        return self.deep
 
     def max_sequences(self, seq_len: int) -> int:
         return 4096 // seq_len
@@ -162,9 +177,14 @@ class FakeCore:
 
 
 def gate_on(
-    core: FakeCore, forward_batch: int = 4, share: float = 0.0, lease_idle_s: float = 60.0
+    core: FakeCore,
+    forward_batch: int | None = 4,
+    share: float = 0.0,
+    lease_idle_s: float = 60.0,
+    max_wait_s: float = 0.25,
 ) -> ProofGate:
-    options = GateOptions(forward_batch, share, lease_idle_s)
+    """``forward_batch``: None for as many as run within ``max_wait_s``."""
+    options = GateOptions(forward_batch, max_wait_s, share, lease_idle_s)
     core.gate = ProofGate(core, options, lambda: core.now)
     return core.gate
 

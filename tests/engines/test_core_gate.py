@@ -36,21 +36,25 @@ def test_a_call_runs_in_forwards_of_one_shape_and_is_answered_once_it_is_whole()
     assert nonces_of(answer) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_forward_holds_half_as_many_nonces_if_each_is_two_sequences() -> None:
+def test_a_forward_counts_nonces_and_leases_two_sequences_for_each_of_two() -> None:
     core = FakeCore()
-    answer = gate_on(core, forward_batch=5).prove(call(range(3), sequences_per_nonce=2))
+    gate = gate_on(core, forward_batch=2)
+    answer = gate.prove(call(range(3), sequences_per_nonce=2))
     core.spin(2)
     assert core.forwards == [(0, 1), (2, -1)]
     assert nonces_of(answer) == [0, 1, 2]
+    # Two nonces of two sequences of 32 tokens, in blocks of 16.
+    assert gate.gauges()["leased_blocks"] == 8
 
 
-def test_a_forward_too_small_for_one_nonce_is_a_fault_that_says_what_to_change() -> None:
+def test_a_step_too_small_for_one_nonce_is_a_fault_that_says_what_to_change() -> None:
     core = FakeCore()
-    answer = gate_on(core, forward_batch=1).prove(call(range(3), sequences_per_nonce=2))
+    # A step of the fake core holds 4096 tokens.
+    answer = gate_on(core).prove(call(range(3), seq_len=4096, sequences_per_nonce=2))
     core.spin()
     reply = answer.result(timeout=0)
     assert reply["kind"] == "fault"
-    assert "--poc-forward-batch" in reply["error"]
+    assert "--max-num-batched-tokens" in reply["error"]
     assert core.forwards == []
 
 

@@ -40,6 +40,7 @@ QUICK = Limits(
     result_ttl_s=30,
     callback_retry_s=0.01,
     engine_answer_s=0.2,
+    engine_busy_s=0.05,
 )
 
 

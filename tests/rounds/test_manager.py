@@ -1,12 +1,13 @@
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.manager import RoundManager
-from proofserve.rounds.records import JobState, Proofs
+from proofserve.rounds.records import JobState, Proofs, Target, Workload
 from proofserve.rounds.state import State
 from proofserve.rounds.status import EngineGauges
 from rounds.doubles import QUICK, MemoryOutbox, job, round_spec, until
@@ -148,6 +149,50 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for(bench: Bench) ->
     bench.engine.gauges = gauges  # type: ignore[method-assign]
     with pytest.raises(EngineFault, match=r"did not answer within 0\.2 s"):
         await bench.manager.engine_gauges()
+
+
+async def test_a_busy_engine_is_asked_once_and_its_late_answer_is_kept(bench: Bench) -> None:
+    first = await bench.manager.engine_gauges()
+    answer, asked = asyncio.Event(), list[int]()
+
+    async def gauges() -> EngineGauges:
+        asked.append(1)
+        await answer.wait()
+        return replace(first, forwards=7)
+
+    bench.engine.gauges = gauges  # type: ignore[method-assign]
+    for _ in range(2):
+        seen = await bench.manager.engine_gauges()
+        assert replace(seen, age_s=0.0) == first
+        assert seen.age_s > 0
+    assert asked == [1]
+    answer.set()
+    await asyncio.sleep(0.01)
+    answer.clear()
+    assert (await bench.manager.engine_gauges()).forwards == 7
+
+
+async def test_the_engine_chooses_the_forwards_of_each_round_that_is_configured(
+    bench: Bench,
+) -> None:
+    one, two = round_spec("one", target=Target(1.5)), round_spec("two")
+    await bench.manager.init(one)
+    await bench.manager.generate()
+    with refused(Refusal.ALREADY_GENERATING):
+        await bench.manager.start(two)
+    assert bench.engine.fitted == [one.work]
+    await bench.manager.stop()
+    await bench.manager.start(two)
+    assert bench.engine.fitted == [one.work, two.work]
+
+
+async def test_a_round_starts_although_its_engine_cannot_choose(bench: Bench) -> None:
+    async def fit(_work: Workload) -> None:
+        raise EngineFault("no room for a forward")
+
+    bench.engine.fit = fit  # type: ignore[method-assign]
+    await bench.manager.start(round_spec())
+    await until(lambda: bench.outbox.rows)
 
 
 async def test_a_stop_whose_caller_leaves_still_stops(bench: Bench) -> None:

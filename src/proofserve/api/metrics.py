@@ -183,6 +183,14 @@ def _engine(engine: EngineGauges) -> Iterator[Metric]:
     yield forwards
     longest = {(): engine.longest_chat_wait_s}
     yield _gauge("longest_chat_wait_seconds", "Longest wait of chat for proofs.", longest)
+    text = "Longest wait of chat for proofs that the operator allows; 0 without a limit."
+    yield _gauge("max_wait_seconds", text, {(): engine.max_wait_s})
+    over = {(): engine.warning is not None}
+    yield _gauge("over_max_wait", "1 while forwards of proofs take longer than that.", over)
+    nonces = {(): engine.forward_nonces}
+    yield _gauge("forward_nonces", "Nonces of a forward of the newest shape.", nonces)
+    age = {(): engine.age_s}
+    yield _gauge("engine_age_seconds", "Age of the engine's values; more than 0: busy.", age)
     yield _gauge("leased_blocks", "KV blocks on lease to proofs.", {(): engine.leased_blocks})
     yield _gauge("free_blocks", "KV blocks that are free.", {(): engine.free_blocks})
 

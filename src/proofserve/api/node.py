@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from proofserve.api.access import Access, ApiError, Caller, Role
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.rounds.records import EngineInfo
@@ -196,13 +196,23 @@ class Node:
         cores = self.liveness()
         return len(cores) > 0 and all(core.watched for core in cores)
 
-    def warn(self, round_id: str, warning: str | None) -> dict[str, str]:
-        """Keep the warning about a new round for ``/status``. Returns its field of the answer."""
+    async def warn(self, round_id: str, of_url: str | None) -> dict[str, str]:
+        """Keep the warning about a new round's URL for ``/status``.
+
+        Returns the field of the answer, with what is known of the engine too.
+        """
         self.url_warnings.clear()
-        if warning is None:
-            return {}
-        self.url_warnings[round_id] = warning
-        return {"warning": warning}
+        if of_url is not None:
+            self.url_warnings[round_id] = of_url
+        of_engine = None
+        with contextlib.suppress(EngineFault, EngineGone):
+            of_engine = (await self.manager.engine_gauges()).warning
+        warning = joined(of_url, of_engine)
+        return {} if warning is None else {"warning": warning}
+
+
+def joined(*warnings: str | None) -> str | None:
+    return "; ".join(text for text in warnings if text) or None
 
 
 # Where a guarded route keeps its request's node, and who sent it.

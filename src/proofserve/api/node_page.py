@@ -34,7 +34,7 @@ from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
-from proofserve.rounds.status import RoundStats, Status
+from proofserve.rounds.status import EngineGauges, RoundStats, Status
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.status import NodeStatusResponse, RoundConfig
 
@@ -241,6 +241,8 @@ def _troubles(seen: NodeStatusResponse, stall: str | None) -> Iterator[tuple[str
         yield "paused", Level.WARNING, seen.paused_reason
     if seen.error is not None:
         yield "round failed", Level.WARNING, seen.error
+    if seen.engine is not None and seen.engine.warning is not None:
+        yield "chat waits", Level.WARNING, seen.engine.warning
     if outbox is not None and outbox.oldest_pending_s > LATE_S:
         reason = outbox.last_error or "no callback was delivered"
         yield "callbacks late", Level.WARNING, reason
@@ -250,6 +252,7 @@ def _facts(seen: NodeStatusResponse) -> Iterator[Fact]:
     if (engine := seen.engine) is not None:
         yield Fact(label="Forwards of proofs", value=engine.forwards)
         yield Fact(label="Last forward", value=engine.last_forward_s, unit="s")
+        yield Fact(label="Nonces of a forward", value=engine.forward_nonces)
         yield Fact(label="Engine time of proofs", value=engine.busy_s, unit="s")
         yield Fact(label="Chat while proofs waited", value=engine.deferred_s, unit="s")
         yield Fact(label="Chat requests in the engine", value=engine.unfinished_requests)
@@ -279,10 +282,7 @@ def _figures(node: Node, seen: NodeStatusResponse, history: NodeHistory) -> Iter
         yield KeyFigure(label="Proved in this round", value=stats.total_processed)
         failed = Level.WARNING if stats.failed else Level.GOOD
         yield KeyFigure(label="Without a result", value=stats.failed, level=failed)
-    wait = seen.engine.longest_chat_wait_s if seen.engine else None
-    yield KeyFigure(
-        label="Chat's longest wait", value=wait, unit="s", hint="for a proof, since start"
-    )
+    yield _longest_wait(seen.engine)
     if seen.outbox is not None:
         late = Level.WARNING if seen.outbox.oldest_pending_s > LATE_S else Level.GOOD
         yield KeyFigure(label="Callbacks waiting", value=seen.outbox.pending, level=late)
@@ -292,6 +292,15 @@ def _figures(node: Node, seen: NodeStatusResponse, history: NodeHistory) -> Iter
     judged = node.manager.totals.validations
     hint = f"{judged['fraud']} fraud, {judged['error']} failed"
     yield KeyFigure(label="Validations", value=judged.total(), hint=hint)
+
+
+def _longest_wait(engine: EngineGauges | None) -> KeyFigure:
+    hint, level = "for a proof, since start", Level.GOOD
+    if engine is not None and engine.max_wait_s:
+        hint += f"; at most {engine.max_wait_s:g} s is wanted"
+        level = Level.WARNING if engine.warning else Level.GOOD
+    value = engine.longest_chat_wait_s if engine else None
+    return KeyFigure(label="Chat's longest wait", value=value, unit="s", hint=hint, level=level)
 
 
 def _round(seen: NodeStatusResponse, history: NodeHistory, stall: str | None) -> RoundPanel | None:

@@ -94,7 +94,7 @@ async def start_round(
     warning = await translate.url_warning(field, spec.url, node.deployment)
     await require_engine(node)
     await node.manager.start(spec)
-    more = node.warn(round_id, warning)
+    more = await node.warn(round_id, warning)
     if isinstance(body, DistanceRoundRequest):
         return {"status": "OK", "pow_status": await pow_status(node), **more}
     return {"status": "OK", "pow_status": {"status": "GENERATING"}, **more}
@@ -134,7 +134,7 @@ async def _configure(
     warning = await translate.url_warning("callback_url", spec.url, node.deployment)
     await require_engine(node)
     await configure(spec)
-    return {**await _ok(node), **node.warn(spec.round_id, warning)}
+    return {**await _ok(node), **await node.warn(spec.round_id, warning)}
 
 
 async def _ok(node: Node) -> dict[str, Any]:

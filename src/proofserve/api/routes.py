@@ -30,6 +30,8 @@ OK = "ok"
 # How long a watched engine may take to answer before it counts as busy, seconds. Supervisors wait
 # for few seconds, and a busy engine must not look like a dead one.
 BUSY_ANSWER_S = 1.0
+# For how long an engine that is not watched may be busy, seconds.
+UNWATCHED_S = 60.0
 # All clients of receipts together; operators' calls have their own limits.
 _CLIENTS = Caller("receipts", Role.VIEWER)
 # As long as every id that a client may choose, with what a server adds to it.
@@ -155,13 +157,16 @@ async def _engine_fault(node: Node) -> str | None:
     A core that is busy with one long step answers nothing meanwhile. Where all cores are watched,
     such an engine is ready.
     """
-    if not node.is_watched:
-        return (await read_engine(node))[1]
-    try:
-        async with asyncio.timeout(BUSY_ANSWER_S):
-            return (await read_engine(node))[1]
-    except TimeoutError:
-        return node.stall
+    if node.is_watched:
+        try:
+            async with asyncio.timeout(BUSY_ANSWER_S):
+                return (await read_engine(node))[1]
+        except TimeoutError:
+            return node.stall
+    engine, fault = await read_engine(node)
+    if engine is not None and engine.age_s > UNWATCHED_S:
+        return f"the engine has not answered for {engine.age_s:.0f} s, and nothing watches it"
+    return fault
 
 
 def _answer(node: Node, request: Request, faults: dict[str, str | None]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from proofserve.api.node import Deployment, Node
+from proofserve.api.node import Deployment, Node, joined
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.records import Winner
 from proofserve.rounds.status import EngineGauges, ReceiptGauges, RoundStats, Status
@@ -38,7 +38,9 @@ async def status_of(node: Node) -> NodeStatusResponse:
         scheme=node.deployment.scheme,
         paused_reason=status.paused_reason,
         error=status.error,
-        warning=node.url_warnings.get(spec.round_id) if spec else None,
+        warning=joined(
+            node.url_warnings.get(spec.round_id) if spec else None, engine and engine.warning
+        ),
         cores=list(status.cores),
         lanes=status.lanes,
         queue=status.queue,
@@ -132,7 +134,7 @@ async def read_receipts(node: Node) -> tuple[ReceiptGauges | None, str | None]:
 async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
     """The engine's gauges, or None and the reason why they cannot be read.
 
-    An engine that hangs is not waited for.
+    They are the newest ones of an engine that is busy. One that hangs is not waited for.
     """
     asked = asyncio.ensure_future(node.manager.engine_gauges())
     try:
@@ -140,13 +142,16 @@ async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
             if (reason := node.stall) is not None:
                 return None, reason
             await asyncio.wait({asked}, timeout=STALL_LOOK_S)
-        return asked.result(), None
+        engine = asked.result()
     except EngineFault as error:
         return None, node.stall or str(error)
     except EngineGone as error:
         return None, str(error)
     finally:
         asked.cancel()
+    if engine.age_s and (reason := node.stall) is not None:
+        return None, reason
+    return engine, None
 
 
 async def answer_of_outbox(call: Awaitable[T]) -> tuple[T | None, str | None]:

@@ -28,6 +28,7 @@ from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts
 from proofserve.lab.bench.share import MeasuredShare, measure_share, share_report
+from proofserve.lab.bench.waiting import WaitPlan, bench_waits
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -45,11 +46,10 @@ from proofserve.verifier.verification import Verification
 
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
-# By the model's size: nonces per call and per forward, the limit of ``time_in_forwards``, and how
-# many windows of rounds of how many seconds. A forward must be short enough for chat, and long
-# enough to make the work around it negligible. A window holds some 20 forwards of tiny, 5 of small.
+# By the model's size: nonces per call, the limit of ``time_in_forwards``, and how many windows of
+# rounds of how many seconds. A window holds some 20 forwards of tiny, 5 of small.
 DEFAULTS = {"tiny": (32, 0.95, 40, 2.0), "small": (8, 0.99, 24, 5.0)}
-# With --share, nonces per forward: a stream waits for whole forwards, so they are shorter, 0.1 s.
+# With --share, nonces per forward: a stream waits for forwards, so they are shorter, 0.1 s.
 SHARE_FORWARDS = {"tiny": 32, "small": 2}
 # The least throughput with receipts over that without. The engine spends less of its time on the
 # model itself when that is small.
@@ -65,7 +65,7 @@ BatchSize = Annotated[
 ]
 ForwardSize = Annotated[
     int | None,
-    typer.Option(help="Nonces per forward at most; tiny 32; small 8, with --share 2.", min=1),
+    typer.Option(help="Nonces per forward; else the server's choice; --share: 32, small 2.", min=1),
 ]
 
 
@@ -104,9 +104,8 @@ def receipts(
         answers=compared,
     )
     with open_session() as session:
-        # No proof runs, so the size of a forward has no meaning here.
-        plain = _small_model(small, 8, session)
-        kept = _small_model(small, 8, session, receipts=True)
+        plain = _small_model(small, None, session)
+        kept = _small_model(small, None, session, receipts=True)
         with plain.start() as off, kept.start() as on:
             report = bench_receipts(off, on, plan, session.line)
         show(report, json, session)
@@ -241,6 +240,9 @@ def chat_priority(
     pairs: Annotated[
         int | None, typer.Option(help="Pairs of windows: bare, round; 40, with --share 20.", min=1)
     ] = None,
+    slow: Annotated[
+        bool, typer.Option("--slow", help="Chat's waits alone, on 0.6b: forwards take seconds.")
+    ] = False,
     size: Size = "tiny",
     arch: Arch = "qwen3",
     seq_len: SeqLen = SEQ_LEN,
@@ -263,8 +265,9 @@ def chat_priority(
     proofserve bench chat-priority --json figures.json
     proofserve bench chat-priority --url http://127.0.0.1:8000 --chats 50
     proofserve bench chat-priority --share 0.1 --share 0.2
+    proofserve bench chat-priority --slow
     """
-    small = SmallModel(arch, size)
+    small = SmallModel(arch, "0.6b" if slow else size)
     if share:
         _require_no_other_options(url, model, chats)
         work = Work(small.name, seq_len=seq_len, batch_size=batch_size or _defaults(size, None)[0])
@@ -277,6 +280,8 @@ def chat_priority(
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         batch = batch_size or _defaults(size, url)[0]
         work = Work(name, seq_len=seq_len, batch_size=batch)
+        if slow:
+            return bench_waits(node, WaitPlan(work, chats or 100), progress)
         load = Load(clients, window_s=seconds or 3.0, pairs=pairs or 40)
         return bench_chat(node, ChatPlan(work, chats or 200, max_tokens, load), progress)
 
@@ -341,8 +346,7 @@ def _run(
         if url is not None:
             served = running_model(url, api_key, name, session)
         else:
-            batch = forward_batch or _defaults(small.size, None)[0]
-            served = _small_model(small, batch, session)
+            served = _small_model(small, forward_batch, session)
         with served.start() as node:
             report = measure(node, served.name, session.line)
         show(report, file, session)
@@ -383,7 +387,7 @@ def _bench_shares(
 
 def _small_model(
     small: SmallModel,
-    forward_batch: int,
+    forward_batch: int | None,
     session: CommandSession,
     *,
     share: float = 0.0,

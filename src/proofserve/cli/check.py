@@ -38,7 +38,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-FORWARD_BATCH = 8
 VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: "[yellow]SKIP[/yellow]"}
 
 ModelOrName = Annotated[
@@ -157,7 +156,7 @@ def _subjects(
         return
     for name in names:
         found = checkpoint_named(name, "tiny")
-        yield own_model(ServerOptions(found.folder, found.name, FORWARD_BATCH), session)
+        yield own_model(ServerOptions(found.folder, found.name), session)
 
 
 def _report(checks: list[Check], console: Console, made: Check) -> None:

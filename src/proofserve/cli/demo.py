@@ -36,7 +36,7 @@ from proofserve.verifier.judges import OWN, BankRun, Chances
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
 from proofserve.verifier.verification import Verification
 
-# Small, so that the round hardly delays the chat beside it.
+# Nonces that the validator recomputes in a forward.
 FORWARD_BATCH = 8
 CHATS = 8
 CHAT_TOKENS = 16
@@ -86,7 +86,7 @@ def demo(dtype: DemoDtype = None) -> None:
     with open_session(log_every_s=LOG_EVERY_S) as session:
         session.line.step("writing two small models, unless they are in the cache")
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
-        deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH, receipts=True, dtype=served)
+        deployment = ServerOptions(mine, MODEL.name, receipts=True, dtype=served)
         with serving(deployment, session) as node:
             _introduce(node, served, session)
             claims = _proofs(node, session)

@@ -57,7 +57,6 @@ calibration = "{calibration}"
 conviction = "cordon"
 """
 COLOURS = {"honest": "green", "fraud": "red"}
-FORWARD_BATCH = 8
 # An engine on a GPU computes in its own process. On a CPU, vLLM would start a second one for it,
 # which imports everything again.
 ONE_PROCESS = (
@@ -324,9 +323,7 @@ class DemoProcesses:
     def _start(self, fleet: str, name: str, weights: Path) -> None:
         folder, port = self.folder / name.replace(" ", "-"), free_port()
         folder.mkdir()
-        options = ServerOptions(
-            weights, MODEL.name, FORWARD_BATCH, dtype=self.dtype, vllm_options=ONE_PROCESS
-        )
+        options = ServerOptions(weights, MODEL.name, dtype=self.dtype, vllm_options=ONE_PROCESS)
         served = small_server(options, folder)
         joining = {
             "POC_FLEET": fleet,

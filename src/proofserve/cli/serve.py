@@ -20,7 +20,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.wire.records import first_problem
 from proofserve.wiring.gateway import run_gateway
 from proofserve.wiring.launch import exec_server, server_command
-from proofserve.wiring.start_checks import Check, slow_checks, start_checks
+from proofserve.wiring.start_checks import Check, slow_checks, slow_dtype, start_checks
 
 S = TypeVar("S", bound=BaseSettings)
 C = TypeVar("C", bound=Callable[..., None])
@@ -120,6 +120,8 @@ def serve(
             check()
     except CHECK_ERRORS as error:
         _refuse(str(error))
+    if advice := slow_dtype(model, ctx.args):
+        typer.echo(f"proofserve serve: {advice}", err=True)
     exec_server(server_command(model, ctx.args, NODE_OPTIONS.variables(given)))
 
 

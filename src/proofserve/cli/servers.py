@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from proofserve.cli.session import CommandSession
-from proofserve.lab.host import ServedDtype, quick_dtype
+from proofserve.lab.host import EMULATED, ServedDtype, quick_dtype
 from proofserve.lab.node_client import NodeClient
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.settings.process import has_variable
@@ -41,6 +41,7 @@ DemoDtype = Annotated[
 class ServerOptions:
     """A checkpoint, its served name, and how its proofs run; ``ranks`` counts devices.
 
+    Forwards have ``forward_batch`` nonces, without it as many as chat may wait for.
     ``scheme`` is the only one that the server proves, None for any that a request names. ``share``
     of the engine's time (0 to 1) goes to proofs while chat never pauses; with ``receipts`` the
     server keeps one of every chat answer. Without ``eager`` vLLM compiles the model and captures
@@ -50,7 +51,7 @@ class ServerOptions:
 
     checkpoint: Path
     name: str
-    forward_batch: int
+    forward_batch: int | None = None
     measure: bool = False
     scheme: str | None = None
     ranks: int = 1
@@ -75,8 +76,10 @@ class ServedModel:
 
 def served_in(dtype: ServedDtype) -> str:
     """The dtype in words, with the reason for one that is not the usual one."""
-    if "bfloat16" in (dtype, quick_dtype()):
+    if quick_dtype() == "bfloat16":
         return f"in {dtype}"
+    if dtype == "bfloat16":
+        return f"in {dtype}, {EMULATED}"
     return f"in {dtype}, because this processor has no instructions for bfloat16"
 
 
@@ -105,7 +108,7 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
     )
     poc = {
         "POC_ENABLED": "1",
-        "POC_FORWARD_BATCH": str(deployment.forward_batch),
+        "POC_FORWARD_BATCH": str(deployment.forward_batch or ""),
         "POC_OUTBOX": str(folder / "outbox.sqlite"),
         "POC_MEASURE": "1" if deployment.measure else "0",
         "POC_RECEIPTS": "1" if deployment.receipts else "0",

@@ -57,6 +57,8 @@ class FakeEngine:
         """What the sketches of these answers are made with."""
         self.calls: list[tuple[int, ...]] = []
         """The nonces of every call, answered or not."""
+        self.fitted: list[Workload] = []
+        """For what the size of forwards was to be chosen."""
         self.broken_cores: frozenset[int] = frozenset()
         """Engine cores whose calls all fail."""
         self.chat_cores: frozenset[int] = frozenset()
@@ -96,6 +98,11 @@ class FakeEngine:
             free_blocks=0,
             unfinished_requests=0,
         )
+
+    async def fit(self, work: Workload) -> None:
+        """It has no forwards, and only keeps what was asked. Raises EngineGone."""
+        self._require_alive()
+        self.fitted.append(work)
 
     async def finished_answers(self) -> list[FinishedAnswer]:
         """What was put into ``answers``; waits for the first. Raises EngineGone."""

@@ -234,6 +234,9 @@ def _facts(overview: Overview, condition: MemberCondition) -> Iterator[Fact]:
     if (engine := status.engine) is not None:
         yield Fact(label="Forwards of proofs", value=engine.forwards)
         yield Fact(label="Last forward", value=engine.last_forward_s, unit="s")
+        yield Fact(label="Nonces of a forward", value=engine.forward_nonces)
+        if engine.warning is not None:
+            yield Fact(label="Chat waits", value=engine.warning)
         yield Fact(label="Chat requests in the engine", value=engine.unfinished_requests)
         yield Fact(label="KV blocks free", value=engine.free_blocks)
     if (outbox := status.outbox) is not None:

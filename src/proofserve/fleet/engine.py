@@ -4,8 +4,9 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from proofserve.rounds.computation import chunks
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
-from proofserve.rounds.status import EngineGauges
+from proofserve.rounds.status import EngineGauges, over_cores
 from proofserve.wire.records import ArtifactRecord, Whole, first_problem
 from proofserve.wire.status import DeploymentStatus
 
@@ -83,27 +84,12 @@ class FleetEngine:
 
     async def gauges(self) -> EngineGauges:
         """The sums over all ready members, and the longest durations. Raises NoMemberReady."""
-        ready = self._ready()
-        engines = [e.status.engine for e in ready if e.status and e.status.engine]
+        engines = [each.status.engine for each in self._ready() if each.status]
+        # Of members with other versions of proofserve the bins may differ.
+        return replace(over_cores([replace(e, forward_counts=()) for e in engines if e]), cores=())
 
-        def total(name: str) -> Any:
-            return sum(getattr(each, name) for each in engines)
-
-        def longest(name: str) -> float:
-            return max((getattr(each, name) for each in engines), default=0.0)
-
-        return EngineGauges(
-            forwards=total("forwards"),
-            busy_s=total("busy_s"),
-            deferred_s=total("deferred_s"),
-            last_forward_s=longest("last_forward_s"),
-            longest_chat_wait_s=longest("longest_chat_wait_s"),
-            longest_chat_wait_batches=longest("longest_chat_wait_batches"),
-            resume_ms=(),
-            leased_blocks=total("leased_blocks"),
-            free_blocks=total("free_blocks"),
-            unfinished_requests=total("unfinished_requests"),
-        )
+    async def fit(self, work: Workload) -> None:
+        """Nothing: each member does it when its part of a round begins."""
 
     async def self_check(self) -> float:
         """The seconds of a forward on the slowest ready member.

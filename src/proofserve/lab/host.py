@@ -10,8 +10,9 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -33,6 +34,10 @@ _INSTRUCTIONS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _PROCESSORS: Final = Path("/proc/cpuinfo")
 # Of weights and values, as vLLM's option ``--dtype`` names it.
 ServedDtype = Literal["bfloat16", "float32"]
+# What to say of a dtype that this processor has no instructions for, behind its name.
+EMULATED: Final = "which this processor emulates slowly: --dtype float32 is faster"
+# Products of square matrices by which dtypes are compared, and for how long each, seconds.
+_SIDE, _RATE_S = 512, 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class HostFacts:
 
     ``vllm`` is its version, None without vLLM; ``plugin`` says whether vLLM would load proofserve.
     ``missing`` are packages that proofserve needs and that are not installed. Memory in GiB.
+    ``matrix_rates``: of the processor, in GFLOP/s by dtype, if torch has no card.
     """
 
     python: str
@@ -76,6 +82,7 @@ class HostFacts:
     vllm: str | None
     plugin: bool
     missing: tuple[str, ...]
+    matrix_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def vllm_for_cpu(self) -> bool:
@@ -85,17 +92,19 @@ class HostFacts:
 def host_facts(required: Sequence[str]) -> HostFacts:
     """Everything about this machine; ``required`` are names of packages (``required_packages``)."""
     memory, available = memory_gib()
+    torch = torch_facts()
     return HostFacts(
         python=platform.python_version(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=memory,
         available_gib=available,
-        torch=torch_facts(),
+        torch=torch,
         driver_cards=driver_cards(),
         transformers=_version("transformers"),
         vllm=vllm_version(),
         plugin=any(each.name == PLUGIN for each in metadata.entry_points(group=PLUGIN_GROUP)),
         missing=tuple(name for name in required if _version(name) is None),
+        matrix_rates={} if torch.version is None or torch.cards else matrix_rates(),
     )
 
 
@@ -130,6 +139,24 @@ def torch_facts() -> TorchFacts:
     except RuntimeError as error:
         return TorchFacts(version, cuda, problem=f"torch {version} cannot use its card: {error}")
     return TorchFacts(version, cuda, cards)
+
+
+def matrix_rates() -> dict[str, float]:
+    """GFLOP/s of this processor's matrix products by dtype; it takes half a second."""
+    try:
+        import torch  # noqa: PLC0415 - as in ``torch_facts``
+    except (ImportError, OSError):
+        return {}
+    rates = {}
+    for name in ("float32", "bfloat16", "float16"):
+        matrix = torch.ones(_SIDE, _SIDE, dtype=getattr(torch, name))
+        matrix @ matrix  # the first product prepares kernels
+        began, products = time.monotonic(), 0
+        while (seconds := time.monotonic() - began) < _RATE_S:
+            products += 1
+            matrix @ matrix
+        rates[name] = products * 2 * _SIDE**3 / seconds / 1e9
+    return rates
 
 
 def _card(torch: Any, index: int) -> Card:

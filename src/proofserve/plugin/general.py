@@ -39,6 +39,8 @@ def install() -> None:
 
 def _gate(engine: Any) -> "ProofGate":
     if not hasattr(engine, "proofserve_gate"):
+        from vllm.platforms import current_platform
+
         from proofserve.engines.liveness.memory import CoreReporter
         from proofserve.engines.vllm import core_methods
         from proofserve.engines.vllm.compat_core import VllmCore
@@ -46,9 +48,12 @@ def _gate(engine: Any) -> "ProofGate":
         from proofserve.settings.node import EngineSettings
 
         settings = EngineSettings()
+        wait_ms = settings.max_wait_ms or (250 if current_platform.is_cpu() else 100)
         engine.proofserve_reporter = CoreReporter()
         core = VllmCore(engine, WAKEUP, engine.proofserve_reporter.proving)
-        options = GateOptions(settings.forward_batch, settings.share, settings.lease_idle_sec)
+        options = GateOptions(
+            settings.forward_batch, wait_ms / 1e3, settings.share, settings.lease_idle_sec
+        )
         engine.proofserve_gate = ProofGate(core, options)
         if core.has_own_loop():
             beat = core_methods.report_progress(

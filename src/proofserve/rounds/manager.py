@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proofserve.rounds.computation import Computation, NonceLimit, self_check, winners_among
-from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.ports import NodeManager, Outbox, ProofEngine
@@ -68,21 +68,28 @@ class RoundManager(NodeManager):
         )
         self._jobs = JobQueue(self._computation, outbox, limits)
         self._checking = asyncio.Lock()
+        # The newest gauges, when they came, and the question that the engine has not answered.
+        self._gauges: EngineGauges | None = None
+        self._gauges_at = 0.0
+        self._asked: asyncio.Task[EngineGauges] | None = None
 
     async def init(self, spec: RoundSpec) -> None:
         async with self._changing:
-            self._state = self._step(Move.INIT)
-            self._round = self._new(spec)
+            state = self._step(Move.INIT)
+            await self._fit(spec)
+            self._state, self._round = state, self._new(spec)
 
     async def start(self, spec: RoundSpec) -> None:
         async with self._changing:
             self._step(Move.START)
+            await self._fit(spec)
             await self._begin(self._new(spec))
 
     async def init_validate(self, spec: RoundSpec) -> None:
         async with self._changing:
-            self._state = self._step(Move.INIT_VALIDATE)
-            self._round = self._new(spec)
+            state = self._step(Move.INIT_VALIDATE)
+            await self._fit(spec)
+            self._state, self._round = state, self._new(spec)
 
     async def generate(self) -> None:
         async with self._changing:
@@ -143,12 +150,21 @@ class RoundManager(NodeManager):
         return self._jobs.result(request_id)
 
     async def engine_gauges(self) -> EngineGauges:
-        seconds = self._limits.engine_answer_s
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._engine.gauges()
-        except TimeoutError:
-            raise EngineFault(f"the engine did not answer within {seconds:g} s") from None
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.create_task(self._engine.gauges())
+            self._asked.add_done_callback(self._answered)
+        asked, limits = self._asked, self._limits
+        seconds = limits.engine_answer_s if self._gauges is None else limits.engine_busy_s
+        await asyncio.wait({asked}, timeout=seconds)
+        if asked.done() and not asked.cancelled():
+            return asked.result()
+        if self._gauges is None:
+            raise EngineFault(f"the engine did not answer within {seconds:g} s")
+        return replace(self._gauges, age_s=self._clock() - self._gauges_at)
+
+    def _answered(self, asked: "asyncio.Task[EngineGauges]") -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self._gauges, self._gauges_at = asked.result(), self._clock()
 
     async def self_check(self) -> float:
         self.require_open()
@@ -162,6 +178,8 @@ class RoundManager(NodeManager):
         async with self._changing:
             await self._stop(close=False)
         await self._jobs.aclose(self._limits.flush_timeout_s)
+        if self._asked is not None:
+            self._asked.cancel()
 
     def _step(self, move: Move) -> State:
         if move is not Move.STOP:
@@ -170,6 +188,24 @@ class RoundManager(NodeManager):
 
     def _new(self, spec: RoundSpec) -> _Round:
         return _Round(spec, Counters(self._clock, self.totals))
+
+    async def _fit(self, spec: RoundSpec) -> None:
+        """Have the engine choose the size of the round's forwards, and log it.
+
+        The round runs in any case: its own calls meet the same fault and report it.
+        """
+        try:
+            async with asyncio.timeout(self._limits.engine_answer_s):
+                await self._engine.fit(spec.work)
+            chosen = await self.engine_gauges()
+        except (EngineFault, EngineGone, TimeoutError):
+            return
+        if chosen.forward_nonces:
+            text = "round %s: a forward has %d nonces; chat waits for %.0f ms of its %.0f ms"
+            figures = (chosen.forward_nonces, chosen.part_s * 1e3, chosen.forward_s * 1e3)
+            _logger.info(text, spec.round_id, *figures, extra={"round_id": spec.round_id})
+        if chosen.warning is not None:
+            _logger.warning("round %s: %s", spec.round_id, chosen.warning)
 
     async def _begin(self, chosen: _Round) -> None:
         lane_of(chosen.spec)
@@ -194,6 +230,10 @@ class RoundManager(NodeManager):
         finally:
             chosen.counters.end()
             _log_end(chosen)
+            if self._gauges is not None:
+                text = "round %s: since the server's start chat waited %.0f ms for proofs at most"
+                waited_ms = self._gauges.longest_chat_wait_s * 1e3
+                _logger.info(text, chosen.spec.round_id, waited_ms)
             self._state = step(self._state, Move.STOP)
             self._no_round.set()
 

@@ -56,6 +56,13 @@ class ProofEngine(Protocol):
 
     async def gauges(self) -> EngineGauges: ...
 
+    async def fit(self, work: Workload) -> None:
+        """Choose anew how many nonces of ``work`` a forward has, unless chat uses the engine.
+
+        Raises EngineFault and EngineGone.
+        """
+        ...
+
 
 # Times a number of forwards of the nonces back to back; chat waits for all of them. Gives how many
 # nonces were proved, and the seconds. Raises EngineFault (a forward failed; the engine still runs)
@@ -214,7 +221,10 @@ class NodeManager(Protocol):
         ...
 
     async def engine_gauges(self) -> EngineGauges:
-        """Raises EngineGone and EngineFault (the engine did not answer in time)."""
+        """The newest ones that the engine has given, with their age; those of now if it is free.
+
+        Raises EngineGone and EngineFault (the engine has never answered, or reports a fault).
+        """
         ...
 
     async def self_check(self) -> float:

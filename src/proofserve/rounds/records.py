@@ -257,6 +257,9 @@ class Limits:
 
     Of jobs: the queue, how long chat may delay a chunk, and how long results are kept;
     ``max_kept_jobs`` and ``max_kept_nonces`` bound all kept results together.
+
+    Of the engine: its first answer, and its choice of a round's forwards, take ``engine_answer_s``
+    at most. After that one that gives no gauges within ``engine_busy_s`` is busy.
     """
 
     depth: int = 2
@@ -274,3 +277,4 @@ class Limits:
     max_kept_nonces: int = 1_000_000
     callback_retry_s: float = 1.0
     engine_answer_s: float = 5.0
+    engine_busy_s: float = 0.5

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from proofserve.rounds.errors import Refused
 from proofserve.rounds.records import DistanceVerdict, RoundSpec, Verdict
@@ -39,26 +39,54 @@ class EngineGauges:
     unfinished_requests: int
     forward_counts: tuple[int, ...] = ()
     cores: tuple["EngineGauges", ...] = ()
+    max_wait_s: float = 0.0
+    forward_nonces: int = 0
+    forward_s: float = 0.0
+    part_s: float = 0.0
+    age_s: float = 0.0
+
+    @property
+    def warning(self) -> str | None:
+        """Why chat may wait for longer than it should; None if it does not."""
+        if not 0 < self.max_wait_s < self.part_s:
+            return None
+        nonces = "1 nonce" if self.forward_nonces == 1 else f"{self.forward_nonces} nonces"
+        return (
+            f"a chat request may wait {self.part_s * 1e3:.0f} ms for the smallest part of a forward"
+            f" of {nonces}, longer than {self.max_wait_s * 1e3:.0f} ms (--poc-max-wait-ms)"
+        )
 
 
 def over_cores(cores: Sequence[EngineGauges]) -> EngineGauges:
-    """The gauges of an engine with these cores, at least one."""
+    """The gauges of an engine with these cores; zeros without any."""
     if len(cores) == 1:
         return cores[0]
-    longest = max(cores, key=lambda core: core.longest_chat_wait_batches)
+
+    def total(name: str) -> Any:
+        return sum(getattr(core, name) for core in cores)
+
+    def longest(name: str) -> Any:
+        return max((getattr(core, name) for core in cores), default=0)
+
+    slowest = longest("part_s")
     return EngineGauges(
-        forwards=sum(core.forwards for core in cores),
-        busy_s=sum(core.busy_s for core in cores),
-        deferred_s=sum(core.deferred_s for core in cores),
-        last_forward_s=max(core.last_forward_s for core in cores),
-        longest_chat_wait_s=longest.longest_chat_wait_s,
-        longest_chat_wait_batches=longest.longest_chat_wait_batches,
+        forwards=total("forwards"),
+        busy_s=total("busy_s"),
+        deferred_s=total("deferred_s"),
+        last_forward_s=longest("last_forward_s"),
+        longest_chat_wait_s=longest("longest_chat_wait_s"),
+        longest_chat_wait_batches=longest("longest_chat_wait_batches"),
         resume_ms=tuple(ms for core in cores for ms in core.resume_ms),
-        leased_blocks=sum(core.leased_blocks for core in cores),
-        free_blocks=sum(core.free_blocks for core in cores),
-        unfinished_requests=sum(core.unfinished_requests for core in cores),
+        leased_blocks=total("leased_blocks"),
+        free_blocks=total("free_blocks"),
+        unfinished_requests=total("unfinished_requests"),
         forward_counts=tuple(map(sum, zip(*(core.forward_counts for core in cores), strict=True))),
         cores=tuple(cores),
+        max_wait_s=longest("max_wait_s"),
+        forward_nonces=max((c.forward_nonces for c in cores if c.part_s == slowest), default=0),
+        forward_s=longest("forward_s"),
+        part_s=slowest,
+        age_s=longest("age_s"),
     )
 
 

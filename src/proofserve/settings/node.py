@@ -69,8 +69,10 @@ class EngineSettings(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    forward_batch: int = Field(32, ge=1, le=1024)
-    """Sequences per forward: one a nonce, in sketches two. Chat waits for at most one forward."""
+    max_wait_ms: int | None = Field(None, ge=1)
+    """Longest wait of a chat request for proofs, milliseconds; unset: 100, on a processor 250."""
+    forward_batch: int | None = Field(None, ge=1, le=1024)
+    """Nonces per forward; unset: measured when a round begins, so that chat waits no longer."""
     share: float = Field(0.0, ge=0.0, le=0.9)
     """Fraction of engine time for proofs while chat never pauses."""
     lease_idle_sec: float = Field(30.0, gt=0.0)

@@ -18,7 +18,7 @@ from proofserve.outbox.receipts import SqliteReceipts, signing_key
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.errors import OutboxUnavailable
+from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import AnsweringEngine, ProofEngine
 from proofserve.rounds.receipts import ReceiptService
@@ -80,6 +80,8 @@ async def running_node(
             receipts_made as receipts,
             joining(settings) as membership,
         ):
+            with suppress(EngineFault, EngineGone):
+                await manager.engine_gauges()
             try:
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
                 limits = CallLimits(

@@ -12,7 +12,14 @@ from importlib import metadata
 from pathlib import Path
 
 from proofserve import __version__
-from proofserve.lab.host import GIB, HostFacts, free_disk_gib, required_packages
+from proofserve.lab.host import (
+    EMULATED,
+    GIB,
+    HostFacts,
+    free_disk_gib,
+    quick_dtype,
+    required_packages,
+)
 from proofserve.outbox.database import OutboxInUse, hold_lock
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
@@ -45,6 +52,19 @@ def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) 
         "receipts": lambda: _receipts(chosen, vllm_options),
         "fleet": lambda: _fleet(chosen),
     }
+
+
+def slow_dtype(model: str, vllm_options: Sequence[str]) -> str | None:
+    """What to say if vLLM will serve in a dtype that this processor emulates."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dtype", default="auto")
+    dtype = parser.parse_known_args(list(vllm_options))[0].dtype
+    if dtype == "auto":
+        # vLLM serves checkpoints in float32 as bfloat16 too.
+        dtype = "bfloat16"
+    if dtype != "bfloat16" or quick_dtype() == dtype:
+        return None
+    return f"{model} will be served in {dtype}, {EMULATED}"
 
 
 def slow_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) -> dict[str, Check]:
@@ -167,6 +187,8 @@ LEAST_MEMORY_GIB = 2.0
 # A validator holds one layer in float32, a changed copy of it, and what the change takes.
 BYTES_A_PARAMETER = 12
 EXTRAS = ("reference",)
+# A dtype that is slower than float32 by more than this is emulated.
+EMULATED_TIMES = 4
 SERVE, PROVE, VERIFY = "serve", "prove", "verify"
 EVERYTHING = frozenset({SERVE, PROVE, VERIFY})
 
@@ -242,7 +264,12 @@ def _cards_line(facts: HostFacts) -> HostLine:
     if facts.driver_cards:
         seen = "; ".join(facts.driver_cards)
         return HostLine("cards", f"the driver shows {seen}, and {facts.torch.problem}", "see torch")
-    return HostLine("cards", "none: everything runs on the processor, slowly")
+    rates = {name: round(rate) for name, rate in facts.matrix_rates.items()}
+    shown = ", ".join(f"{name} {rate}" for name, rate in rates.items())
+    text = f"none: everything runs on the processor, slowly ({shown or 'unknown'} GFLOP/s)"
+    if rates and rates["bfloat16"] * EMULATED_TIMES < rates["float32"]:
+        return HostLine("cards", text, "serve with --dtype float32: bfloat16 is emulated here")
+    return HostLine("cards", text)
 
 
 def _memory_line(facts: HostFacts) -> HostLine:

@@ -38,6 +38,9 @@ plugin.general:
 compat_core.VllmCore.run_forward:
   vllm.v1.engine.core EngineCore.collective_rpc(method timeout args) EngineCore(scheduler
       vllm_config)
+compat_core.VllmCore.layers:
+  vllm.config.model ModelConfig(hf_text_config)
+  vllm.config.parallel ParallelConfig(pipeline_parallel_size)
 compat_core.VllmCore.max_sequences:
   vllm.config.scheduler SchedulerConfig(max_num_batched_tokens max_num_seqs)
 compat_core.VllmCore.block_sizes:
@@ -69,9 +72,14 @@ compat_worker.common_metadata:
       block_table_tensor slot_mapping causal is_prefilling positions)
 compat_worker.call_model:
   vllm.forward_context set_forward_context(num_tokens slot_mapping skip_compiled)
+      get_forward_context ForwardContext(moe_layer_index)
   vllm.v1.worker.gpu_model_runner GPUModelRunner(model lora_config)
   vllm.config.model ModelConfig(uses_mrope mrope_num_dims)
   older vllm.config.model ModelConfig(uses_mrope)
+compat_worker.can_pause:
+  vllm.model_executor.models.interfaces supports_pp
+compat_worker.some_layers:
+  vllm.distributed.parallel_state _PP get_pp_group
 compat_worker.without_adapters:
   vllm.v1.worker.lora_model_runner_mixin LoRAModelRunnerMixin._set_active_loras(prompt_lora_mapping
       token_lora_mapping lora_requests)

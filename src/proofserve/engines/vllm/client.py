@@ -76,6 +76,12 @@ class VllmEngine:
     async def gauges(self) -> EngineGauges:
         return over_cores([_gauges(reply) for reply in await self._call_all(GAUGES)])
 
+    async def fit(self, work: Workload) -> None:
+        """See ``ProofEngine.fit``: a call without nonces does it, on each core for itself."""
+        call = call_for(work, self.engine_info.facts, uuid.uuid4().hex, (), defer_s=0.0)
+        for reply in await self._call_all(PROVE, asdict(call)):
+            read_reply((), reply)
+
     async def measure(
         self, work: Workload, nonces: Sequence[int], forwards: int
     ) -> tuple[int, float]:

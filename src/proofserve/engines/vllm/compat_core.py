@@ -100,7 +100,7 @@ class VllmCore:
         self._engine.preprocess_add_request = watched_preprocess
         self._engine.step_fn = watched_step
 
-    def run_forward(self, forward: Forward) -> dict[str, Any]:
+    def run_forward(self, forward: Forward) -> dict[str, Any] | None:
         """Relies on: EngineCore.collective_rpc taking a callable. It goes by reference, so it must
         be importable in the workers.
         """
@@ -109,7 +109,18 @@ class VllmCore:
         with self._proving():
             replies = self._engine.collective_rpc(prove, None, (forward,))
         self._feed_watchdog()
-        return next(reply for reply in replies if reply is not None)
+        return next((reply for reply in replies if reply is not None), None)
+
+    def layers(self) -> int:
+        """A pipeline's stages have some layers each, and run after each other without a pause.
+
+        Relies on: ModelConfig.hf_text_config.num_hidden_layers, as most models have it;
+        ParallelConfig.pipeline_parallel_size.
+        """
+        config = self._engine.vllm_config
+        if config.parallel_config.pipeline_parallel_size > 1:
+            return 1
+        return int(getattr(config.model_config.hf_text_config, "num_hidden_layers", 1))
 
     def max_sequences(self, seq_len: int) -> int:
         """Relies on: scheduler_config.max_num_batched_tokens, .max_num_seqs."""

@@ -11,11 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from vllm.distributed import parallel_state
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-from vllm.forward_context import set_forward_context
+from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.model_executor.models.interfaces import supports_pp
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from proofserve.engines.vllm.core_messages import Forward
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.model import ExpertLayer
@@ -136,13 +139,17 @@ def step_stream(runner: Any) -> AbstractContextManager[Any]:
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
-def call_model(runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inputs: Any) -> Any:
-    """Run the deployed model once, eagerly, and return what its forward returns.
+def call_model(
+    runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inputs: Any, mixtures: int = 0
+) -> tuple[Any, int]:
+    """Run the deployed model once, eagerly; what its forward returns, and how many mixtures ran.
 
     ``inputs`` holds ``positions``, ``intermediate_tensors``, and on the first pipeline rank
     ``input_ids`` or ``inputs_embeds``. Compiled graphs are skipped: they replay chat's buffers.
+    ``mixtures`` of experts ran in earlier parts of this forward.
 
-    Relies on: set_forward_context(skip_compiled); model of either runner; ModelConfig.uses_mrope,
+    Relies on: set_forward_context(skip_compiled); ForwardContext.moe_layer_index, by which some
+    versions find the next mixture; model of either runner; ModelConfig.uses_mrope,
     .mrope_num_dims.
     """
     positions, config = inputs["positions"], runner.model_config
@@ -157,7 +164,54 @@ def call_model(runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inp
         slot_mapping=slots,
         skip_compiled=True,
     ):
-        return runner.model(**given)
+        context: Any = get_forward_context()
+        context.moe_layer_index = mixtures
+        return runner.model(**given), context.moe_layer_index
+
+
+class _Stage:
+    """A pipeline group that says it is the first or the last stage, and is ``group`` otherwise."""
+
+    def __init__(self, group: Any, is_first: bool, is_last: bool) -> None:
+        self._group = group
+        self.is_first_rank, self.is_last_rank = is_first, is_last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+
+def can_pause(model: torch.nn.Module, layers: int) -> bool:
+    """Whether ``model`` can run some of its ``layers`` alone.
+
+    Relies on: supports_pp; the module that keeps the layers having start_layer and end_layer.
+    """
+    owner, found = _layer_owner(model)
+    return supports_pp(model) and hasattr(owner, "start_layer") and len(found or ()) == layers
+
+
+@contextmanager
+def some_layers(model: torch.nn.Module, forward: Forward) -> Iterator[None]:
+    """Within the context the model is the pipeline stage with the layers of ``forward`` alone.
+
+    Steps of chat run outside of it. Relies on: models asking get_pp_group, which returns _PP of its
+    module, whether to embed tokens and whether to return IntermediateTensors.
+    """
+    owner, group = _layer_owner(model)[0], get_pp_group()
+    before = owner.start_layer, owner.end_layer
+    stage: Any = _Stage(group, forward.first == 0, forward.is_last)
+    owner.start_layer, owner.end_layer = forward.first, forward.end
+    parallel_state._PP = stage
+    try:
+        yield
+    finally:
+        owner.start_layer, owner.end_layer = before
+        parallel_state._PP = group
+
+
+def await_device(device: torch.device) -> None:
+    """Wait until ``device`` has computed everything: a step of chat must not wait for it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def without_adapters(runner: Any, sequences: int, tokens: int) -> None:
@@ -316,10 +370,16 @@ def with_experts(router: Any, ids: torch.Tensor) -> Iterator[None]:
 
 
 def _layer_list(model: torch.nn.Module) -> torch.nn.ModuleList | None:
+    return _layer_owner(model)[1]
+
+
+def _layer_owner(model: torch.nn.Module) -> tuple[Any, torch.nn.ModuleList | None]:
+    """The module that keeps the decoder layers, and their list."""
     for place in LAYER_PLACES:
+        owner: Any = None
         found: Any = model
         for name in place.split("."):
-            found = getattr(found, name, None)
+            owner, found = found, getattr(found, name, None)
         if isinstance(found, torch.nn.ModuleList):
-            return found
-    return None
+            return owner, found
+    return None, None

@@ -1,9 +1,9 @@
 """The gate inside the engine core: proofs run only while chat has nothing to do.
 
 The core runs one loop: take messages, step the scheduler, repeat. A proof call is a message
-whose answer is a Future. The gate queues the call and runs it one forward at a time from the
-core's own idle callback, so nothing polls, and a chat request that arrives during a forward waits
-for that forward at most. All methods run on the core's loop thread, except ``_chat_arrived``,
+whose answer is a Future. The gate queues the call and runs it one part of a forward at a time from
+the core's own idle callback, so nothing polls, and a chat request that arrives during a part waits
+for that part at most. All methods run on the core's loop thread, except ``_chat_arrived``,
 which only writes to a dictionary, and ``wake_if_needed``, which only posts a message.
 """
 
@@ -12,18 +12,18 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from proofserve.engines.vllm import core_messages
-from proofserve.engines.vllm.batch import Batch, run_batch
 from proofserve.engines.vllm.core_port import CorePort
 from proofserve.engines.vllm.core_times import CoreTimes, ShareBudget
-from proofserve.engines.vllm.lease import LeaseTable
+from proofserve.engines.vllm.forwards import WHOLE, Batch, ForwardSize, ForwardSizes, run_batch
+from proofserve.engines.vllm.lease import LeaseRefused, LeaseTable
 
 # Seconds between two wakeups of the loop while calls wait or leases are held.
 WAKEUP_S = 1.0
@@ -35,27 +35,42 @@ CHAT_GRACE_S = 0.006
 class GateOptions:
     """The options that an operator sets.
 
-    ``forward_batch``: sequences of one forward. ``share``: the fraction of engine time that
+    ``forward_batch``: nonces of one forward, None for as many as run within ``max_wait_s``, the
+    longest that a chat request may wait for proofs. ``share``: the fraction of engine time that
     proofs may take while chat never pauses; 0 leaves all of it to chat. ``lease_idle_s``: after so
     many seconds without a call a lease goes back to the pool, because its API process is gone; a
     live session that merely paused takes a new lease with its next call.
     """
 
-    forward_batch: int
+    forward_batch: int | None
+    max_wait_s: float
     share: float
     lease_idle_s: float
 
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A call in the gate's queue and what its forwards have produced so far."""
+    """A call in the gate's queue and what its forwards have produced so far.
+
+    Of a forward that has begun: its ``size``, the next ``layer``, and the seconds of its parts.
+    """
 
     call: core_messages.ProveCall
     arrived: float
+    size: ForwardSize | None = None
+    layer: int = 0
+    parts_s: list[float] = field(default_factory=list)
     future: "Future[dict[str, Any]]" = field(default_factory=Future)
     done: int = 0
     values: list[np.ndarray[Any, Any]] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
+
+    @property
+    def in_forward(self) -> Sequence[int]:
+        """The nonces of the forward that has begun; none if it finds the size."""
+        if self.size is None or not self.size.is_found:
+            return ()
+        return self.call.nonces[self.done : self.done + self.size.nonces]
 
     def answer(self, reply: dict[str, Any]) -> None:
         if not self.future.done():
@@ -63,7 +78,8 @@ class QueuedCall:
 
     def answer_with_rows(self) -> None:
         """Complete the call with the first ``done`` of its nonces, which may be all."""
-        self.answer(core_messages.proved(np.concatenate(self.values), self.failed, self.done))
+        values = np.concatenate(self.values) if self.values else np.empty((0, 1), np.float32)
+        self.answer(core_messages.proved(values, self.failed, self.done))
 
 
 class ProofGate:
@@ -73,10 +89,13 @@ class ProofGate:
         self, core: CorePort, options: GateOptions, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._core, self._options, self._now = core, options, now
-        self._leases = LeaseTable(core, options.forward_batch)
+        self._leases = LeaseTable(core)
+        self._sizes = ForwardSizes(core, options.forward_batch, options.max_wait_s)
         self._times = CoreTimes(now)
         self._budget = ShareBudget(options.share)
         self._queue: deque[QueuedCall] = deque()
+        # A call that was answered in the middle of a forward; its next call goes on there.
+        self._paused: QueuedCall | None = None
         self._awaits_idle = False
         if core.has_own_loop():
             core.watch(self._chat_arrived, self._chat_stepping, self._chat_stepped)
@@ -84,8 +103,13 @@ class ProofGate:
     # -- calls from the API process ----------------------------------------------------------
 
     def prove(self, call: core_messages.ProveCall) -> "Future[dict[str, Any]]":
-        """Queue ``call``. The Future completes with a ``core_messages`` reply; it never raises."""
+        """Queue ``call``. The Future completes with a ``core_messages`` reply; it never raises.
+
+        A call without nonces has the size of forwards measured anew, for a round that begins.
+        """
         queued = QueuedCall(call, self._now())
+        if not call.nonces:
+            self._sizes.forget(call)
         if not self._core.has_own_loop():
             self._run_inline(queued)
         elif call.defer_s <= 0 and self._core.is_busy():
@@ -120,9 +144,13 @@ class ProofGate:
 
         def run() -> None:
             try:
-                self._run_batch(call, 0)  # the first one draws the block's tensors
+                first = QueuedCall(call, self._now())
+                while not first.done:  # it finds the size and draws the block's tensors
+                    self._run_part(first)
+                lease = self._leases.get(call.lease, call, self._sizes.of(call).nonces, self._now())
                 start = self._now()
-                nonces = sum(self._run_batch(call, 0).count for _ in range(forwards))
+                whole = [run_batch(self._core, lease, call, WHOLE) for _ in range(forwards)]
+                nonces = sum(batch.count for batch in whole if batch is not None)
                 future.set_result({"seconds": self._now() - start, "nonces": nonces})
             except Exception as error:  # noqa: BLE001 - an error here would kill the engine
                 future.set_exception(error)
@@ -140,6 +168,7 @@ class ProofGate:
     def gauges(self) -> dict[str, Any]:
         return {
             **self._times.read(),
+            **self._sizes.read(),
             "leased_blocks": self._leases.held_blocks,
             "free_blocks": self._core.free_blocks(),
             "unfinished_requests": self._core.unfinished_requests(),
@@ -167,12 +196,15 @@ class ProofGate:
             self._core.post_wakeup()
 
     def _answer_overdue(self, queued: QueuedCall) -> None:
-        """Answer a call past its deadline: with its finished part, or that chat deferred it."""
-        if queued.done > 0:
-            self._queue.remove(queued)
+        """Answer a call past its deadline: with what is finished, or that chat deferred it."""
+        if not (queued.done or self._core.is_busy()):
+            return
+        self._queue.remove(queued)
+        if queued.layer:
+            self._paused = queued
+        if queued.done:
             queued.answer_with_rows()
-        elif self._core.is_busy():
-            self._queue.remove(queued)
+        else:
             queued.answer(self._deferral(queued))
 
     def _await_idle(self) -> None:
@@ -185,7 +217,7 @@ class ProofGate:
         self._awaits_idle = False
         if self._queue and self._chat_is_over():
             self._budget.pause()
-            self._run_next_forward()
+            self._run_next_part()
         if self._queue:
             self._core.post_wakeup()
 
@@ -208,7 +240,7 @@ class ProofGate:
         """
         if self._queue and self._budget.is_open:
             began = self._now()
-            self._run_next_forward()
+            self._run_next_part()
             self._budget.spend(began, self._now())
 
     def _chat_stepped(self, start: float, end: float) -> None:
@@ -218,28 +250,70 @@ class ProofGate:
         else:
             self._budget.pause()
 
-    def _run_next_forward(self) -> None:
-        """Run the next forward of the oldest call, and answer it when that was its last."""
+    def _run_next_part(self) -> None:
+        """Run the next part of the oldest call, and answer it when that was its last."""
         queued = self._queue[0]
         try:
-            with self._times.forward(self._core.waiting_requests):
-                batch = self._run_batch(queued.call, queued.done)
+            if queued.call.nonces or not self._sizes.of(queued.call).is_found:
+                self._run_part(queued)
+            is_done = queued.done >= len(queued.call.nonces)
+            is_done = is_done and self._sizes.of(queued.call).is_found
         except Exception as error:  # noqa: BLE001 - an error here would kill the engine
             self._queue.popleft()
             self._leases.release(queued.call.lease)
             queued.answer(core_messages.fault(f"{type(error).__name__}: {error}"))
             return
-        queued.values.append(batch.rows)
-        queued.failed.extend(batch.failed)
-        queued.done += batch.count
-        if queued.done >= len(queued.call.nonces):
+        if is_done:
             self._queue.popleft()
             queued.answer_with_rows()
 
-    def _run_batch(self, call: core_messages.ProveCall, start: int) -> Batch:
-        """Raises LeaseRefused, or the error that a worker raised."""
-        lease = self._leases.get(call.lease, call.seq_len, self._now())
-        return run_batch(self._core, lease, call, start)
+    def _run_part(self, queued: QueuedCall) -> None:
+        """Run the next part of a forward, which proves nonces, or padding if it finds the size.
+
+        Raises LeaseRefused, or the error that a worker raised.
+        """
+        call = queued.call
+        size = queued.size if queued.size and queued.layer else self._begin_forward(queued)
+        try:
+            lease = self._leases.get(call.lease, call, size.nonces, self._now())
+        except LeaseRefused:
+            if size.nonces == 1 or self._options.forward_batch:
+                raise
+            size.halve()
+            return
+        wanted = replace(call, nonces=call.nonces[queued.done :] if size.is_found else ())
+        end = min(queued.layer + size.per_part, size.layers)
+        with self._times.forward(self._core.waiting_requests):
+            batch = run_batch(self._core, lease, wanted, (queued.layer, end, size.layers))
+        queued.parts_s.append(self._times.last_forward_s)
+        queued.layer = end % size.layers
+        if batch is not None:
+            self._end_forward(queued, size, batch)
+
+    def _begin_forward(self, queued: QueuedCall) -> ForwardSize:
+        """Begin a forward at its first layer, or go on with the one in which a call was answered.
+
+        Otherwise a forward of more parts than chat leaves within a call's time would never end.
+        """
+        paused, self._paused = self._paused, None
+        size = queued.size = self._sizes.of(queued.call)
+        if paused is not None and paused.size is size and paused.call.lease == queued.call.lease:
+            if paused.in_forward == queued.in_forward:
+                queued.layer, queued.parts_s = paused.layer, paused.parts_s
+        elif not size.is_found:
+            self._leases.release(queued.call.lease)
+        return size
+
+    def _end_forward(self, queued: QueuedCall, size: ForwardSize, batch: Batch) -> None:
+        if size.is_found:
+            size.ran(queued.parts_s)
+            queued.values.append(batch.rows)
+            queued.failed.extend(batch.failed)
+            queued.done += batch.count
+        else:
+            size.measured(queued.parts_s)
+            self._leases.release(queued.call.lease)
+        queued.parts_s.clear()
 
     def _run_inline(self, queued: QueuedCall) -> None:
         """The core has no loop, its caller steps it: the call runs to its end, or is deferred."""
@@ -248,7 +322,7 @@ class ProofGate:
             return
         self._queue.append(queued)
         while self._queue:
-            self._run_next_forward()
+            self._run_next_part()
 
     def _deferral(self, queued: QueuedCall) -> dict[str, Any]:
         return core_messages.deferred("chat has the engine", self._now() - queued.arrived)

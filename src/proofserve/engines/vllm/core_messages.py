@@ -38,19 +38,33 @@ class ProveCall:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One forward of the deployed shape: ``sequences_per_nonce`` sequences for each nonce.
+    """One forward: ``sequences_per_nonce`` sequences for each nonce, or a part of one.
 
     ``blocks[g][i]`` lists the KV blocks of sequence ``i`` in KV-cache group ``g``, each of
     ``block_sizes[g]`` tokens. Picklable, because an executor may send it to other processes.
+
+    A part runs the layers from ``first`` to below ``end`` of all ``layers``. The parts of a forward
+    come in order, and steps of chat may run between them.
     """
 
     call: ProveCall
     blocks: tuple[tuple[tuple[int, ...], ...], ...]
     block_sizes: tuple[int, ...]
+    first: int = 0
+    end: int = 1
+    layers: int = 1
 
     @property
     def sequences(self) -> int:
         return len(self.call.nonces) * self.call.sequences_per_nonce
+
+    @property
+    def is_whole(self) -> bool:
+        return self.first == 0 and self.is_last
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.layers
 
 
 # The kinds of replies to a ProveCall.

@@ -41,8 +41,14 @@ class CorePort(Protocol):
         ``time.monotonic``.
         """
 
-    def run_forward(self, forward: Forward) -> dict[str, Any]:
-        """Run ``forward`` on all workers; a ``proved`` reply. Raises what a worker raised."""
+    def run_forward(self, forward: Forward) -> dict[str, Any] | None:
+        """Run ``forward`` on all workers, until they have computed it.
+
+        A ``proved`` reply, None for a part that is not the last. Raises what a worker raised.
+        """
+
+    def layers(self) -> int:
+        """Decoder layers, between which a forward may pause; 1 if it cannot."""
 
     def max_sequences(self, seq_len: int) -> int:
         """Sequences of ``seq_len`` tokens that fit one step of this core; may be 0."""

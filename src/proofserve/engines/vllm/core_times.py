@@ -69,7 +69,7 @@ class CoreTimes:
         self._forwards = 0
         self._forward_counts = [0] * (len(FORWARD_BOUNDS_S) + 1)
         self._busy_s = 0.0
-        self._last_forward_s = 0.0
+        self.last_forward_s = 0.0
         self._deferred_s = 0.0
         self._resume_ms: deque[float] = deque(maxlen=RECENT)
         self._last_step: float | None = None
@@ -108,7 +108,7 @@ class CoreTimes:
             end = self._now()
             self._forwards += 1
             self._forward_counts[bisect_left(FORWARD_BOUNDS_S, end - start)] += 1
-            self._last_forward_s = end - start
+            self.last_forward_s = end - start
             self._busy_s += end - start
             self._charge(start, end, waiting())
 
@@ -118,7 +118,7 @@ class CoreTimes:
             "forward_counts": list(self._forward_counts),
             "busy_s": self._busy_s,
             "deferred_s": self._deferred_s,
-            "last_forward_s": self._last_forward_s,
+            "last_forward_s": self.last_forward_s,
             "longest_chat_wait_s": self._longest_wait[0],
             "longest_chat_wait_batches": self._longest_wait[1],
             "resume_ms": list(self._resume_ms),
@@ -135,5 +135,6 @@ class CoreTimes:
             seconds, batches = self._waits.get(request_id, (0.0, 0.0))
             wait = end - max(start, self._arrivals.get(request_id, start))
             waits[request_id] = (seconds + wait, batches + wait / (end - start))
-            self._longest_wait = max(self._longest_wait, waits[request_id], key=lambda w: w[1])
+            longest, own = self._longest_wait, waits[request_id]
+            self._longest_wait = (max(longest[0], own[0]), max(longest[1], own[1]))
         self._waits = waits

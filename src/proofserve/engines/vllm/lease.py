@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
+from proofserve.engines.vllm.core_messages import ProveCall
 from proofserve.engines.vllm.core_port import CorePort
 
 
@@ -13,13 +14,15 @@ class LeaseRefused(RuntimeError):
 
 @dataclass(slots=True)
 class Lease:
-    """Blocks for ``sequences`` sequences of ``seq_len`` tokens in every KV-cache group.
+    """Blocks for ``nonces`` nonces in every KV-cache group.
 
-    ``last_used`` is in seconds of the monotonic clock.
+    Each has ``sequences_per_nonce`` sequences of ``seq_len`` tokens. ``last_used`` is in seconds of
+    the monotonic clock.
     """
 
+    nonces: int
+    sequences_per_nonce: int
     seq_len: int
-    sequences: int
     block_sizes: tuple[int, ...]
     held: list[Any]
     last_used: float
@@ -30,7 +33,7 @@ class Lease:
         self.tables = tuple(
             tuple(
                 tuple(next(ids) for _ in range(ceil(self.seq_len / size)))
-                for _ in range(self.sequences)
+                for _ in range(self.nonces * self.sequences_per_nonce)
             )
             for size in self.block_sizes
         )
@@ -39,9 +42,8 @@ class Lease:
 class LeaseTable:
     """All leases of one engine core. Not thread-safe: only the core's loop uses it."""
 
-    def __init__(self, core: CorePort, forward_batch: int) -> None:
+    def __init__(self, core: CorePort) -> None:
         self._core = core
-        self._forward_batch = forward_batch
         self._leases: dict[str, Lease] = {}
 
     def __len__(self) -> int:
@@ -51,18 +53,13 @@ class LeaseTable:
     def held_blocks(self) -> int:
         return sum(len(lease.held) for lease in self._leases.values())
 
-    def sequences(self, seq_len: int) -> int:
-        """Sequences in a forward of ``seq_len`` tokens: one shape per deployment and length.
+    def get(self, name: str, call: ProveCall, nonces: int, now: float) -> Lease:
+        """The lease ``name``, taken now for ``nonces`` of the call if it is new.
 
-        It is the option, or less if a step of the engine holds less. It never depends on the
-        request: otherwise a vector would depend on its batch.
+        Raises LeaseRefused.
         """
-        return max(1, min(self._forward_batch, self._core.max_sequences(seq_len)))
-
-    def get(self, name: str, seq_len: int, now: float) -> Lease:
-        """The lease ``name``, taken now if it is new. Raises LeaseRefused."""
         if name not in self._leases:
-            self._leases[name] = self._take(seq_len, now)
+            self._leases[name] = self._take(call, nonces, now)
         lease = self._leases[name]
         lease.last_used = now
         return lease
@@ -83,16 +80,15 @@ class LeaseTable:
             if lease.last_used < before and name not in except_for:
                 self.release(name)
 
-    def _take(self, seq_len: int, now: float) -> Lease:
-        sizes = self._core.block_sizes()
-        sequences = self.sequences(seq_len)
-        count = sequences * sum(ceil(seq_len / size) for size in sizes)
+    def _take(self, call: ProveCall, nonces: int, now: float) -> Lease:
+        sizes, sequences = self._core.block_sizes(), nonces * call.sequences_per_nonce
+        count = sequences * sum(ceil(call.seq_len / size) for size in sizes)
         try:
             held = self._core.take_blocks(count)
         except ValueError as error:
             raise LeaseRefused(
-                f"a forward of {sequences} sequences of {seq_len} tokens needs {count} KV blocks, "
+                f"a forward of {nonces} nonces of {call.seq_len} tokens needs {count} KV blocks, "
                 f"{self._core.free_blocks()} are free. Lower --poc-forward-batch or give "
                 "vLLM more KV cache."
             ) from error
-        return Lease(seq_len, sequences, sizes, held, now)
+        return Lease(nonces, call.sequences_per_nonce, call.seq_len, sizes, held, now)

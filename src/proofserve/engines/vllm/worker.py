@@ -53,29 +53,42 @@ def _block_scheme(
 
 @torch.inference_mode()
 def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tensor | None:
-    """Values of every nonce of ``forward``, float32 [n, width], or None on a rank without them.
+    """Values of every nonce of ``forward``, float32 [n, width].
 
-    Collective: every rank must run the same forward. Keys and values go only into the blocks
-    that ``forward`` names.
+    None on a rank without them, and for a part that is not the last: its hidden states wait in the
+    runner. The last part of a model that cannot pause runs all layers. Collective: every rank must
+    run the same forward. Keys and values go only into the blocks that ``forward`` names.
     """
     call, seq_len, n = forward.call, forward.call.seq_len, forward.sequences
-    positions = torch.arange(seq_len, device=torch.device(runner.device)).repeat(n)
+    model, device = runner.get_model(), torch.device(runner.device)
+    pauses = not forward.is_whole and compat_worker.can_pause(model, forward.layers)
+    if not (pauses or forward.is_last):
+        return None
+    positions = torch.arange(seq_len, device=device).repeat(n)
     metadata, slots = _attention(runner, forward, positions)
     compat_worker.without_adapters(runner, n, positions.numel())
-    received = compat_worker.receive_stage()
+    if pauses and forward.first:
+        received, mixtures = runner.proofserve_halfway
+    else:
+        received, mixtures = compat_worker.receive_stage(), 0
     inputs = {"positions": positions, "intermediate_tensors": received}
     if received is None:
         # The prompts of all sequences, one after the other: token ids or embeddings.
         dtype = runner.model_config.dtype
         drawn = block.inputs(call.public_key, call.nonces, seq_len, dtype).flatten(0, 1)
         inputs["inputs_embeds" if drawn.is_floating_point() else "input_ids"] = drawn
-    model = runner.get_model()
     narrowed = (
         nullcontext() if block.reads_every_position else published_rows_only(model, n, seq_len)
     )
     chosen = _seeded_experts(model, block, positions, seq_len)
-    with _layer_transforms(model, block), chosen, narrowed:
-        output = compat_worker.call_model(runner, metadata, slots, inputs)
+    part = compat_worker.some_layers(model, forward) if pauses else nullcontext()
+    with _layer_transforms(model, block), chosen, narrowed, part:
+        output, mixtures = compat_worker.call_model(runner, metadata, slots, inputs, mixtures)
+    runner.proofserve_halfway = None
+    if pauses and not forward.is_last:
+        runner.proofserve_halfway = output, mixtures
+        compat_worker.await_device(device)
+        return None
     hidden = compat_worker.send_stage(output)
     if hidden is None:
         return None

@@ -1,0 +1,163 @@
+"""Forwards from the core's side: how they run so that chat does not wait too long (ADR 48)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.engines.vllm.core_messages import Forward, ProveCall, values_of
+from proofserve.engines.vllm.core_port import CorePort
+from proofserve.engines.vllm.lease import Lease, LeaseRefused
+from proofserve.protocol.nonces import pad
+
+# As many as a call has unless its request says otherwise: the rest would be padding.
+MOST_NONCES = 32
+# A part of a forward is planned to take so much of the longest wait: it may take longer then.
+AIM = 0.8
+# Measured forwards. The first one also prepares kernels and the block's tensors.
+TRIES = 2
+# Of the newest forward in the means.
+NEWEST = 0.25
+
+
+@dataclass(slots=True)
+class ForwardSize:
+    """All forwards of one shape have ``nonces``, and run ``per_part`` of their layers at a time.
+
+    Until it ``is_found``, forwards of one nonce are measured, layer by layer. Several nonces take
+    at most as many times as long, so ``nonces`` are as many as leave a single layer within ``AIM``
+    of ``max_wait_s``: ``most``, or a power of two, so that two measurements rarely differ. Where
+    forwards pause changes no bit of a result, so ``per_part`` follows the time of those that ran.
+
+    ``seconds`` of a forward and ``part_s`` of its longest part are means.
+    """
+
+    max_wait_s: float
+    most: int
+    layers: int
+    nonces: int = 1
+    per_part: int = 1
+    is_found: bool = False
+    seconds: float = 0.0
+    part_s: float = 0.0
+    forwards: int = 0
+
+    def measured(self, parts_s: Sequence[float]) -> None:
+        """A forward of one nonce took ``parts_s``, one for each part."""
+        if not self.forwards or sum(parts_s) < self.seconds:
+            self.seconds, self.part_s = sum(parts_s), max(parts_s)
+        self.forwards += 1
+        if self.forwards == TRIES:
+            fit = int(min(self.most, max(1.0, AIM * self.max_wait_s / self.part_s)))
+            self.nonces = fit if fit == self.most else 1 << (fit.bit_length() - 1)
+            self.is_found, self.forwards = True, 0
+            self.seconds, self.part_s = self.nonces * self.seconds, self.nonces * self.part_s
+            self._plan()
+            # Until a forward has run: what is expected of the longest part.
+            self.part_s = max(self.part_s, self.seconds * self.per_part / self.layers)
+
+    def ran(self, parts_s: Sequence[float]) -> None:
+        """A forward of ``nonces`` took ``parts_s``; the first one replaces what was expected."""
+        newest = NEWEST if self.forwards else 1.0
+        self.seconds += (sum(parts_s) - self.seconds) * newest
+        self.part_s += (max(parts_s) - self.part_s) * newest
+        self.forwards += 1
+        self._plan()
+
+    def halve(self) -> None:
+        """Chat leaves no KV blocks for so many nonces."""
+        self.nonces //= 2
+
+    def _plan(self) -> None:
+        fit = AIM * self.max_wait_s * self.layers / max(self.seconds, 1e-9)
+        self.per_part = int(min(self.layers, max(1.0, fit)))
+
+
+class ForwardSizes:
+    """The sizes of one engine core, by shape: scheme and tokens.
+
+    ``fixed``: nonces of each forward, as far as the engine holds them; None to measure. A core that
+    does not chat while it proves runs forwards without a pause.
+    """
+
+    def __init__(self, core: CorePort, fixed: int | None, max_wait_s: float) -> None:
+        self._core, self._max_wait_s = core, max_wait_s
+        chats = core.has_own_loop()
+        self._fixed = fixed or (None if chats else MOST_NONCES)
+        self._layers = core.layers() if chats else 1
+        self._sizes: dict[object, ForwardSize] = {}
+        self._newest: ForwardSize | None = None
+
+    def of(self, call: ProveCall) -> ForwardSize:
+        """Raises LeaseRefused if a step of the engine holds no nonce of this shape."""
+        shape = _shape(call)
+        if shape not in self._sizes:
+            self._sizes[shape] = self._new(call)
+        self._newest = self._sizes[shape]
+        return self._newest
+
+    def forget(self, call: ProveCall) -> None:
+        """Have the size of this shape measured again, because the machine may have changed."""
+        if not self._fixed:
+            self._sizes.pop(_shape(call), None)
+
+    def read(self) -> dict[str, Any]:
+        """The size that was used last; zeros before it is found."""
+        found = self._newest if self._newest and self._newest.is_found else None
+        return {
+            "max_wait_s": self._max_wait_s,
+            "forward_nonces": found.nonces if found else 0,
+            "forward_s": found.seconds if found else 0.0,
+            "part_s": found.part_s if found else 0.0,
+        }
+
+    def _new(self, call: ProveCall) -> ForwardSize:
+        # A prompt that is longer than a step is proved all the same.
+        sequences = max(1, self._core.max_sequences(call.seq_len))
+        fits = sequences // call.sequences_per_nonce
+        if not fits:
+            raise LeaseRefused(
+                f"a step of the engine holds {sequences} sequence of {call.seq_len} tokens, "
+                f"and a nonce has {call.sequences_per_nonce}. Raise --max-num-batched-tokens."
+            )
+        most = min(self._fixed or MOST_NONCES, fits)
+        size = ForwardSize(self._max_wait_s, most, self._layers)
+        if self._fixed:
+            size.nonces, size.is_found = most, True
+        return size
+
+
+def _shape(call: ProveCall) -> object:
+    return call.seq_len, tuple(sorted(call.scheme.items()))
+
+
+# The first layer of a part, the one behind its last, and how many a forward has.
+Layers = tuple[int, int, int]
+WHOLE: Layers = (0, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """``count`` nonces were taken; ``rows`` float32 [count - len(failed), width] in order."""
+
+    count: int
+    rows: NDArray[np.float32]
+    failed: list[int]
+
+
+def run_batch(core: CorePort, lease: Lease, call: ProveCall, layers: Layers) -> Batch | None:
+    """Prove as many of the call's first nonces as one forward holds, on all workers.
+
+    ``layers``: from which to below which of how many run. None unless they are the last ones.
+    Raises the error that a worker raised.
+    """
+    wanted = call.nonces[: lease.nonces]
+    padded = replace(call, nonces=pad(wanted, lease.nonces))
+    reply = core.run_forward(Forward(padded, lease.tables, lease.block_sizes, *layers))
+    if reply is None:
+        return None
+    failed = [nonce for nonce in reply["failed"] if nonce >= 0]
+    # Padding nonces follow the wanted ones, so the wanted ones' rows come first.
+    return Batch(len(wanted), values_of(reply)[: len(wanted) - len(failed)], failed)

@@ -1,0 +1,79 @@
+"""How long chats take that arrive at random moments, one at a time, without and with a round."""
+
+import random
+import time
+import uuid
+from dataclasses import asdict, dataclass
+
+from proofserve.lab.bench.chat import at_most
+from proofserve.lab.chats import ask_all, chats
+from proofserve.lab.host import machine
+from proofserve.lab.node_client import NodeClient, computing_round
+from proofserve.lab.records import Work
+from proofserve.lab.report import Figure, Progress, Report, quantile
+
+WARM_UPS = 8
+# The longest pause before a chat, seconds: some forwards of any model, or a part of one.
+PAUSE_S = 0.5
+# A machine wakes a thread late now and then.
+OVER = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class WaitPlan:
+    """``chats`` of one token each without a round, and as many beside it."""
+
+    work: Work
+    chats: int = 100
+    seed: int = 1
+
+
+def bench_waits(node: NodeClient, plan: WaitPlan, progress: Progress) -> Report:
+    """The times of the chats, and the longest wait that the engine has counted since its start."""
+    _ask(node, plan, WARM_UPS, progress, "warming up")
+    whole_s = node.measure(plan.work, 2).seconds_per_forward
+    plain = _ask(node, plan, plan.chats, progress, "no proofs")
+    with computing_round(node, plan.work):
+        beside = _ask(node, plan, plan.chats, progress, "a round running")
+    engine = node.engine()
+    longest_ms, allowed_ms = engine.longest_chat_wait_s * 1e3, engine.max_wait_s * 1e3
+    figures = (
+        *_quantiles("plain", plain, "no proofs"),
+        *_quantiles("round", beside, "a round running"),
+        Figure(
+            "longest_wait_ms",
+            longest_ms,
+            f"longest wait for proofs in the engine, of which {allowed_ms:.0f} are allowed",
+            at_most(OVER * allowed_ms),
+        ),
+        Figure("whole_forward_s", whole_s, "a forward that does not pause"),
+        Figure("forward_nonces", engine.forward_nonces, "nonces of a forward"),
+        Figure("part_ms", engine.part_s * 1e3, "the longest part of a forward, usually"),
+    )
+    windows = {"plain_s": plain, "round_s": beside}
+    return Report("chat's waits", figures, asdict(plan), windows, {**machine(), **node.versions()})
+
+
+def _ask(
+    node: NodeClient, plan: WaitPlan, count: int, progress: Progress, what: str
+) -> list[float]:
+    """The seconds of ``count`` chats."""
+    pauses, salt, seconds = random.Random(plan.seed), uuid.uuid4().hex, []  # noqa: S311
+    progress.step(f"{count} chats, one at a time, {what}", count)
+    for call in chats(plan.work.model, range(count), 1, salt):
+        time.sleep(pauses.uniform(0, PAUSE_S))
+        (reply,) = ask_all(node.url, [call], 1, progress.advance)
+        if not reply.error:
+            seconds.append(reply.seconds)
+    return seconds
+
+
+def _quantiles(name: str, seconds: list[float], what: str) -> tuple[Figure, ...]:
+    return tuple(
+        Figure(
+            f"chat_ms_p{share}_{name}",
+            (quantile(seconds, share / 100) or 0.0) * 1e3,
+            f"a chat of one token, {share} of 100, {what}",
+        )
+        for share in (50, 99)
+    )
