@@ -102,8 +102,8 @@ golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, G
 	$(BIN)/python -m pytest tests/golden
 
 # With the host's own torch and vLLM, not those of .venv, if PYTHON has them.
-gpu: ## Measure a host with a GPU, 20 minutes at most (WHEELS=folder without an index, GPU=options).
-	@$(PYTHON) scripts/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(GPU)
+gpu: ## Measure a host with a GPU, 20 minutes at most (MODEL=checkpoint, WHEELS=folder without an index, GPU=options).
+	@$(PYTHON) scripts/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(MODEL:%=--model %) $(GPU)
 
 browser: $(READY) ## Install Chromium for the tests of the dashboard; says what it does.
 	@$(BIN)/python scripts/browser.py
