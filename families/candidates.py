@@ -9,6 +9,7 @@ from proofserve.cli.model import Checkpoint, checkpoint_named
 from proofserve.engines.checkpoints import keep_digest, weights_digest
 from proofserve.engines.reference.suspects import FP8_CACHE, write_rounded_copy
 from proofserve.protocol import SKETCH, SKETCH_2
+from support.harmony import with_harmony
 from support.quantised import SERVED, quantise
 
 ROOT: Final = Path(__file__).parents[1]
@@ -57,6 +58,10 @@ class Candidate:
     def honest(self, folder: Path) -> Checkpoint:
         """The published checkpoint; a form of it is written below ``folder``."""
         plain = checkpoint_named(self.arch, "tiny")
+        if self.arch == "gpt_oss":
+            # vLLM writes chats of this family in that vocabulary, so receipts need it.
+            with_harmony(plain.folder, folder / "harmony")
+            return Checkpoint(plain.name, folder / "harmony")
         if self.form is None:
             return plain
         return Checkpoint(plain.name, quantise(plain.folder, folder, *SERVED[self.form]).folder)
@@ -93,7 +98,7 @@ _FORMATS: Final = (
     Candidate("GPTQ", "AutoGPTQ, symmetric groups of 64", form="GPTQ"),
     Candidate("fp8 in blocks", "DeepSeek, Qwen3 and MiniMax in FP8", skipped=NO_AMX),
     Candidate("fp8 per channel", "compressed-tensors", skipped=NO_AMX),
-    Candidate("MXFP4", "gpt-oss as published", skipped="not tried"),
+    Candidate("MXFP4", "experts of gpt-oss as published", skipped=NO_AMX),
     Candidate("KV cache in fp8, declared", "`--kv-cache-dtype fp8`", kv_dtype="fp8"),
     Candidate("KV cache in fp8, undeclared", "`--kv-cache-dtype fp8`", cheat=FP8_CACHE),
 )

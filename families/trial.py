@@ -37,7 +37,7 @@ from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, r
 # Twice the sliding windows of the small models.
 SEQ_LEN: Final = 128
 # Answers with receipts, tokens of each, and the seed of their prompts; every second one is greedy.
-ANSWERS, ANSWER_TOKENS, SEED = 6, 48, 1
+ANSWERS, ANSWER_TOKENS, SEED = 12, 64, 1
 ONE, TWO = "1 rank", "2 ranks"
 
 

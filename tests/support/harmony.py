@@ -4,6 +4,8 @@ The package ``oss-harmony`` brings the vocabulary; published checkpoints have it
 transformers, which is built here from it.
 """
 
+import json
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +13,8 @@ from openai_harmony import HarmonyEncoding, HarmonyEncodingName, load_harmony_en
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from support.quantised import rewrite
 
 TOKENS: Final = 201_088
 ORDINARY: Final = 199_998
@@ -45,8 +49,16 @@ def encoding() -> HarmonyEncoding:
     return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Write the tokenizer and its template into ``folder``."""
+def with_harmony(source: Path, folder: Path) -> None:
+    """Copy the checkpoint ``source`` of this family to ``folder``, with that tokenizer."""
+    shutil.copytree(source, folder)
+    _write_tokenizer(folder)
+    rewrite(folder, bos_token_id=199_998, eos_token_id=200_002, pad_token_id=199_999)
+    ends = {"eos_token_id": [200_002, 199_999, 200_012], "pad_token_id": 199_999}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+
+
+def _write_tokenizer(folder: Path) -> None:
     harmony = encoding()
     pieces = [harmony._inner.decode_bytes([token]) for token in range(TOKENS)]
     letters = bytes_to_unicode()

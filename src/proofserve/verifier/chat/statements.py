@@ -35,6 +35,8 @@ TEXT_SHAPING = frozenset(
     {"echo", "skip_special_tokens", "spaces_between_special_tokens", "include_reasoning", "tools"}
 )
 UNFINISHED = "\ufffd"
+# Letters of a format of chat around reasoning that a server put apart, such as names of channels.
+FORMAT_LETTERS = 40
 # Fields of a request that change or exclude tokens otherwise than ``Sampling`` says.
 RESTRICTING = frozenset(
     {"response_format", "structured_outputs", "logit_bias", "bad_words", "allowed_token_ids"}
@@ -362,6 +364,8 @@ def _shows(
     # The token that ends an answer does not show.
     if shown in {whole, _trimmed(tokenizer.text(ids[:-1]))}:
         return
+    if choice.reasoning and _follows(shown, choice.reasoning.strip(), whole):
+        return
     begins = bool(shown) and whole.startswith(shown)
     if begins and request.get("stop"):
         return
@@ -371,6 +375,13 @@ def _shows(
     if certain and shown not in whole:
         raise FailedCheck("answer", "the text of the answer is not that of its tokens")
     raise LabError(f"{name}: the answer's text is not the whole text of its tokens")
+
+
+def _follows(shown: str, reasoning: str, whole: str) -> bool:
+    """Whether reasoning and then the text are all of ``whole``, but for words of the format."""
+    before, found, between = whole.removesuffix(shown).rpartition(reasoning)
+    others = len(before) + len(between)
+    return bool(shown and found) and whole.endswith(shown) and others <= FORMAT_LETTERS
 
 
 def _trimmed(text: str) -> str:
