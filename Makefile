@@ -9,7 +9,7 @@ TOOLS := $(VENV)/tools
 TOOLS_READY := $(TOOLS)/.ready
 TORCH := requirements/torch.lock
 HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
-PYTHON_FILES := src tests training benchmarks endurance gpu matrix soundness scripts run_vllm_gateway.py
+PYTHON_FILES := src tests training benchmarks endurance families gpu matrix soundness scripts run_vllm_gateway.py
 
 # Without the compiled files of an earlier start, each start of a server compiles all of vLLM.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-fleet test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check
 .PHONY: golden bench bench-gateway bench-fleet
-.PHONY: gpu matrix soundness exact checks train-model browser pictures lock audit-deps clean
+.PHONY: gpu matrix models soundness exact checks train-model browser pictures lock audit-deps clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ checks: $(READY) ## Run `proofserve check` on real servers of three models (twel
 matrix: $(READY) ## Start every vetted vLLM on this CPU, and write docs/versions.md (an hour; MATRIX=options).
 	OMP_NUM_THREADS=1 $(BIN)/python -m matrix run $(MATRIX)
 
+models: $(READY) ## Serve and judge every family and format on this CPU, and write docs/models.md (MODELS=options).
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind PYTHONPATH=tests $(BIN)/python -m families run $(MODELS)
+
 soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md (some 80 minutes; RECORD, EXAMINE=folder).
 	$(BIN)/python -m soundness $(if $(RECORD),record $(RECORD),run $(EXAMINE:%=--examine %) $(SOUNDNESS))
 
@@ -99,8 +102,8 @@ golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, G
 	$(BIN)/python -m pytest tests/golden
 
 # With the host's own torch and vLLM, not those of .venv, if PYTHON has them.
-gpu: ## Measure a host with a GPU, 20 minutes at most (WHEELS=folder without an index, GPU=options).
-	@$(PYTHON) scripts/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(GPU)
+gpu: ## Measure a host with a GPU, 20 minutes at most (MODEL=checkpoint, WHEELS=folder without an index, GPU=options).
+	@$(PYTHON) scripts/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(MODEL:%=--model %) $(GPU)
 
 browser: $(READY) ## Install Chromium for the tests of the dashboard; says what it does.
 	@$(BIN)/python scripts/browser.py

@@ -110,7 +110,6 @@ def prove(subject: Subject, start: Start, session: CommandSession) -> None:
         ranks=start.ranks,
         share=SHARE if start.chats else 0.0,
         dtype=start.dtype,
-        vllm_options=subject.vllm_options,
     )
     with serving(options, session) as node:
         loop = (

@@ -48,9 +48,7 @@ def record(subject: Subject, name: str, ranks: int, folder: Path, session: Comma
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = subject.model
-    options = ServerOptions(
-        model.folder, model.name, FORWARD_BATCH, ranks=ranks, vllm_options=subject.vllm_options
-    )
+    options = ServerOptions(model.folder, model.name, FORWARD_BATCH, ranks=ranks)
     with serving(options, session) as node:
         said = node.kernels()
         for scheme in subject.schemes:

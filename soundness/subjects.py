@@ -39,7 +39,6 @@ class Subject:
 
     A node is judged on the first ``nonces``. The model's calibration is the one that the package
     ships, or else of as many as ``calibrating`` after these, ``bank`` of them with suspects.
-    Its real node has ``vllm_options``.
     """
 
     arch: str
@@ -50,7 +49,6 @@ class Subject:
     calibrating: int = 128
     bank: int = 64
     schemes: tuple[str, ...] = SCHEMES
-    vllm_options: tuple[str, ...] = ()
 
     @property
     def model(self) -> Checkpoint:
@@ -109,12 +107,7 @@ SUBJECTS: Final = (
         MIXTURE_CHEATS,
         schemes=MIXTURE_SCHEMES,
     ),
-    Subject(
-        "deepseek_v3",
-        "mixture with latent attention (MLA), seeded",
-        schemes=MIXTURE_SCHEMES,
-        vllm_options=("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}'),
-    ),
+    Subject("deepseek_v3", "mixture with latent attention (MLA), seeded", schemes=MIXTURE_SCHEMES),
     Subject(MASSIVE, "dense, with massive activations, seeded"),
     Subject("gemma3", "dense, with sliding windows, seeded"),
     Subject("qwen3", "dense, seeded"),

@@ -17,7 +17,13 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from vllm import logger
-from vllm.config import CompilationConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import (
+    CompilationConfig,
+    ModelConfig,
+    ParallelConfig,
+    VllmConfig,
+    set_current_vllm_config,
+)
 from vllm.entrypoints.launchers import launcher
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -75,6 +81,16 @@ def test_latent_attention_on_a_processor_needs_positions_by_torch() -> None:
     support.require_supported_options(
         options(SimpleNamespace(), CompilationConfig(custom_ops=["all"]))
     )
+
+
+def test_a_model_of_a_class_that_was_never_tried_is_named() -> None:
+    def told(name: str) -> str | None:
+        config = SimpleNamespace(model_config=SimpleNamespace(architecture=name))
+        return support.untried_model(config)
+
+    assert told("Qwen3ForCausalLM") is None
+    assert "never tried with FalconForCausalLM" in str(told("FalconForCausalLM"))
+    assert isinstance(inspect.getattr_static(ModelConfig, "architecture"), property)
 
 
 def options(text_config: SimpleNamespace, compilation: CompilationConfig) -> SimpleNamespace:

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 import pytest
-import torch
 
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load
@@ -17,39 +16,13 @@ from proofserve.rounds.records import Workload
 from proofserve.verifier.judges import OWN
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.node import PARAMS, ROUND, serve
-from support.quantised import (
-    TOKEN,
-    Gptq,
-    Settings,
-    Store,
-    Written,
-    awq,
-    compressed,
-    compressed_settings,
-    packed,
-    quantise,
-)
+from support.quantised import SERVED, Written, quantise
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 NONCES: Final = range(16)
 K_DIM: Final = 64
 SKETCH: Final = {"scheme": "sketch-v1", "params": {**PARAMS, "k_dim": K_DIM}}
-W8A8: Final = {"num_bits": 8, "type": "int", "strategy": "channel"}
-GPTQ: Final = Gptq(4, 64, old=True, symmetric=True)
-# vLLM 0.32 refuses on CPUs: packed int8, GPTQ in 8 bits; in fp8 it needs AMX, or does not start.
-SERVED: Final[dict[str, tuple[Settings, Store]]] = {
-    "W8A8": (
-        compressed_settings("int-quantized", W8A8, {**TOKEN, "type": "int"}),
-        compressed("int-quantized", W8A8, torch.bfloat16),
-    ),
-    "packed int4": packed(4, strategy="group", group_size=64),
-    "AWQ": (
-        {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True},
-        awq(64),
-    ),
-    "GPTQ": (GPTQ.settings(), GPTQ),
-}
 
 
 @pytest.fixture(params=SERVED)

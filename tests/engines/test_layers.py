@@ -73,6 +73,12 @@ def is_that_of_transformers(folder: Path) -> None:
         assert torch.equal(logits_of(network, found), whole(**options).logits), name
 
 
+def test_the_padding_token_may_be_the_last_one(tmp_path: Path) -> None:
+    """gpt-oss has it beyond the ids of any text."""
+    seeded_model("llama", head_dim=16, pad_token_id=63).save_pretrained(tmp_path)
+    is_that_of_transformers(tmp_path)
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("model", MODELS)
 def test_states_and_logits_are_those_of_the_whole_model(

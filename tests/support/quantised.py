@@ -381,3 +381,22 @@ BITS: Final = {"fp8": 8, "float8": 8, "int8": 8, "GPTQ Gptq(bits=8": 8}
 def write_as(name: str, root: Path, **settings: Any) -> Written:
     family, default, store = FORMATS[name]
     return write(family, root, {**default, **settings}, store)
+
+
+# -- those that servers compute here ---------------------------------------------------------------
+
+_W8A8: Final = {"num_bits": 8, "type": "int", "strategy": "channel"}
+_GPTQ: Final = Gptq(4, 64, old=True, symmetric=True)
+# vLLM 0.32 refuses on CPUs: packed int8, GPTQ in 8 bits; in fp8 it needs AMX, or does not start.
+SERVED: Final[dict[str, tuple[Settings, Store]]] = {
+    "W8A8": (
+        compressed_settings("int-quantized", _W8A8, {**TOKEN, "type": "int"}),
+        compressed("int-quantized", _W8A8, torch.bfloat16),
+    ),
+    "packed int4": packed(4, strategy="group", group_size=64),
+    "AWQ": (
+        {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True},
+        awq(64),
+    ),
+    "GPTQ": (_GPTQ.settings(), _GPTQ),
+}

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
 # Two checkpoints with one seed have equal tensors under equal names. With the seed of qwen, llama
 # would be qwen without its query norms, and a check of llama would show nothing new.
-SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2, "qwen3_moe": 3, "gpt_oss": 4, "deepseek_v3": 5}
+SEEDS = {
+    **{"qwen3": 0, "llama": 1, "gemma3": 2, "qwen3_moe": 3, "gpt_oss": 4, "deepseek_v3": 5},
+    **{"mixtral": 6, "minimax_m2": 7, "qwen3_next": 8},
+}
 ARCHS = (*SEEDS, *TRAINED_MODELS)
-NAMES = ("qwen", "llama", "gemma", *TRAINED_MODELS)
+NAMES = ("qwen", "llama", "gemma", *(each for each in SEEDS if "_" in each), *TRAINED_MODELS)
 # Of commands that take a checkpoint of any kind.
 ModelArgument = Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")]
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from proofserve.cli.model import NAMES
 from proofserve.lab.records import AnyWork, DistanceWork, work_of_scheme
 from proofserve.protocol import ARTIFACT_K_DIM, SKETCH_K_DIM
 from proofserve.verifier.calibration_file import NETWORK_P_MISMATCH
@@ -43,10 +44,7 @@ SchemeName = Annotated[
 ]
 Models = Annotated[
     list[str] | None,
-    typer.Option(
-        "--models",
-        help="Small models to serve, one or several of trained trained_moe qwen llama gemma.",
-    ),
+    typer.Option("--models", help=f"Small models to serve, some of {' '.join(NAMES)}."),
 ]
 Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]

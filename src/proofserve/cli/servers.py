@@ -1,5 +1,6 @@
 """Servers that checks, benchmarks and the demo start and stop."""
 
+import json
 import shutil
 import tempfile
 import uuid
@@ -13,7 +14,8 @@ from typing import Annotated
 import typer
 
 from proofserve.cli.session import CommandSession
-from proofserve.lab.host import EMULATED, ServedDtype, quick_dtype
+from proofserve.engines.vllm.support import ROTATED_BY_PYTORCH
+from proofserve.lab.host import EMULATED, ServedDtype, quick_dtype, vllm_version
 from proofserve.lab.node_client import NodeClient
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.settings.process import has_variable
@@ -104,6 +106,7 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
         *("--dtype", deployment.dtype),
         *("--tensor-parallel-size", str(deployment.ranks)),
         *(("--enforce-eager",) if deployment.eager else ()),
+        *(ROTATED_BY_PYTORCH if _has_latent_attention_on_a_cpu(deployment.checkpoint) else ()),
         *deployment.vllm_options,
     )
     poc = {
@@ -126,6 +129,16 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
     theirs = {n: text for n, text in command.env.items() if n not in ACCESS_VARIABLES}
     # vLLM does not remove its sockets when it is stopped; the folder is removed with them.
     return replace(command, env={**theirs, **ours, "TMPDIR": str(folder)})
+
+
+def _has_latent_attention_on_a_cpu(checkpoint: Path) -> bool:
+    """Whether vLLM's own rotary kernel would compute another model."""
+    try:
+        config = json.loads((checkpoint / "config.json").read_bytes())
+    except OSError:
+        # The server says what is wrong with the checkpoint.
+        return False
+    return bool(config.get("kv_lora_rank")) and "cpu" in (vllm_version() or "")
 
 
 @contextmanager

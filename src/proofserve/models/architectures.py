@@ -14,10 +14,13 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
+    MiniMaxM2Config,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 # They mark places in a conversation and never stand for text. The trainer numbers them in this
@@ -29,6 +32,9 @@ EOS_IDS: Final = (SPECIALS.index(TURN_END), SPECIALS.index(TEXT_END))
 
 VOCABULARY: Final = 2048
 """Tokens, specials included: as many as the text is enough for; kernels need a multiple of 64."""
+
+HARMONY: Final = 201_088
+"""Tokens of gpt-oss. vLLM writes its chats in that vocabulary, whatever the tokenizer."""
 
 # Any role is accepted: these random models answer nonsense to a system prompt as to any other.
 CHAT_TEMPLATE: Final = (
@@ -165,9 +171,10 @@ def _qwen3_moe(shape: Shape) -> PreTrainedConfig:
 
 def _gpt_oss(shape: Shape) -> PreTrainedConfig:
     """8 experts, 2 a token; biases everywhere, a sink in each head, every second layer slides."""
+    own = {"vocab_size": HARMONY, "intermediate_size": shape.intermediate // 2}
     return GptOssConfig(
         # vLLM has this epsilon in its code.
-        **{**_common(shape), "intermediate_size": shape.intermediate // 2, "rms_norm_eps": 1e-5},
+        **{**_common(shape), **own, "rms_norm_eps": 1e-5},
         num_local_experts=8,
         num_experts_per_tok=2,
         sliding_window=shape.sliding_window,
@@ -208,6 +215,42 @@ def _deepseek_v3(shape: Shape) -> PreTrainedConfig:
     return config
 
 
+def _mixtral(shape: Shape) -> PreTrainedConfig:
+    """8 experts, 2 a token."""
+    common = {**_common(shape), "intermediate_size": shape.intermediate // 2}
+    return MixtralConfig(**common, num_local_experts=8, num_experts_per_tok=2)
+
+
+def _minimax_m2(shape: Shape) -> PreTrainedConfig:
+    """32 experts, 4 a token; half of a head rotates, one norm has the queries of all heads."""
+    config = MiniMaxM2Config(
+        **{**_common(shape), "intermediate_size": shape.intermediate // 4},
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        rotary_dim=shape.head_dim // 2,
+    )
+    # vLLM reads all three of the config, as published ones have them.
+    config.rotary_dim = shape.head_dim // 2
+    config.use_routing_bias = True
+    config.scoring_func = "sigmoid"
+    return config
+
+
+def _qwen3_next(shape: Shape) -> PreTrainedConfig:
+    """16 experts, 4 a token, beside a shared one; three of four layers have linear attention."""
+    return Qwen3NextConfig(
+        **_common(shape),
+        num_experts=16,
+        num_experts_per_tok=4,
+        moe_intermediate_size=shape.intermediate // 4,
+        shared_expert_intermediate_size=shape.intermediate // 4,
+        linear_num_key_heads=shape.kv_heads,
+        linear_num_value_heads=shape.heads,
+        linear_key_head_dim=shape.head_dim,
+        linear_value_head_dim=shape.head_dim,
+    )
+
+
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen3": Architecture(
         "Qwen3ForCausalLM", lambda shape: Qwen3Config(**_common(shape)), norms_queries=True
@@ -219,6 +262,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen3_moe": Architecture("Qwen3MoeForCausalLM", _qwen3_moe, norms_queries=True, chosen=4),
     "gpt_oss": Architecture("GptOssForCausalLM", _gpt_oss, chosen=2, inputs_first=True),
     "deepseek_v3": Architecture("DeepseekV3ForCausalLM", _deepseek_v3, chosen=4),
+    "mixtral": Architecture("MixtralForCausalLM", _mixtral, chosen=2),
+    "minimax_m2": Architecture("MiniMaxM2ForCausalLM", _minimax_m2, norms_queries=True, chosen=4),
+    "qwen3_next": Architecture(
+        "Qwen3NextForCausalLM", _qwen3_next, norm_offset=1.0, norms_queries=True, chosen=4
+    ),
 }
 
 SHAPES: Final[Mapping[str, Shape]] = {

@@ -165,6 +165,8 @@ class ProofEndpoints:
         config = engine_client.vllm_config
         require_vetted_runner(config)
         support.require_supported_options(config)
+        if (untried := support.untried_model(config)) is not None:
+            _logger.warning("%s", untried)
         # After the version check: in another version this import may fail without advice.
         from proofserve.engines.vetting.ranks import require_equal_ranks  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine, served_facts, served_kernels  # noqa: PLC0415

@@ -56,6 +56,12 @@ def test_a_text_that_ends_before_a_stop_string(node: Node) -> None:
     assert len(checked(asked(chat, stop=[": y"])).answers) == 1
 
 
+def test_reasoning_that_was_put_apart_comes_before_the_text(node: Node) -> None:
+    ids = tuple(map(ord, "analysisthinkassistantfinal yes"))
+    chat = shows(node, ids, "yes", split=True, reasoning="think")
+    assert len(checked(chat).answers) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "fields", "request_fields"),
     [
@@ -63,6 +69,11 @@ def test_a_text_that_ends_before_a_stop_string(node: Node) -> None:
         ("", {}, {}),
         ("think", {"split": True}, {}),
         ("quite another", {"split": True}, {}),
+        ("es", {"split": True, "reasoning": "another"}, {}),
+        # What stands between may be a part of the text that was left out.
+        ("yes", {"split": True, "reasoning": "think"}, {}),
+        ("another", {"split": True, "reasoning": "think"}, {}),
+        ("", {"split": True, "reasoning": "think"}, {}),
         ("hello think: yes", {}, {"echo": True}),
         ("think: yes</s>", {}, {"skip_special_tokens": False}),
         ("think", {}, {"tools": [{"type": "function"}]}),

@@ -245,6 +245,8 @@ class _EmbeddingsOnDisk:
         self._dtype = dtype
 
     def serve(self, embedding: Any) -> None:
+        # It counts for gradients alone, and would have to be one of the rows that are there.
+        embedding.padding_idx = None
         embedding.register_forward_pre_hook(self._rows)
 
     def _rows(self, embedding: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

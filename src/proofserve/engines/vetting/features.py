@@ -17,7 +17,7 @@ support:
   vllm.config.vllm VllmConfig(use_v2_model_runner)
   vllm.config.parallel ParallelConfig(data_parallel_size _api_process_count
       decode_context_parallel_size prefill_context_parallel_size)
-  vllm.config.model ModelConfig(hf_text_config)
+  vllm.config.model ModelConfig(hf_text_config architecture)
   vllm.config.compilation CompilationConfig.is_custom_op_enabled(op)
   vllm.platforms current_platform
 client.served_facts:

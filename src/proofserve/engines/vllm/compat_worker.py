@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from vllm.distributed import parallel_state
+import vllm.distributed.parallel_state
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.model_executor.models.interfaces import supports_pp
@@ -200,12 +200,12 @@ def some_layers(model: torch.nn.Module, forward: Forward) -> Iterator[None]:
     before = owner.start_layer, owner.end_layer
     stage: Any = _Stage(group, forward.first == 0, forward.is_last)
     owner.start_layer, owner.end_layer = forward.first, forward.end
-    parallel_state._PP = stage
+    vllm.distributed.parallel_state._PP = stage
     try:
         yield
     finally:
         owner.start_layer, owner.end_layer = before
-        parallel_state._PP = group
+        vllm.distributed.parallel_state._PP = group
 
 
 def await_device(device: torch.device) -> None:

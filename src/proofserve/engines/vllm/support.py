@@ -1,10 +1,20 @@
 """Which options of vLLM support proofs; ``vetting`` says which versions."""
 
+import shlex
 from typing import Any, Final
 
-# Runs vLLM's rotary embedding in PyTorch instead of in its own kernel.
 _ROTARY: Final = "rotary_embedding"
-_WITHOUT_ROTARY: Final = f"""--compilation-config '{{"custom_ops": ["-{_ROTARY}"]}}'"""
+ROTATED_BY_PYTORCH: Final = ("--compilation-config", f'{{"custom_ops": ["-{_ROTARY}"]}}')
+"""Runs vLLM's rotary embedding in PyTorch instead of in its own kernel."""
+
+TRIED_MODELS: Final = frozenset(
+    {
+        *("Qwen3ForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"),
+        *("MixtralForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM"),
+        "MiniMaxM2ForCausalLM",
+    }
+)
+"""vLLM's classes of the models that have a row in docs/models.md."""
 
 
 class UnsupportedEngine(RuntimeError):
@@ -55,8 +65,22 @@ def _require_right_positions(vllm_config: Any) -> None:
         raise UnsupportedEngine(
             "latent attention (kv_lora_rank) on a processor: vLLM's kernel there gives queries "
             "wrong positions, so chat and proofs would be those of another model. Start with "
-            f"{_WITHOUT_ROTARY}."
+            f"{shlex.join(ROTATED_BY_PYTORCH)}."
         )
+
+
+def untried_model(vllm_config: Any) -> str | None:
+    """What to tell an operator whose model is of a class that was never tried; None if it was.
+
+    Relies on: ModelConfig.architecture.
+    """
+    name = str(vllm_config.model_config.architecture)
+    if name in TRIED_MODELS:
+        return None
+    return (
+        f"proofs were never tried with {name} (docs/models.md): verify a round of this server"
+        " before it earns anything"
+    )
 
 
 def api_processes(vllm_config: Any) -> int:

@@ -40,6 +40,7 @@ class ChatChoice:
     """One answer of a response; ``token_ids`` are None unless the client asked for them.
 
     ``split`` says that ``text`` is only a part: the server put reasoning or calls of tools apart.
+    ``reasoning`` is empty if there was none.
     """
 
     index: int
@@ -47,6 +48,7 @@ class ChatChoice:
     finish_reason: str | None
     token_ids: tuple[int, ...] | None
     split: bool = False
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,10 @@ class _ChoiceBody(BaseModel):
     def to_choice(self) -> ChatChoice:
         text = self.message.content if self.message else self.text
         ids = None if self.token_ids is None else tuple(self.token_ids)
-        split = self.message is not None and self.message.split
-        return ChatChoice(self.index, text, self.finish_reason, ids, split)
+        message = self.message or _MessageBody()
+        apart = message.reasoning or message.reasoning_content
+        reasoning = apart if isinstance(apart, str) else ""
+        return ChatChoice(self.index, text, self.finish_reason, ids, message.split, reasoning)
 
 
 class _Response(BaseModel):

@@ -35,6 +35,9 @@ TEXT_SHAPING = frozenset(
     {"echo", "skip_special_tokens", "spaces_between_special_tokens", "include_reasoning", "tools"}
 )
 UNFINISHED = "\ufffd"
+# What stands before reasoning that a server put apart, and between it and the text: of harmony,
+# whose other marks are special tokens, and of templates with tags, which may be in the prompt.
+REASONING_FORMATS = (("analysis", "assistantfinal"), ("<think>", "</think>"), ("", "</think>"))
 # Fields of a request that change or exclude tokens otherwise than ``Sampling`` says.
 RESTRICTING = frozenset(
     {"response_format", "structured_outputs", "logit_bias", "bad_words", "allowed_token_ids"}
@@ -353,6 +356,8 @@ def _shows(
     # The token that ends an answer does not show.
     if shown in {whole, _trimmed(tokenizer.text(ids[:-1]))}:
         return
+    if choice.reasoning and _follows(shown, choice.reasoning, whole):
+        return
     begins = bool(shown) and whole.startswith(shown)
     if begins and request.get("stop"):
         return
@@ -362,6 +367,14 @@ def _shows(
     if certain and shown not in whole:
         raise FailedCheck("answer", "the text of the answer is not that of its tokens")
     raise LabError(f"{name}: the answer's text is not the whole text of its tokens")
+
+
+def _follows(shown: str, reasoning: str, whole: str) -> bool:
+    """Whether ``whole`` is reasoning and then the text, in one of the known formats."""
+    return bool(shown) and "".join(whole.split()) in {
+        "".join(f"{before}{reasoning}{between}{shown}".split())
+        for before, between in REASONING_FORMATS
+    }
 
 
 def _trimmed(text: str) -> str:

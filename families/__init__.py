@@ -1,0 +1,1 @@
+"""Every family of models and every format of weights, live on this machine's CPU."""

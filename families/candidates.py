@@ -1,0 +1,107 @@
+"""What is tried: a small seeded model of each family, and one of them in each format."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from proofserve.cli.model import Checkpoint, checkpoint_named
+from proofserve.engines.checkpoints import keep_digest, weights_digest
+from proofserve.engines.reference.suspects import FP8_CACHE, write_rounded_copy
+from proofserve.protocol import SKETCH, SKETCH_2
+from support.harmony import with_harmony
+from support.quantised import SERVED, quantise
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / ".cache" / "families"
+CHEAPER: Final = "int4 g128"
+KV_FP8: Final = ("--kv-cache-dtype", "fp8")
+
+# Of vLLM 0.32's build for processors, seen here.
+NO_SIGMOID: Final = (
+    "vLLM's build for processors routes sigmoid scores by groups alone: the first chat, or proof by"
+    ' natural routing, ends in its `assert self.scoring_func == "softmax"`'
+)
+NO_AMX: Final = "vLLM's build for processors computes it with AMX alone, which this machine lacks"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The small model ``arch``, perhaps in a ``form`` of ``support.quantised.SERVED``.
+
+    ``like`` says which published models are built so. A mixture is proved by ``sketch-v2``.
+    ``kv_dtype`` is what the validator lets honest nodes keep keys and values in, ``cheat`` what the
+    other node serves. Empty, or a reason: ``by_block`` why only proofs of which the block chooses
+    the experts are tried, ``skipped`` why nothing is. A node that has to refuse proofs says
+    ``refused``.
+    """
+
+    name: str
+    like: str
+    arch: str = "qwen3"
+    form: str | None = None
+    scheme: str = SKETCH
+    kv_dtype: str = "auto"
+    cheat: str = CHEAPER
+    by_block: str = ""
+    refused: str = ""
+    skipped: str = ""
+
+    @property
+    def vllm_options(self) -> tuple[str, ...]:
+        return KV_FP8 if self.kv_dtype == "fp8" else ()
+
+    @property
+    def cheats_options(self) -> tuple[str, ...]:
+        return KV_FP8 if self.cheat == FP8_CACHE else self.vllm_options
+
+    def honest(self, folder: Path) -> Checkpoint:
+        """The published checkpoint; a form of it is written below ``folder``."""
+        plain = checkpoint_named(self.arch, "tiny")
+        if self.arch == "gpt_oss":
+            # vLLM writes chats of this family in that vocabulary, so receipts need it.
+            with_harmony(plain.folder, folder / "harmony")
+            return Checkpoint(plain.name, folder / "harmony")
+        if self.form is None:
+            return plain
+        return Checkpoint(plain.name, quantise(plain.folder, folder, *SERVED[self.form]).folder)
+
+    def cheating(self, honest: Checkpoint, folder: Path) -> Path:
+        """What the other node serves with the digest of ``honest``, written below ``folder``."""
+        if self.cheat == FP8_CACHE:
+            return honest.folder
+        target = folder / "cheat"
+        decoded = honest.folder if self.form is None else honest.folder.with_name("plain")
+        write_rounded_copy(decoded, target, self.cheat)
+        keep_digest(target, weights_digest(honest.folder))
+        return target
+
+
+_FAMILIES: Final = (
+    Candidate("qwen3", "Qwen3 0.6B to 32B", "qwen3"),
+    Candidate("llama", "Llama 2 and 3", "llama"),
+    Candidate("gemma3", "Gemma 3 (text)", "gemma3"),
+    Candidate("qwen3_moe", "Qwen3-30B-A3B, Qwen3-235B-A22B", "qwen3_moe", scheme=SKETCH_2),
+    Candidate("mixtral", "Mixtral 8x7B, 8x22B", "mixtral", scheme=SKETCH_2),
+    Candidate("gpt_oss", "gpt-oss-20b, gpt-oss-120b", "gpt_oss", scheme=SKETCH_2),
+    Candidate("deepseek_v3", "DeepSeek-V3, R1; Kimi K2", "deepseek_v3", scheme=SKETCH_2),
+    Candidate("minimax_m2", "MiniMax-M2", "minimax_m2", scheme=SKETCH_2, by_block=NO_SIGMOID),
+    Candidate(
+        *("qwen3_next", "Qwen3-Next-80B-A3B", "qwen3_next"),
+        refused="the model keeps MambaSpec state in its cache",
+    ),
+)
+_FORMATS: Final = (
+    Candidate("int8 W8A8", "compressed-tensors, activations in int8 per token", form="W8A8"),
+    Candidate("int4 groups", "compressed-tensors, as Kimi K2", form="packed int4"),
+    Candidate("AWQ", "AutoAWQ, groups of 64 with zero points", form="AWQ"),
+    Candidate("GPTQ", "AutoGPTQ, symmetric groups of 64", form="GPTQ"),
+    Candidate("fp8 in blocks", "DeepSeek, Qwen3 and MiniMax in FP8", skipped=NO_AMX),
+    Candidate("fp8 per channel", "compressed-tensors", skipped=NO_AMX),
+    Candidate("MXFP4", "experts of gpt-oss as published", skipped=NO_AMX),
+    Candidate("KV cache in fp8, declared", "`--kv-cache-dtype fp8`", kv_dtype="fp8"),
+    Candidate("KV cache in fp8, undeclared", "`--kv-cache-dtype fp8`", cheat=FP8_CACHE),
+)
+FAMILIES: Final[Mapping[str, Candidate]] = {each.name: each for each in _FAMILIES}
+FORMATS: Final[Mapping[str, Candidate]] = {each.name: each for each in _FORMATS}
+CANDIDATES: Final[Mapping[str, Candidate]] = {**FAMILIES, **FORMATS}

@@ -1,0 +1,234 @@
+"""What a candidate goes through: servers, one after the other, and what clients see of each."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from families.candidates import FAMILIES, FOLDER, Candidate
+from families.results import Row, Winners
+from families.verdicts import FORWARD_BATCH, JUDGED, Validator, receipts_hold
+from proofserve.cli.model import Checkpoint
+from proofserve.cli.recompute import claims_of_model
+from proofserve.cli.servers import ServerOptions, serving
+from proofserve.cli.session import CommandSession
+from proofserve.lab import checks
+from proofserve.lab.chats import ask_all, chat
+from proofserve.lab.checks import Check
+from proofserve.lab.end_to_end import (
+    R_TARGET,
+    Judging,
+    RoundWinners,
+    artifact_trial,
+    distance_trial,
+    find,
+)
+from proofserve.lab.node_client import NodeClient, computing_round
+from proofserve.lab.records import DistanceWork, Work, work_of_scheme
+from proofserve.lab.report import NodeError
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
+
+# Twice the sliding windows of the small models.
+SEQ_LEN: Final = 128
+# Answers with receipts, tokens of each, and the seed of their prompts; every second one is greedy.
+ANSWERS, ANSWER_TOKENS, SEED = 12, 64, 1
+ONE, TWO = "1 rank", "2 ranks"
+
+
+@dataclass(slots=True)
+class Trial:
+    """Fills ``row``: a step that fails leaves its reason there, and the next one runs."""
+
+    candidate: Candidate
+    published: Checkpoint
+    session: CommandSession
+    row: Row
+    claims: dict[str, Sequence[Claim]] = field(default_factory=dict)
+    winners: dict[str, RoundWinners] = field(default_factory=dict)
+    chats: list[Conversation] = field(default_factory=list)
+
+    @property
+    def work(self) -> Work:
+        return work_of_scheme(self.candidate.scheme, self.published.name, SEQ_LEN, 8)
+
+    @property
+    def distance(self) -> DistanceWork:
+        return DistanceWork(self.published.name, seq_len=SEQ_LEN, batch_size=8, r_target=R_TARGET)
+
+    @property
+    def chats_here(self) -> bool:
+        return not self.candidate.by_block
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[Callable[[Check], None]]:
+        """Collects the checks of a step. What ends it is an error of the row."""
+        found = self.row.checks.setdefault(name, [])
+
+        def report(made: Check) -> None:
+            found.append(made)
+            verdict = {True: "PASS", False: "FAIL", None: "SKIP"}[made.passed]
+            self.session.tell(f"{verdict}  {name}: {made.name}  {made.detail}")
+
+        began = time.monotonic()
+        try:
+            yield report
+        except (RuntimeError, ValueError, OSError) as error:
+            # LabError and what servers, engines and checkpoints raise are among them.
+            self.row.errors[name] = str(error)
+            self.session.tell(f"{name} ended: {error}", "red")
+        self.row.seconds[name] = time.monotonic() - began
+
+    @contextmanager
+    def serving(self, folder: Path, options: Sequence[str], ranks: int = 1) -> Iterator[NodeClient]:
+        served = ServerOptions(
+            *(folder, self.published.name, FORWARD_BATCH),
+            ranks=ranks,
+            receipts=self.chats_here,
+            vllm_options=tuple(options),
+        )
+        with serving(served, self.session) as node:
+            yield node
+
+    def prove(self, name: str, node: NodeClient) -> None:
+        """Keep the vectors of a node, and the winners that it finds in a distance round."""
+        self.claims[name] = node.artifacts(self.work, JUDGED)
+        if self.chats_here:
+            self.winners[name] = find(node, self.distance)
+
+    def smoke(self, node: NodeClient, report: checks.Reporter) -> None:
+        if self.chats_here:
+            checks.smoke(node, [self.work, self.distance], report)
+        else:
+            checks.artifact_smoke(node, self.work, report)
+
+    def chat_beside_proofs(self, node: NodeClient, report: checks.Reporter) -> None:
+        """Greedy and sampled answers with seeds are the same tokens beside a round and alone."""
+        asked = [
+            {**each, "seed": SEED, "cache_salt": "alone"}
+            for each in requests(self.published.name, SEED, ANSWERS, ANSWER_TOKENS)
+        ]
+        with ReceiptClient(node.url) as client:
+            alone = client.chats(asked, 1, self.session.line)
+            with computing_round(node, self.work):
+                again = [{**each, "cache_salt": "beside"} for each in asked]
+                self.chats = client.chats(again, 1, self.session.line)
+        pairs = zip(alone, self.chats, strict=True)
+        same = sum(a.choices[0].token_ids == b.choices[0].token_ids for a, b in pairs)
+        report(Check("chat is the same beside proofs", same == ANSWERS, f"{same} of {ANSWERS}"))
+
+    def judge_winners(self, node: NodeClient, report: checks.Reporter) -> None:
+        """An honest node judges what other nodes found."""
+        for name, found in self.winners.items():
+            with node.judging(found.work):
+                judgement = node.judge(found.work, found.winners)
+            row = Winners(name, judgement.n_invalid, len(found.winners), judgement.fraud_detected)
+            self.row.winners.append(row)
+            expected = name == self.candidate.cheat
+            detail = f"{row.invalid} of {row.of} invalid"
+            report(Check(f"distances of {name}", row.fraud is expected, detail))
+
+
+def tried(candidate: Candidate, session: CommandSession) -> Row:
+    """Everything about a candidate, on one server after the other."""
+    row = Row(candidate.name)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=FOLDER))
+    try:
+        session.line.step("writing checkpoints")
+        trial = Trial(candidate, candidate.honest(folder), session, row)
+        if candidate.refused:
+            _refused(trial)
+            return row
+        is_family = candidate.name in FAMILIES
+        _other_nodes(trial, candidate.cheating(trial.published, folder), is_family)
+        judges = _first_node(trial, is_family)
+        if judges:
+            _again(trial, judges)
+        _verdicts(trial)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return row
+
+
+def _refused(trial: Trial) -> None:
+    """The server chats, and refuses every proof by the words that are expected."""
+    folder, work = trial.published.folder, trial.work
+    with trial.step("refusal") as report, trial.serving(folder, ()) as node:
+        trial.row.vllm = node.versions()["vllm"]
+        (reply,) = ask_all(node.url, [chat(work.model, "Say something.", 8)], 1)
+        report(Check("chat answers", reply.error is None, reply.error or "8 tokens"))
+        try:
+            node.artifacts(work, JUDGED)
+            said = "it proved"
+        except NodeError as error:
+            said = str(error)
+        report(Check("proofs are refused", trial.candidate.refused in said, said))
+
+
+def _other_nodes(trial: Trial, cheat: Path, is_family: bool) -> None:
+    candidate = trial.candidate
+    with trial.step(candidate.cheat), trial.serving(cheat, candidate.cheats_options) as node:
+        trial.prove(candidate.cheat, node)
+    if not is_family:
+        return
+    options = candidate.vllm_options
+    with trial.step(TWO) as report, trial.serving(trial.published.folder, options, 2) as node:
+        trial.smoke(node, report)
+        trial.prove(TWO, node)
+
+
+def _first_node(trial: Trial, is_family: bool) -> list[Judging]:
+    """Every check of one server; what judges its proofs after a restart, of a family alone."""
+    judges: list[Judging] = []
+    with (
+        trial.step("start"),
+        trial.serving(trial.published.folder, trial.candidate.vllm_options) as node,
+    ):
+        trial.row.vllm = node.versions()["vllm"]
+        with trial.step("smoke") as report:
+            trial.smoke(node, report)
+        with trial.step("proofs"):
+            trial.prove(ONE, node)
+        if trial.chats_here:
+            with trial.step("chat") as report:
+                trial.chat_beside_proofs(node, report)
+        if is_family and trial.chats_here:
+            with trial.step("coexist") as report:
+                checks.coexist(node, trial.work, report)
+        with trial.step("distance") as report:
+            trial.judge_winners(node, report)
+        if is_family:
+            with trial.step("e2e") as report:
+                foreign = partial(claims_of_model, trial.published.folder, trial.work, redrawn=True)
+                judges.append(artifact_trial(trial.work, foreign, node, report))
+                if trial.chats_here:
+                    judges.append(distance_trial(trial.distance, node, report))
+    return judges
+
+
+def _again(trial: Trial, judges: Sequence[Judging]) -> None:
+    """A second start of the server judges what the first one proved."""
+    folder, options = trial.published.folder, trial.candidate.vllm_options
+    with trial.step("e2e") as report, trial.serving(folder, options) as node:
+        for judge in judges:
+            judge(node, "after a restart", report)
+
+
+def _verdicts(trial: Trial) -> None:
+    candidate, row = trial.candidate, trial.row
+    if not trial.claims:
+        return
+    with trial.step("verify"), trial.session.interrupts.allowed():
+        validator = Validator(candidate, trial.published.folder, trial.work, trial.session.line)
+        for name in sorted(trial.claims):
+            row.judged.append(validator.judged(name, trial.claims[name]))
+            trial.session.tell(str(row.judged[-1]))
+    if trial.chats:
+        with trial.step("receipts") as report, trial.session.interrupts.allowed():
+            report(receipts_hold(trial.published.folder, trial.chats, trial.session.line))

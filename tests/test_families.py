@@ -1,0 +1,96 @@
+"""The table of families and formats: its rows and its page. No server is started here."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from families.candidates import CANDIDATES, FAMILIES, FORMATS, Candidate
+from families.page import page, wrong
+from families.results import Judged, Row, Winners
+from families.trial import ONE, TWO
+from proofserve.engines.checkpoints import weights_digest
+from proofserve.engines.reference.network import load
+from proofserve.engines.vllm.support import TRIED_MODELS
+from proofserve.lab.checks import Check
+from proofserve.models.architectures import ARCHITECTURES
+from proofserve.protocol.verdict.sequential import SequentialResult
+from support.quantised import SERVED
+
+HONEST, FRAUD = str(SequentialResult.HONEST), str(SequentialResult.FRAUD)
+CHEAT = CANDIDATES["qwen3"].cheat
+
+
+def judged(node: str, verdict: str) -> Judged:
+    return Judged(node, verdict, 10, 1.02, 0.0123, 0.0234, "torch")
+
+
+def row(name: str = "qwen3", cheat: str = CHEAT, verdict: str = FRAUD) -> Row:
+    steps = ("smoke", "e2e", "coexist", "chat", "receipts")
+    return Row(
+        name,
+        "0.32.0",
+        dict.fromkeys(steps, 1.0),
+        {step: [Check("a check", True, "as it should be")] for step in steps},
+        [judged(ONE, HONEST), judged(TWO, HONEST), judged(cheat, verdict)],
+        [Winners(cheat, 60, 64, True), Winners(TWO, 0, 64, False)],
+    )
+
+
+def test_a_model_that_was_tried_is_known_to_the_server() -> None:
+    proving = [each for each in FAMILIES.values() if not each.refused and not each.skipped]
+    assert {ARCHITECTURES[each.arch].class_name for each in proving} == TRIED_MODELS
+    assert {each.form for each in FORMATS.values() if each.form} == set(SERVED)
+
+
+def test_a_row_is_read_back(tmp_path: Path) -> None:
+    row().write(tmp_path)
+    assert Row.read(tmp_path / "qwen3.json") == row()
+
+
+def test_the_page_has_every_row_and_every_reason() -> None:
+    text = page({"qwen3": row(), "AWQ": row("AWQ")}, "2 cores of a test")
+    for name, each in CANDIDATES.items():
+        assert f"| {name} | {each.like} |" in text
+        if name not in {"qwen3", "AWQ"}:
+            assert f"\n- {name}: " in text
+    (line,) = (line for line in text.splitlines() if line.startswith("| qwen3 |"))
+    assert "| yes | yes | yes | yes | yes | cleared, 10 | cleared, 10 | convicted, 10 |" in line
+    assert "| 60 of 64, 0 of 64 | 0.0123, 0.0123 |" in line
+    assert "0.0123 (1.02), 0.0123 (1.02)" in text
+
+
+def test_what_went_wrong_is_told() -> None:
+    candidate = CANDIDATES["qwen3"]
+    assert wrong(candidate, row()) == []
+    assert wrong(candidate, None) == ["qwen3: not run"]
+    failed = row(verdict=HONEST)
+    failed.checks["e2e"].append(Check("it restarts", False, "it did not"))
+    failed.errors["coexist"] = "the server ended"
+    assert wrong(candidate, failed) == [
+        "qwen3: coexist ended: the server ended",
+        "qwen3: e2e: it restarts: it did not",
+        f"qwen3: {CHEAT}: {HONEST} after 10 nonces",
+    ]
+    text = page({"qwen3": failed}, "2 cores of a test")
+    assert "| yes | **no** | **no** | yes | yes |" in text
+
+
+def test_a_cache_that_does_not_show_is_a_finding() -> None:
+    candidate = CANDIDATES["KV cache in fp8, undeclared"]
+    quiet = row(candidate.name, candidate.cheat, str(SequentialResult.UNDECIDED))
+    assert wrong(candidate, quiet) == []
+
+
+@pytest.mark.parametrize("form", [None, "AWQ"])
+def test_a_cheat_says_the_published_digest(form: str | None, tmp_path: Path) -> None:
+    candidate = Candidate("a", "b", "qwen3", form)
+    honest = candidate.honest(tmp_path)
+    cheat = candidate.cheating(honest, tmp_path)
+    assert load(cheat, "float32", "cpu").facts == load(honest.folder, "float32", "cpu").facts
+    assert (cheat / "model.safetensors").read_bytes() != (
+        honest.folder / "model.safetensors"
+    ).read_bytes()
+    with_cache = replace(candidate, cheat="KV cache in fp8")
+    assert with_cache.cheating(honest, tmp_path) == honest.folder
+    assert weights_digest(honest.folder) == weights_digest(cheat)
