@@ -22,7 +22,7 @@ from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker
 from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
-from proofserve.verifier.judges import Chances
+from proofserve.verifier.judges import OWN, Chances
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.noise import MeasuringPlan, checked, measured_calibration
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
@@ -58,7 +58,7 @@ class Validator:
         work, nonces = self._work, tuple(JUDGED)
         claimed = ClaimedArtifacts(work.block_hash, work.public_key, nonces, tuple(claims))
         report = judged(claimed, self._truth, self._options, fresh_seed(), None, self._progress)
-        found, own = vectors_of(claims, work.width), self._validator.own_errors(nonces)
+        found, own = vectors_of(claims, work.width), self._validator.errors(OWN, nonces)
         truth = self._validator.truth(nonces)
         errors = np.array([np.linalg.norm(found[n] - truth[n]) for n in nonces])
         usual = np.array([np.linalg.norm(own[n]) for n in nonces])
