@@ -41,7 +41,7 @@ IMPORTED := vllm.entrypoints.launchers.api_server.entry, vllm.v1.worker.cpu_work
 # engine come before the many small ones of the gateway, which fill the end. Threads of torch that
 # wait for a core which another process has would spin, and take four times as long. By itself,
 # vLLM would bind the workers of all engines to the same core.
-test: $(READY) ## Run every check and every test (about a quarter of an hour on two cores).
+test: $(READY) ## Run every check and every test (some twenty minutes on two cores).
 	@# In a fresh .venv four processes would compile the same files: one does, beside the checks.
 	@$(BIN)/python -c "import $(IMPORTED)" >/dev/null 2>&1 & \
 	  $(MAKE) --no-print-directory check && wait
