@@ -7,9 +7,9 @@ and layouts of files are converted as ever (read in transformers 5.19, ``core_mo
 import copy
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,7 +138,7 @@ class LayeredCheckpoint:
             raise CheckpointError(f"{self._path}: {name} has no {', '.join(missing[:3])}")
 
     def _fill(self, model: Any, names: Sequence[str]) -> None:
-        read = {name: self.published.read(name, self._files) for name in names}
+        read = {name: _Unread(partial(self.published.read, name, self._files)) for name in names}
         settings = LoadStateDictConfig(
             device_map={"": self._device},
             dtype=self.dtype,
@@ -212,6 +212,16 @@ class LayeredCheckpoint:
                 f"{self._path}: {name} of layer {part} multiplies {inputs.text}, and"
                 f" {self.inputs[part][name].text}"
             )
+
+
+class _Unread:
+    """A tensor of the files, read when the loader takes its elements, and so never for long."""
+
+    def __init__(self, read: Callable[[], Tensor]) -> None:
+        self._read = read
+
+    def __getitem__(self, _: object) -> Tensor:
+        return self._read()
 
 
 class StandIn(nn.Module):
