@@ -165,6 +165,9 @@ def command(
     alpha: Alpha = 1e-6,
     beta: Beta = 1e-3,
     share: Share = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what it will cost here: bytes, memory, time.")
+    ] = False,
     json: Json = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
@@ -242,6 +245,11 @@ def command(
         work = workload(claimed, given)
         if k_dim is None:
             require_width(claimed, work.scheme)
+        if plan:
+            most = min(nonces or len(claimed.nonces), len(claimed.nonces))
+            with session.interrupts.allowed():
+                engines.plan(work, options, most, session)
+            raise typer.Exit
         report = engines.report(claimed, work, tests, options, (drawn_by, nonces), session)
         show(session, report.outcome.verdict, report.lines())
         if not tests.judges and leaves_open(report.outcome):

@@ -27,6 +27,7 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
+from proofserve.engines.checkpoints import tensor_ranges
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.formats import PublishedTensors, published_tensors
 from proofserve.engines.reference.rounding import EightBits
@@ -85,6 +86,26 @@ class LayeredCheckpoint:
                 self._read.clear()
             self._read[index] = self._filled_layer(index)
         return self._read[index]
+
+    def stored_bytes(self, index: int) -> int:
+        """What a layer takes in the files."""
+        names = (each for name in self._parts[index] for each in self.published.stored_as(name))
+        return sum(self._files.size(each) for each in names)
+
+    def of_one_layer(self) -> "LayeredCheckpoint":
+        """The first layer alone, with random weights: as quick as the published one."""
+        made = copy.copy(self)
+        made.__dict__.pop("decoder", None)
+        made.shapes, made.stays_in_memory = self.shapes[:1], True
+        layer = copy.deepcopy(self.shapes[0])
+        for module in layer.modules():
+            for name, weight in [*module.named_parameters(recurse=False)]:
+                drawn = torch.empty_like(weight, device=self._device)
+                drawn.normal_(std=weight.shape[-1] ** -0.5)
+                setattr(module, name, nn.Parameter(drawn, requires_grad=False))
+        self._finish(self._model, layer)
+        made._read = {0: layer}
+        return made
 
     @cached_property
     def decoder(self) -> Any:
@@ -277,18 +298,24 @@ class _Files:
             with _named_errors(file):
                 self._opened[file] = safe_open(file, "pt", backend="pread")
         self._places: dict[str, Path] = {}
+        self._ranges: dict[str, range] = {}
         for file, of_file in self._opened.items():
             for name in of_file.keys():  # noqa: SIM118 - the object is no mapping
                 if name in self._places:
                     others = f"{self._places[name].name} and {file.name}"
                     raise CheckpointError(f"{path}: {others} both hold {name}")
                 self._places[name] = file
+            self._ranges |= tensor_ranges(file)
         self.names = self._places.keys()
 
     def dtype(self, name: str) -> str:
         """In the names of safetensors."""
         found: str = self._opened[self._places[name]].get_slice(name).get_dtype()
         return found
+
+    def size(self, name: str) -> int:
+        """In bytes."""
+        return len(self._ranges[name])
 
     def read(self, name: str) -> Tensor:
         with _named_errors(self._path):
