@@ -345,16 +345,20 @@ class EngineOptions:
                 return exact
         with session.interrupts.allowed(), ExitStack() as stack:
             if self.model is not None:
-                most = sample[1] or len(claimed.nonces)
-                self.plan(work, options, min(most, len(claimed.nonces)), session)
+                self.plan(claimed, work, options, sample[1], session)
             truth = self._truth(work, options, session, stack)
             others = judged(claimed, truth, options, *sample, session.line)
         return others.after(exact) if exact else others
 
     def plan(
-        self, work: Workload, options: JudgingOptions, sample: int, session: CommandSession
+        self,
+        claimed: ClaimedArtifacts,
+        work: Workload,
+        options: JudgingOptions,
+        most: int | None,
+        session: CommandSession,
     ) -> None:
-        """Tell what the checkpoint's vectors of up to ``sample`` nonces cost.
+        """Tell what the checkpoint's vectors of up to ``most`` of the nonces cost, all for None.
 
         Raises LabError without a checkpoint, and as ``report``.
         """
@@ -365,6 +369,7 @@ class EngineOptions:
             from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
         setup = ValidatorSetup(self.model, self.device, self.suspects)
         setup = setup.serving_as(options.calibration)
+        sample = min(most or len(claimed.nonces), len(claimed.nonces))
         for line in plan_lines(setup, work, options, sample, self.forward_batch):
             session.tell(line)
 
