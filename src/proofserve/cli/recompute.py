@@ -344,9 +344,34 @@ class EngineOptions:
             if not (tests.judges and leaves_open(exact.outcome)):
                 return exact
         with session.interrupts.allowed(), ExitStack() as stack:
+            if self.model is not None:
+                self.plan(claimed, work, options, sample[1], session)
             truth = self._truth(work, options, session, stack)
             others = judged(claimed, truth, options, *sample, session.line)
         return others.after(exact) if exact else others
+
+    def plan(
+        self,
+        claimed: ClaimedArtifacts,
+        work: Workload,
+        options: JudgingOptions,
+        most: int | None,
+        session: CommandSession,
+    ) -> None:
+        """Tell what the checkpoint's vectors of up to ``most`` of the nonces cost, all for None.
+
+        Raises LabError without a checkpoint, and as ``report``.
+        """
+        if self.model is None:
+            raise LabError("--plan: it is about a checkpoint; give --model")
+        with reference_extra():
+            from proofserve.verifier.rates import plan_lines  # noqa: PLC0415 - as above
+            from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
+        setup = ValidatorSetup(self.model, self.device, self.suspects)
+        setup = setup.serving_as(options.calibration)
+        sample = min(most or len(claimed.nonces), len(claimed.nonces))
+        for line in plan_lines(setup, work, options, sample, self.forward_batch):
+            session.tell(line)
 
     def _trusted(self, node: NodeClient, work: Workload) -> Truth:
         truth, name = truth_of_node(node, work, self.forward_batch), self.engine or node.url

@@ -107,6 +107,23 @@ def keep_digest(folder: Path, digest: str) -> None:
         _logger.info("the weights digest is not kept for the next start: %s", error)
 
 
+def digest_is_kept(folder: Path) -> bool:
+    """Whether ``weights_digest`` answers without reading the weights."""
+    try:
+        return (_read(folder / CACHE) or {}).get("files") == _stamp(folder)
+    except ProtocolError:
+        return False
+
+
+def tensor_ranges(file: Path) -> dict[str, range]:
+    """Where the bytes of each tensor lie in a safetensors file."""
+    with file.open("rb") as opened:
+        header = _header(file, opened)
+        begin = opened.tell()
+    ends = {name: about["data_offsets"] for name, about in header.items()}
+    return {name: range(begin + start, begin + end) for name, (start, end) in ends.items()}
+
+
 def _read(cache: Path) -> dict[str, Any] | None:
     try:
         known = json.loads(cache.read_text("utf-8"))

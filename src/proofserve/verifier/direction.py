@@ -168,9 +168,21 @@ class DirectionJudge(Judge[ClaimError]):
             prediction = self._predicted[name][error.nonce]
             honest = [cosine(errors[error.nonce], prediction) for errors in self._honest]
             self._yardstick.add(suspicion, name, cosine(error.error, prediction), honest)
-            # The suspect's weights would have shown by now.
-            if suspicion.log_ratio <= -self._chances.clears_at:
-                del self._open[name]
+            self._rule_out(name)
+
+    def suppose_honest(self, nonces: Sequence[int]) -> bool:
+        """Weigh ``nonces`` as if no error leaned to a suspect; whether all are now ruled out."""
+        for nonce in nonces:
+            for name in self._planned[nonce]:
+                if (suspicion := self._open.get(name)) is not None:
+                    suspicion.weigh(0.0)
+                    self._rule_out(name)
+        return not self._open
+
+    def _rule_out(self, name: str) -> None:
+        """Drop a suspect whose weights would have shown by now."""
+        if self._open[name].log_ratio <= -self._chances.clears_at:
+            del self._open[name]
 
     def standings(self) -> list[Standing]:
         limit, clears = self._chances.convicts_at, not self._open

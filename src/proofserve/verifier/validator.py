@@ -98,7 +98,12 @@ class CheckpointValidator:
     Raises CheckpointError if a checkpoint cannot be used; the methods raise EngineFault.
     """
 
-    def __init__(self, setup: ValidatorSetup, compute: Compute = _no_nonces) -> None:
+    def __init__(
+        self,
+        setup: ValidatorSetup,
+        compute: Compute = _no_nonces,
+        load: Callable[[Path, str, str], Network] = load,
+    ) -> None:
         others = {folder.name: folder for folder in setup.suspects}
         self.forwards = 0
         self.suspects_s = 0.0
@@ -122,11 +127,14 @@ class CheckpointValidator:
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 
+    def at_once(self, forward_batch: int) -> int:
+        """The most nonces of a pass through the layers: from a disk fewer take as long."""
+        small = self.published.checkpoint.stays_in_memory
+        return forward_batch if small else max(forward_batch, NONCES_OF_A_PASS)
+
     def as_truth(self, width: int, forward_batch: int) -> Truth:
         """What a verdict compares with, of ``width`` values each."""
-        small = self.published.checkpoint.stays_in_memory
-        # From a disk fewer nonces take as long.
-        at_once = forward_batch if small else max(forward_batch, NONCES_OF_A_PASS)
+        at_once = self.at_once(forward_batch)
         return Truth(self.truth, width, at_once, self.weights_digest, self, self.is_dense)
 
     def with_other(self, compute: Compute) -> Self:

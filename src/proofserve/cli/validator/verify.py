@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -35,6 +35,7 @@ from proofserve.lab.report import LabError, Progress, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.rounds.records import Workload
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
@@ -165,6 +166,9 @@ def command(
     alpha: Alpha = 1e-6,
     beta: Beta = 1e-3,
     share: Share = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what it will cost here: bytes, memory, time.")
+    ] = False,
     json: Json = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
@@ -242,6 +246,8 @@ def command(
         work = workload(claimed, given)
         if k_dim is None:
             require_width(claimed, work.scheme)
+        if plan:
+            _end_with_plan(engines, claimed, work, (options, nonces), session)
         report = engines.report(claimed, work, tests, options, (drawn_by, nonces), session)
         show(session, report.outcome.verdict, report.lines())
         if not tests.judges and leaves_open(report.outcome):
@@ -253,6 +259,18 @@ def command(
         if json is not None:
             write_json(json, report.record() | {"expected": asdict(wanted)})
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
+
+
+def _end_with_plan(
+    engines: EngineOptions,
+    claimed: ClaimedArtifacts,
+    work: Workload,
+    options: tuple[JudgingOptions, int | None],
+    session: CommandSession,
+) -> NoReturn:
+    with session.interrupts.allowed():
+        engines.plan(claimed, work, *options, session)
+    raise typer.Exit
 
 
 def _opened(

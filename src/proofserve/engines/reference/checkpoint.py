@@ -7,9 +7,9 @@ and layouts of files are converted as ever (read in transformers 5.19, ``core_mo
 import copy
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
+from proofserve.engines.checkpoints import tensor_ranges
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.formats import PublishedTensors, published_tensors
 from proofserve.engines.reference.rounding import EightBits
@@ -86,6 +87,26 @@ class LayeredCheckpoint:
             self._read[index] = self._filled_layer(index)
         return self._read[index]
 
+    def stored_bytes(self, index: int) -> int:
+        """What a layer takes in the files."""
+        names = (each for name in self._parts[index] for each in self.published.stored_as(name))
+        return sum(self._files.size(each) for each in names)
+
+    def of_one_layer(self) -> "LayeredCheckpoint":
+        """The first layer alone, with random weights: as quick as the published one."""
+        made = copy.copy(self)
+        made.__dict__.pop("decoder", None)
+        made.shapes, made.stays_in_memory = self.shapes[:1], True
+        layer = copy.deepcopy(self.shapes[0])
+        for module in layer.modules():
+            for name, weight in [*module.named_parameters(recurse=False)]:
+                drawn = torch.empty_like(weight, device=self._device)
+                drawn.normal_(std=weight.shape[-1] ** -0.5)
+                setattr(module, name, nn.Parameter(drawn, requires_grad=False))
+        self._finish(self._model, layer)
+        made._read = {0: layer}
+        return made
+
     @cached_property
     def decoder(self) -> Any:
         """The decoder, whose layers do nothing; embeddings are read as tokens ask for them."""
@@ -138,7 +159,7 @@ class LayeredCheckpoint:
             raise CheckpointError(f"{self._path}: {name} has no {', '.join(missing[:3])}")
 
     def _fill(self, model: Any, names: Sequence[str]) -> None:
-        read = {name: self.published.read(name, self._files) for name in names}
+        read = {name: _Unread(partial(self.published.read, name, self._files)) for name in names}
         settings = LoadStateDictConfig(
             device_map={"": self._device},
             dtype=self.dtype,
@@ -214,6 +235,16 @@ class LayeredCheckpoint:
             )
 
 
+class _Unread:
+    """A tensor of the files, read when the loader takes its elements, and so never for long."""
+
+    def __init__(self, read: Callable[[], Tensor]) -> None:
+        self._read = read
+
+    def __getitem__(self, _: object) -> Tensor:
+        return self._read()
+
+
 class StandIn(nn.Module):
     """Takes the place of a layer without weights, whose attributes it has.
 
@@ -267,18 +298,24 @@ class _Files:
             with _named_errors(file):
                 self._opened[file] = safe_open(file, "pt", backend="pread")
         self._places: dict[str, Path] = {}
+        self._ranges: dict[str, range] = {}
         for file, of_file in self._opened.items():
             for name in of_file.keys():  # noqa: SIM118 - the object is no mapping
                 if name in self._places:
                     others = f"{self._places[name].name} and {file.name}"
                     raise CheckpointError(f"{path}: {others} both hold {name}")
                 self._places[name] = file
+            self._ranges |= tensor_ranges(file)
         self.names = self._places.keys()
 
     def dtype(self, name: str) -> str:
         """In the names of safetensors."""
         found: str = self._opened[self._places[name]].get_slice(name).get_dtype()
         return found
+
+    def size(self, name: str) -> int:
+        """In bytes."""
+        return len(self._ranges[name])
 
     def read(self, name: str) -> Tensor:
         with _named_errors(self._path):

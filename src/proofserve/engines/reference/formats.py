@@ -109,6 +109,11 @@ class PublishedTensors:
     def names(self) -> tuple[str, ...]:
         return (*self.plain, *self.matrices)
 
+    def stored_as(self, name: str) -> tuple[str, ...]:
+        """The tensors of the files that hold ``name`` of ``names``."""
+        matrix = self.matrices.get(name)
+        return (name,) if matrix is None else tuple(matrix.parts.values())
+
     @property
     def weight_bits(self) -> int:
         """The most bits that a quantised matrix has, without scales; 16 if there is none."""

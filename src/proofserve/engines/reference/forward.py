@@ -9,7 +9,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from proofserve.engines.reference.routing import ChoiceOfExperts, choosing
 LayerTransform = Callable[[int, Any], Any]
 # Hears of a layer, counted from 1, and how many there are.
 Passed = Callable[[int, int], None]
+# glibc's M_MMAP_THRESHOLD, and the size in bytes from which on freed memory leaves the process.
+_MAPPED_ALONE: Final = (-3, 2**22)
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ def last_states(
     be dropped before the next is taken. No other thread may use the networks meanwhile. Raises
     CheckpointError if a layer cannot be read, or does not ask its router for experts.
     """
+    if not all(each.network.checkpoint.stays_in_memory for each in forwards):
+        _give_back_what_is_freed()
     under_way = [[_Batch(each, read) for read in each.batches] for each in forwards]
     layers = max((len(each.network.shapes) for each in forwards), default=0)
     for index in range(layers):
@@ -83,17 +87,16 @@ def _through_layer(index: int, of: NetworkForward, batches: Sequence["_Batch"]) 
             # In place: states that come and go between others' would scatter the free memory.
             batch.states.copy_(made if of.transform is None else of.transform(index, made))
             del made
-            if not network.checkpoint.stays_in_memory:
-                _give_back_memory()
 
 
-def _give_back_memory() -> None:
-    """Give the pages of freed tensors back to the system, which glibc keeps for later ones.
+def _give_back_what_is_freed() -> None:
+    """Have large tensors leave memory when they are freed.
 
-    Other C libraries have no such call; there the process stays larger than what it uses.
+    By default glibc keeps them for later ones, in pieces that often fit none. Other C libraries
+    have no such call.
     """
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
+    if (set_option := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        set_option(*_MAPPED_ALONE)
 
 
 def _sharing_copy(layer: nn.Module) -> nn.Module:

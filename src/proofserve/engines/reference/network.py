@@ -105,15 +105,19 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
     cache keeps, is rounded as its configuration says. ``dtype`` is one of ``DTYPES``, or None for
     the checkpoint's own. Raises CheckpointError.
     """
+    network = load_unread(path, dtype, device)
+    return replace(network, facts=model_facts(path, network.config.hidden_size))
+
+
+def load_unread(path: Path, dtype: str | None, device: str) -> Network:
+    """As ``load``, without facts that need the weights or the tokenizer."""
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json")
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     place = _device(device)
     checkpoint = LayeredCheckpoint(path, DTYPES[dtype] if dtype else None, place)
-    return _as_declared(
-        Network(checkpoint, model_facts(path, checkpoint.config.hidden_size), place)
-    )
+    return _as_declared(Network(checkpoint, ModelFacts(checkpoint.config.hidden_size), place))
 
 
 def weights_alone(network: Network) -> Network:

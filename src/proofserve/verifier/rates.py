@@ -1,0 +1,166 @@
+"""How fast this machine verifies a checkpoint: measured in about a second, without its weights."""
+
+import os
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from mmap import mmap
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import torch
+
+from proofserve.engines.checkpoints import digest_is_kept
+from proofserve.engines.reference.forward import NetworkForward, last_states
+from proofserve.engines.reference.network import Network, load_unread
+from proofserve.engines.reference.suspects import rounding_of
+from proofserve.lab.host import GIB, memory_gib
+from proofserve.rounds.records import Workload
+from proofserve.verifier.costs import FLOAT32, Rates, VerificationPlan, expected_passes, layer_size
+from proofserve.verifier.judges import OWN, PUBLISHED
+from proofserve.verifier.judging import JudgingOptions
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
+
+# A layer of at most so many bytes in float32 is timed itself, a larger one by bare products.
+_TIMED_LAYER: Final = 2**28
+# Operations of the forward that is timed.
+_TIMED_OPERATIONS: Final = 2e10
+_PRODUCT: Final = 2048
+_KIB: Final = 1024
+# Numbers that are rounded and converted to be timed, in rows of so many.
+_ROUNDED, _ROW = 2**20, 1024
+# Bytes that are read to be timed, so many at once, and the seconds after which that ends.
+_READ, _AT_ONCE, _READ_S = 2**28, 2**24, 0.5
+
+
+def measured_rates(
+    plan: VerificationPlan, network: Network, emulated: Network, folder: Path
+) -> Rates:
+    """The rates of ``plan``, for a ``network`` and one that emulates kernels, on their device.
+
+    The files are in ``folder``.
+    """
+    if FLOAT32 * plan.layers[0].weights <= _TIMED_LAYER:
+        exact_rate, emulated_rate = (_layer_rate(plan, of) for of in (network, emulated))
+    else:
+        matrix = torch.randn(_PRODUCT, _PRODUCT, device=network.device)
+        seconds = _seconds(partial(torch.mm, matrix, matrix), network.device)
+        exact_rate = emulated_rate = 2 * _PRODUCT**3 / seconds
+    stored = torch.ones(_ROUNDED, dtype=torch.bfloat16)
+    converting = _seconds(stored.float, torch.device("cpu"))
+    return Rates(
+        exact_rate,
+        emulated_rate,
+        disk_rate(sorted(folder.glob("*.safetensors"))),
+        _ROUNDED / converting,
+        _rounding_rate(plan, network.device),
+    )
+
+
+@torch.inference_mode()
+def _layer_rate(plan: VerificationPlan, network: Network) -> float:
+    """Operations a second of a batch in the first layer, whose weights are random."""
+    alone = replace(plan, layers=plan.layers[:1])
+    most = int(_TIMED_OPERATIONS / alone.operations(1))
+    nonces = max(1, min(plan.forward_batch, most))
+    shape = (nonces * plan.sequences, plan.seq_len, plan.hidden)
+    forward = NetworkForward(
+        replace(network, checkpoint=network.checkpoint.of_one_layer(), changes=()),
+        [torch.randn(shape, device=network.device)],
+    )
+    last_states([forward])
+    forward.seconds = 0.0
+    last_states([forward])
+    return alone.operations(nonces) / forward.seconds
+
+
+def _rounding_rate(plan: VerificationPlan, device: torch.device) -> float:
+    """Of a suspect that the plan has, on average."""
+    names = {run.weights for each in plan.passes for run in each if run.weights}
+    values = torch.randn(_ROUNDED // _ROW, _ROW, device=device)
+    taken = []
+    for name in names:
+        try:
+            rounding = rounding_of(name)
+        except KeyError:
+            continue
+        taken.append(_seconds(partial(rounding, values), device))
+    return _ROUNDED * len(taken) / sum(taken) if taken else float("inf")
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Of the quickest of three calls; the first one warms the device up."""
+    taken = []
+    for _ in range(3):
+        began = perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(perf_counter() - began)
+    return min(taken)
+
+
+def disk_rate(files: Sequence[Path]) -> float:
+    """Bytes a second that the disk gives of ``files``, past the pages that the system keeps."""
+    done, began = 0, perf_counter()
+    for file in files:
+        most, until = _READ - done, began + _READ_S
+        try:
+            done += _read(file, getattr(os, "O_DIRECT", 0), most, until)
+        except OSError:
+            # This file system cannot read past the cache.
+            done += _read(file, 0, most, until)
+    return done / (perf_counter() - began)
+
+
+def _read(file: Path, flags: int, most: int, until: float) -> int:
+    """Read up to ``most`` bytes of ``file`` and return how many; stop at the time ``until``."""
+    done, number = 0, os.open(file, os.O_RDONLY | flags)
+    try:
+        # Direct reads need a buffer at the border of a page.
+        with closing(mmap(-1, _AT_ONCE)) as buffer:
+            while done < most and perf_counter() < until:
+                done += (got := os.preadv(number, [buffer], done))
+                if got < _AT_ONCE:
+                    break
+    finally:
+        os.close(number)
+    return done
+
+
+def plan_lines(
+    setup: ValidatorSetup, work: Workload, options: JudgingOptions, sample: int, forward_batch: int
+) -> Iterator[str]:
+    """What it costs to verify ``sample`` nonces of ``work``; no weights are read.
+
+    Raises CheckpointError, and LabError and ProtocolError as ``judges_of``.
+    """
+    validator = CheckpointValidator(setup, load=load_unread)
+    checkpoint, bank = validator.published.checkpoint, (validator.names, validator.kernels)
+    plan = VerificationPlan(
+        tuple(
+            layer_size(layer, checkpoint.config, checkpoint.stored_bytes(index))
+            for index, layer in enumerate(checkpoint.shapes)
+        ),
+        checkpoint.config.hidden_size,
+        expected_passes(options, sample, bank, validator.at_once(forward_batch)),
+        sample,
+        work.scheme.sequences_per_nonce,
+        work.seq_len,
+        forward_batch,
+        checkpoint.stays_in_memory,
+        {each.name: _size(each) for each in setup.suspects},
+    )
+    yield from plan.lines(
+        measured_rates(plan, validator.network(PUBLISHED), validator.network(OWN), setup.model),
+        cached=2 * plan.pass_bytes < memory_gib()[1] * GIB,
+        in_use=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB,
+        hashed=0 if digest_is_kept(setup.model) else _size(setup.model),
+    )
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
