@@ -159,7 +159,7 @@ def test_a_small_model_is_audited_by_its_name(tmp_path: Path) -> None:
 def test_a_model_that_is_neither_a_name_nor_a_folder_is_refused() -> None:
     result = run("gpt5", "--quick")
     assert result.exit_code == 3, result.output
-    assert "'gpt5' is not a folder, and not one of qwen, llama, gemma, trained" in result.output
+    assert "'gpt5' is not a folder, and not one of qwen, llama, gemma, qwen3_moe," in result.output
 
 
 def test_the_help_has_an_example() -> None:

@@ -40,7 +40,7 @@ def deployments(
     """Deployments of checkpoints that the test never writes."""
 
     def checkpoint(model: SmallModel) -> Path:
-        return Path(f"/models/{model.family}-{model.size}-{model.seed}")
+        return Path(f"/models/{model.family}-{model.size}-{model.weights_seed}")
 
     monkeypatch.setattr(calibrate, "checkpoint", checkpoint)
     return deployments

@@ -26,7 +26,8 @@ SEEDS = {
     **{"mixtral": 6, "minimax_m2": 7, "qwen3_next": 8},
 }
 ARCHS = (*SEEDS, *TRAINED_MODELS)
-NAMES = ("qwen", "llama", "gemma", *(each for each in SEEDS if "_" in each), *TRAINED_MODELS)
+_SHORT = {arch: name for name, arch in ALIASES.items()}
+NAMES = (*(_SHORT.get(each, each) for each in SEEDS), *TRAINED_MODELS)
 # Of commands that take a checkpoint of any kind.
 ModelArgument = Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")]
 
@@ -89,10 +90,7 @@ def _written(directory: Path, arch: str, size: str, seed: int) -> "ModelSummary"
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
-    """A model of this package. ``size`` and ``seed`` mean nothing for a trained one.
-
-    Without a ``seed`` it has that of its architecture.
-    """
+    """A model of this package. ``size`` and ``seed`` mean nothing for a trained one."""
 
     arch: str = "qwen3"
     size: str = "tiny"
@@ -105,6 +103,11 @@ class SmallModel:
     @property
     def name(self) -> str:
         return self.arch if self.arch in TRAINED_MODELS else f"{self.size}-{self.family}"
+
+    @property
+    def weights_seed(self) -> int:
+        """The seed, or without one that of the architecture."""
+        return SEEDS.get(self.family, 0) if self.seed is None else self.seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ def checkpoint(model: SmallModel) -> Path:
 
     Raises ValueError for an unknown architecture or size.
     """
-    seed = SEEDS.get(model.family, 0) if model.seed is None else model.seed
+    seed = model.weights_seed
     is_trained = model.arch in TRAINED_MODELS
     of_weights = model.arch if is_trained else f"{model.family}-{model.size}-{seed}"
     folder = cache_folder() / f"{of_weights}-{_recipe()}"
