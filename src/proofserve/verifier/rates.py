@@ -14,10 +14,12 @@ from typing import Final
 import torch
 
 from proofserve.engines.checkpoints import digest_is_kept
+from proofserve.engines.reference.engine import require_length
 from proofserve.engines.reference.forward import NetworkForward, last_states
 from proofserve.engines.reference.network import Network, load_unread
 from proofserve.engines.reference.suspects import rounding_of
 from proofserve.lab.host import GIB, memory_gib
+from proofserve.lab.report import LabError
 from proofserve.rounds.records import Workload
 from proofserve.verifier.costs import FLOAT32, Rates, VerificationPlan, expected_passes, layer_size
 from proofserve.verifier.judges import OWN, PUBLISHED
@@ -26,8 +28,8 @@ from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 # A layer of at most so many bytes in float32 is timed itself, a larger one by bare products.
 _TIMED_LAYER: Final = 2**28
-# Operations of the forward that is timed.
-_TIMED_OPERATIONS: Final = 2e10
+# Operations of the forward that is timed, and its positions at most.
+_TIMED_OPERATIONS, _TIMED_POSITIONS = 2e10, 1024
 _PRODUCT: Final = 2048
 _KIB: Final = 1024
 # Numbers that are rounded and converted to be timed, in rows of so many.
@@ -63,10 +65,11 @@ def measured_rates(
 @torch.inference_mode()
 def _layer_rate(plan: VerificationPlan, network: Network) -> float:
     """Operations a second of a batch in the first layer, whose weights are random."""
-    alone = replace(plan, layers=plan.layers[:1])
+    positions = min(plan.seq_len, _TIMED_POSITIONS)
+    alone = replace(plan, layers=plan.layers[:1], seq_len=positions)
     most = int(_TIMED_OPERATIONS / alone.operations(1))
     nonces = max(1, min(plan.forward_batch, most))
-    shape = (nonces * plan.sequences, plan.seq_len, plan.hidden)
+    shape = (nonces * plan.sequences, positions, plan.hidden)
     forward = NetworkForward(
         replace(network, checkpoint=network.checkpoint.of_one_layer(), changes=()),
         [torch.randn(shape, device=network.device)],
@@ -136,9 +139,13 @@ def plan_lines(
 ) -> Iterator[str]:
     """What it costs to verify ``sample`` nonces of ``work``; no weights are read.
 
-    Raises CheckpointError, and LabError and ProtocolError as ``judges_of``.
+    Raises CheckpointError, EngineFault for too long sequences, LabError for an empty sample, and
+    as ``judges_of``.
     """
+    if not sample:
+        raise LabError("there is no artifact to verify")
     validator = CheckpointValidator(setup, load=load_unread)
+    require_length(work, validator.published)
     checkpoint, bank = validator.published.checkpoint, (validator.names, validator.kernels)
     plan = VerificationPlan(
         tuple(

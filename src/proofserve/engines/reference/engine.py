@@ -57,8 +57,7 @@ class ReferenceEngine:
             EngineFault: a forward failed, or a model cannot do ``work``.
         """
         for run in runs:
-            if work.seq_len > (limit := run.network.max_seq_len):
-                raise EngineFault(f"seq_len {work.seq_len} exceeds the model's {limit}")
+            require_length(work, run.network)
         some = [run for run in runs if run.nonces]
         try:
             block = self._block_of(work, runs[0].network)
@@ -76,6 +75,12 @@ class ReferenceEngine:
             block = work.scheme.for_block(work.block, network.facts, network.device)
             self._block = work.scheme, work.block, block
         return self._block[2]
+
+
+def require_length(work: Workload, network: Network) -> None:
+    """Raise EngineFault if sequences of ``work`` are longer than the model allows."""
+    if work.seq_len > (limit := network.max_seq_len):
+        raise EngineFault(f"seq_len {work.seq_len} exceeds the model's {limit}")
 
 
 @torch.inference_mode()
