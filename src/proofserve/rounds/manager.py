@@ -233,7 +233,8 @@ class RoundManager(NodeManager):
             if self._gauges is not None:
                 text = "round %s: since the server's start chat waited %.0f ms for proofs at most"
                 waited_ms = self._gauges.longest_chat_wait_s * 1e3
-                _logger.info(text, chosen.spec.round_id, waited_ms)
+                id_ = chosen.spec.round_id
+                _logger.info(text, id_, waited_ms, extra={"round_id": id_})
             self._state = step(self._state, Move.STOP)
             self._no_round.set()
 
