@@ -33,7 +33,7 @@ def page(found: Mapping[str, Row], machine: str) -> str:
         families=_table(FAMILY_HEAD, families),
         formats=_table(FORMAT_HEAD, formats),
         reasons="\n".join(reasons),
-        versions=", ".join(versions),
+        versions=", ".join(versions) or "(none yet)",
         machine=machine,
         seq_len=SEQ_LEN,
         judged=len(JUDGED),

@@ -26,10 +26,11 @@ NEWEST = 0.25
 class ForwardSize:
     """All forwards of one shape have ``nonces``, and run ``per_part`` of their layers at a time.
 
-    Until it ``is_found``, forwards of one nonce are measured, layer by layer. Several nonces take
-    at most as many times as long, so ``nonces`` are as many as leave a single layer within ``AIM``
-    of ``max_wait_s``: ``most``, or a power of two, so that two measurements rarely differ. Where
-    forwards pause changes no bit of a result, so ``per_part`` follows the time of those that ran.
+    Until it ``is_found``, forwards of one nonce are measured, layer by layer. Several nonces are
+    taken to need as many times as long, so ``nonces`` leave a single layer within ``AIM`` of
+    ``max_wait_s``: ``most``, or a power of two, so that two measurements rarely differ. Where
+    forwards pause is to change no bit of a result, so ``per_part`` follows the time of those that
+    ran.
 
     ``seconds`` of a forward and ``part_s`` of its longest part are means.
     """
