@@ -8,7 +8,9 @@ import importlib
 import inspect
 import json
 import queue
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -45,6 +47,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 
 from proofserve.engines.vetting.features import PROOFS
 from proofserve.engines.vllm import support
+from proofserve.engines.vllm.compat_core import VllmCore
 from support.contract import in_order, parameters, since, source
 
 
@@ -119,6 +122,19 @@ def test_call_when_idle_and_post_wakeup() -> None:
         EngineCoreProc._handle_client_request
     )
     assert EngineCoreRequestType.UTILITY
+
+
+def test_a_second_wakeup_does_not_wait_in_the_queue() -> None:
+    messages: queue.Queue[Any] = queue.Queue()
+    core = VllmCore(SimpleNamespace(input_queue=messages), "wakeup", nullcontext)
+    core.post_wakeup()
+    messages.put_nowait((EngineCoreRequestType.ADD, (SimpleNamespace(request_id="a"), 0)))
+    core.post_wakeup()
+    assert messages.qsize() == 2
+    messages.get_nowait()
+    core.post_wakeup()
+    assert core.waiting_requests() == ["a"]
+    assert messages.qsize() == 2
 
 
 def test_await_message() -> None:

@@ -60,6 +60,7 @@ class Habits:
     failing_nonce: int | None = None
     gauges: dict[str, Any] = field(default_factory=dict)
     looks_without_gauges: int = 0
+    looks_with_old_gauges: int = 0
     api_key: str | None = None
 
 
@@ -279,6 +280,7 @@ class StubNode:
             "deferred_s": (1 - self.habits.share - self.habits.idle) * active,
             "forwards": self.forwards,
             "resume_ms": [7.0, 8.0, 9.0] if self.habits.polite else [7.0, 0.1, 8.0],
+            "age_s": 0.7 if self.looks <= self.habits.looks_with_old_gauges else 0.0,
         }
         return {**names, **measured, **self.habits.gauges}
 

@@ -33,6 +33,15 @@ def test_what_a_newer_node_shows_besides_is_ignored() -> None:
         assert node.engine().resume_ms == (7.0, 8.0, 9.0)
 
 
+@pytest.mark.parametrize(("old_looks", "age_s"), [(3, 0.0), (10**9, 0.7)])
+def test_old_counters_are_taken_if_a_few_looks_find_no_new_ones(
+    old_looks: int, age_s: float
+) -> None:
+    habits = Habits(looks_with_old_gauges=old_looks)
+    with stub_node(habits) as (_, url), NodeClient(url) as node:
+        assert node.engine().age_s == age_s
+
+
 def test_a_busy_engine_is_asked_again_and_a_dead_one_is_an_error() -> None:
     with stub_node(Habits(looks_without_gauges=3)) as (_, url), NodeClient(url) as node:
         assert node.engine().resume_ms == (7.0, 8.0, 9.0)

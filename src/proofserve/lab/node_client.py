@@ -33,7 +33,7 @@ LONGEST_TEXT = 500
 LONGEST_ANSWER = 64 * 2**20
 POLL_S = 0.1
 FIRST_RESULT_S = 60.0
-# A node waits some seconds for its engine's counters, and a busy engine may need longer.
+# A node waits half a second for its engine's counters, and a busy engine may need longer.
 ENGINE_LOOKS = 4
 # The log of receipts has one entry a second.
 RECEIPT_S = 30.0
@@ -83,7 +83,7 @@ class NodeClient:
         return digest if isinstance(digest, str) else None
 
     def status(self) -> NodeStatus:
-        """The node's status. It answers between two forwards, so this may take as long as one."""
+        """The node's status; the engine's counters in it may be older than the call."""
         return NodeStatus.read(self.describe())
 
     def describe(self) -> Mapping[str, Any]:
@@ -95,12 +95,20 @@ class NodeClient:
         return self.status_with_gauges()[1]
 
     def status_with_gauges(self) -> tuple[NodeStatus, EngineGauges]:
-        """With the engine's counters. Raises NodeError if the node shows none in a few looks."""
+        """With counters of now, or the newest ones of a few looks if the engine is too busy.
+
+        Raises NodeError if the node shows none.
+        """
+        found = None
         for _ in range(ENGINE_LOOKS):
             status = self.status()
             if status.engine is not None:
-                return status, status.engine
-        raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
+                found = status, status.engine
+                if status.engine.age_s == 0:
+                    break
+        if found is None:
+            raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
+        return found
 
     def start_round(self, work: AnyWork) -> None:
         self._post("init/generate", work.body)

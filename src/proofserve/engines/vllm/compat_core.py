@@ -70,9 +70,16 @@ class VllmCore:
     def post_wakeup(self) -> None:
         """Relies on: input_queue and the utility message ``(client, call id, method, args)``. The
         method must return a Future that is never completed, so that no client is answered.
+
+        One is enough: between two forwards the core takes one message, so a second one would stay
+        in the queue as long as proofs run, and each message of a client would wait for it too.
         """
         message = (EngineCoreRequestType.UTILITY, (0, 0, self._wakeup, ()))
-        self._engine.input_queue.put_nowait(message)
+        queue = self._engine.input_queue
+        with queue.mutex:
+            is_posted = message in queue.queue
+        if not is_posted:
+            queue.put_nowait(message)
 
     def watch(
         self,
