@@ -29,7 +29,7 @@ from proofserve.verifier.costs import (
 from proofserve.verifier.judging import JudgingOptions
 
 # The options of ``verify`` by default, and a sample that excludes a forged tenth.
-ALPHA, BETA, P_FRAUD, SAMPLE, FORWARD_BATCH, AT_ONCE = 1e-6, 1e-3, 0.5, 128, 8, 32
+SAMPLE, FORWARD_BATCH, AT_ONCE = 128, 8, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def planned(model: PublishedModel) -> VerificationPlan:
     names = [name for name in SUSPECTS if name == FP8_CACHE or weight_bits(name) < bits]
     layers = model.layers()
     calibration = read(Path(str(DENSE.files())) / CALIBRATIONS[SKETCH])
-    options = JudgingOptions((), ALPHA, BETA, None, P_FRAUD, True, calibration)
+    options = JudgingOptions(threshold=calibration)
     passes = expected_passes(options, SAMPLE, (names, ()), AT_ONCE)
     hidden = int(model.fields["hidden_size"])
     return VerificationPlan(layers, hidden, passes, SAMPLE, TWINS, SEQ_LEN, FORWARD_BATCH)

@@ -10,7 +10,7 @@ from endurance import files
 from endurance.footprint import Footprint, counted, footprint
 from endurance.load import endless_chat, order
 from endurance.servers import Gateway, Node, Receiver
-from proofserve.lab.chats import Reply, ask_one, closed_loop
+from proofserve.lab.chats import ClosedLoop, Reply, ask_one
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient, wait_until
 from proofserve.lab.report import Figure, Limit, Progress, Report
@@ -88,7 +88,7 @@ class _Deployment:
         self._progress.step(f"{what}, {seconds:.0f} s")
         calls, until, number = endless_chat(self._node.model), time.monotonic() + seconds, first
         with (
-            closed_loop(self._gateway.url, calls, CHAT_CLIENTS, ask_one) as loop,
+            ClosedLoop(self._gateway.url, calls, CHAT_CLIENTS, ask_one) as loop,
             NodeClient(self._node.url) as client,
         ):
             while time.monotonic() < until:

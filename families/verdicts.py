@@ -34,8 +34,6 @@ CALIBRATED: Final = tuple(range(48, 112))
 BANK: Final = 32
 # Of each kernel that the calibration is tried without.
 LEFT_OUT: Final = 1000
-# As `verify` has them.
-ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
 
 
 class Validator:
@@ -49,9 +47,7 @@ class Validator:
         setup = ValidatorSetup(folder, kv_dtype=candidate.kv_dtype)
         self._validator = CheckpointValidator(setup, proofs_of(load, FORWARD_BATCH))
         self._truth = self._validator.as_truth(scheme.width, FORWARD_BATCH)
-        self._options = JudgingOptions(
-            (), ALPHA, BETA, None, P_FRAUD, True, self._calibration(candidate)
-        )
+        self._options = JudgingOptions(threshold=self._calibration(candidate))
 
     def judged(self, name: str, claims: Sequence[Claim]) -> Judged:
         """The verdict about what a node proved, as ``verify`` reaches it."""
@@ -95,7 +91,7 @@ class Validator:
 def receipts_hold(model: Path, chats: Sequence[Conversation], progress: Progress) -> Check:
     """The verdict of `verify-chat` without a calibration."""
     checker = ChatChecker(ValidatorSetup(model), None, fresh_seed())
-    known, chances = NodeFacts(checker.weights_digest), Chances(ALPHA, BETA)
+    known, chances = NodeFacts(checker.weights_digest), Chances()
     found = checker.outcome(chats, known, chances, progress)
     said = [f"{each.check}: {each.text}" for each in found.failures]
     said += [f"{each.test} {each.result}" for each in found.opinions]

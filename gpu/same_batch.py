@@ -18,10 +18,10 @@ import numpy as np
 
 from proofserve.lab.chats import (
     Call,
+    ClosedLoop,
     Reply,
     Stream,
     ask_one,
-    closed_loop,
     reading_chat,
     stream_answer,
     tokens_between,
@@ -118,7 +118,7 @@ def measure_same_batch(node: NodeClient, plan: SameBatchPlan, progress: Progress
     def call(number: int) -> Call:
         return reading_chat(plan.work.model, number, WORDS, TOKENS)
 
-    with closed_loop(node.url, call, plan.clients, stream_answer) as loop:
+    with ClosedLoop(node.url, call, plan.clients, stream_answer) as loop:
         loop.settle(SETTLE_S)
         for _ in range(plan.windows):
             for kind in (ALONE, DEDICATED, SAME_BATCH):
@@ -164,7 +164,7 @@ def _prompts(node: NodeClient, plan: SameBatchPlan, errors: list[str]) -> Iterat
         body = {"model": plan.work.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
         return Call("/v1/completions", {**body, **priority})
 
-    with closed_loop(node.url, call, IN_FLIGHT, ask_one) as loop:
+    with ClosedLoop(node.url, call, IN_FLIGHT, ask_one) as loop:
         yield loop.replies
     errors += [reply.error for reply in loop.replies if reply.error]
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from matrix.columns import INTERPRETER
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
-from proofserve.lab.chats import ask_one, closed_loop, reading_chat
+from proofserve.lab.chats import ClosedLoop, ask_one, reading_chat
 from proofserve.lab.host import ServedDtype
 from proofserve.lab.node_client import NodeClient
 from proofserve.protocol import ARTIFACT, SKETCH, SKETCH_2
@@ -113,7 +113,7 @@ def prove(subject: Subject, start: Start, session: CommandSession) -> None:
     )
     with serving(options, session) as node:
         loop = (
-            closed_loop(
+            ClosedLoop(
                 node.url, lambda n: reading_chat(model.name, n, CHAT_WORDS), CHAT_CLIENTS, ask_one
             )
             if start.chats

@@ -19,7 +19,6 @@ from proofserve.verifier.verification import Truth
 from soundness.results import Forged
 from soundness.runs import KeptRuns
 from soundness.subjects import FORWARD_BATCH
-from soundness.trying import ALPHA, BETA
 
 HONEST: Final = 40
 TIMES: Final = 100
@@ -38,7 +37,7 @@ def forged_files(
 def _verdicts(
     runs: KeptRuns, calibration: CalibrationFile, tests: Sequence[str], times: int
 ) -> Forged:
-    options = JudgingOptions(tuple(tests), ALPHA, BETA, None, 0.5, True, calibration)
+    options = JudgingOptions(tuple(tests), threshold=calibration)
     truth = Truth(runs.truth, runs.work.scheme.width, FORWARD_BATCH, runs.weights_digest, runs)
     claimed, used = _claimed(runs), []
     for _ in range(times):

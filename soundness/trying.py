@@ -14,7 +14,7 @@ from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.sketch import TWINS
 from proofserve.protocol.verdict.leaning import LEAST_SD
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import OWN, BankRun, Chances, Vectors, default_share
+from proofserve.verifier.judges import ALPHA, OWN, BankRun, Chances, Vectors, default_share
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -28,7 +28,6 @@ from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, F
 from soundness.runs import KeptRuns
 from soundness.uncalibrated import simulated_uncalibrated
 
-ALPHA, BETA = 1e-6, 1e-3
 POWER: Final = 0.999
 
 Floats = NDArray[np.float64]
@@ -45,7 +44,7 @@ class Trial:
 
     @property
     def chances(self) -> Chances:
-        return Chances(ALPHA, BETA, default_share(self.most))
+        return Chances(share=default_share(self.most))
 
 
 @dataclass(frozen=True, slots=True)

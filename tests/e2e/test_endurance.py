@@ -11,7 +11,7 @@ from endurance.footprint import counted
 from endurance.load import endless_chat, order
 from endurance.servers import Receiver
 from endurance.witness import Witness
-from proofserve.lab.chats import ask_one, closed_loop
+from proofserve.lab.chats import ClosedLoop, ask_one
 from proofserve.outbox import offline
 from support.node import NAME, ServedNode, until
 
@@ -81,7 +81,7 @@ def held(node: ServedNode) -> list[float]:
 
 
 def rounds_beside_chat(node: ServedNode, rounds: range) -> None:
-    with closed_loop(node.server.url, endless_chat(NAME), at_once=4, ask=ask_one) as loop:
+    with ClosedLoop(node.server.url, endless_chat(NAME), at_once=4, ask=ask_one) as loop:
         for number in rounds:
             node.start_round(block_hash=f"soak-{number}")
             time.sleep(1.0)

@@ -220,14 +220,6 @@ def test_a_validator_without_suspects_says_so(tmp_path: Path) -> None:
     four = write_as("int4 in groups", tmp_path).folder
     validator = validator_of(four, kv_dtype="fp8")
     assert validator.names == ()
-    options = JudgingOptions(
-        tests=("direction",),
-        alpha=1e-6,
-        beta=1e-3,
-        share=None,
-        p_fraud=0.5,
-        sequential=True,
-        threshold=None,
-    )
+    options = JudgingOptions(tests=("direction",))
     with pytest.raises(LabError, match="--test direction: there are no suspects"):
         judges_of(options, 10, validator)

@@ -85,8 +85,8 @@ def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) 
         assert len(stub.measured) == 1 + 3
         assert [order["forwards"] for order in stub.measured] == [2, 19, 19, 19]
     assert 0.5 * share < value(found, "busy_ratio") < 1.4 * share
-    # Four prefills at a time, each at the stub's speed: one alone would have 2,500.
-    assert 3_000 < value(found, "prefill_tokens_per_second") < 13_000
+    # Nineteen prefills at a time, each at the stub's speed: one alone would have 2,500.
+    assert 3_000 < value(found, "prefill_tokens_per_second") < 19 * 2_600
     assert all(math.isfinite(figure.value or 0.0) for figure in found.figures)
 
 

@@ -8,11 +8,11 @@ from lab.stub_node import Habits, stub_node
 from proofserve.lab import chats as load
 from proofserve.lab.chats import (
     Call,
+    ClosedLoop,
     Reply,
     ask_all,
     ask_one,
     chat,
-    closed_loop,
     rate_of_completions,
     reading_chat,
 )
@@ -78,7 +78,7 @@ def test_a_closed_loop_keeps_its_clients_busy_and_answers_everything() -> None:
             numbers.append(number)
             return reading_chat("stub", number, 40)
 
-        with closed_loop(url, call, 3, ask_one) as loop:
+        with ClosedLoop(url, call, 3, ask_one) as loop:
             loop.settle(0.3)
             # Of three clients one has an answer, so all of them have sent.
             assert len(numbers) > 3
@@ -90,7 +90,7 @@ def test_a_closed_loop_keeps_its_clients_busy_and_answers_everything() -> None:
 
 def test_leaving_by_an_error_drops_what_is_in_flight() -> None:
     def interrupted(url: str) -> None:
-        with closed_loop(url, lambda _: chat("stub", "slow", 60), 2, ask_one):
+        with ClosedLoop(url, lambda _: chat("stub", "slow", 60), 2, ask_one):
             time.sleep(0.2)
             raise KeyError
 
@@ -106,7 +106,7 @@ def test_a_loop_that_breaks_says_so() -> None:
         raise RuntimeError("no such call")
 
     def loaded(url: str) -> None:
-        with closed_loop(url, broken, 1, ask_one) as loop:
+        with ClosedLoop(url, broken, 1, ask_one) as loop:
             loop.settle(0.0)
 
     with stub_node() as (_, url), pytest.raises(ExceptionGroup) as caught:

@@ -27,7 +27,7 @@ SEQ_LEN = 24
 
 def options(*tests: str) -> JudgingOptions:
     threshold = GivenThreshold(0.1, 0.01) if COUNT in tests else None
-    return JudgingOptions(tests, 1e-6, 1e-3, 0.5, 0.5, True, threshold)
+    return JudgingOptions(tests, share=0.5, threshold=threshold)
 
 
 def test_operations_are_those_that_torch_counts() -> None:

@@ -34,9 +34,9 @@ from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
-from proofserve.rounds.status import EngineGauges, RoundStats, Status
+from proofserve.rounds.status import EngineGauges, OutboxGauges, RoundStats, Status
 from proofserve.wire.paths import PROOFS
-from proofserve.wire.status import NodeStatusResponse, RoundConfig
+from proofserve.wire.status import NodeStatusResponse
 
 _RUNNING = (State.GENERATING, State.VALIDATING)
 
@@ -182,7 +182,7 @@ async def snapshot_of(node: Node, history: NodeHistory) -> DashboardSnapshot:
         figures=tuple(_figures(node, seen, history)),
         columns=COLUMNS,
         members=(_member(node, seen, history),),
-        round=_round(seen, history, node.stall),
+        round=round_panel(status, history, node.stall),
         actions=offered(node.deployment, status),
     )
 
@@ -248,8 +248,9 @@ def _troubles(seen: NodeStatusResponse, stall: str | None) -> Iterator[tuple[str
         yield "callbacks late", Level.WARNING, reason
 
 
-def _facts(seen: NodeStatusResponse) -> Iterator[Fact]:
-    if (engine := seen.engine) is not None:
+def node_facts(engine: EngineGauges | None, outbox: OutboxGauges | None) -> Iterator[Fact]:
+    """What a node tells of its engine and its outbox."""
+    if engine is not None:
         yield Fact(label="Forwards of proofs", value=engine.forwards)
         yield Fact(label="Last forward", value=engine.last_forward_s, unit="s")
         yield Fact(label="Nonces of a forward", value=engine.forward_nonces)
@@ -259,39 +260,48 @@ def _facts(seen: NodeStatusResponse) -> Iterator[Fact]:
         yield Fact(label="KV blocks free", value=engine.free_blocks)
         yield Fact(label="KV blocks on lease", value=engine.leased_blocks)
         yield Fact(label="Engine cores", value=len(engine.cores) or 1)
-    if (outbox := seen.outbox) is not None:
+    if outbox is not None:
         yield Fact(label="Results kept", value=outbox.results)
         yield Fact(label="Callbacks waiting", value=outbox.pending)
         yield Fact(label="Callbacks delivered", value=outbox.delivered)
         yield Fact(label="Callbacks expired", value=outbox.expired)
         if outbox.last_error:
             yield Fact(label="Last fault of a callback", value=outbox.last_error)
+
+
+def _facts(seen: NodeStatusResponse) -> Iterator[Fact]:
+    yield from node_facts(seen.engine, seen.outbox)
     yield Fact(label="Scheme", value=seen.scheme or "as each request says")
     if seen.deployment.weights_digest is not None:
         yield Fact(label="Digest of the weights", value=seen.deployment.weights_digest)
 
 
 def _figures(node: Node, seen: NodeStatusResponse, history: NodeHistory) -> Iterator[KeyFigure]:
-    stats, queue = seen.stats, seen.queue
-    rate = 0.0
-    if stats is not None and seen.state is State.GENERATING:
-        rate = stats.recent_nonces_per_second
-    hint = "over the last 30 s"
-    yield KeyFigure(label="Nonces", value=rate, unit="/s", hint=hint, trend=history.rate())
+    yield from work_figures(history, "over the last 30 s", seen.outbox)
+    yield _longest_wait(seen.engine)
+    judged = node.manager.totals.validations
+    hint = f"{judged['fraud']} fraud, {judged['error']} failed"
+    yield KeyFigure(label="Validations", value=judged.total(), hint=hint)
+
+
+def work_figures(
+    history: NodeHistory, rate_of: str, outbox: OutboxGauges | None
+) -> Iterator[KeyFigure]:
+    """The work of a node, or of a fleet; ``rate_of`` says what its rate is the rate of."""
+    status = history.look()
+    stats, queue = status.stats, status.queue
+    rate = stats.recent_nonces_per_second if stats and status.state is State.GENERATING else 0.0
+    yield KeyFigure(label="Nonces", value=rate, unit="/s", hint=rate_of, trend=history.rate())
     if stats is not None:
         yield KeyFigure(label="Proved in this round", value=stats.total_processed)
         failed = Level.WARNING if stats.failed else Level.GOOD
         yield KeyFigure(label="Without a result", value=stats.failed, level=failed)
-    yield _longest_wait(seen.engine)
-    if seen.outbox is not None:
-        late = Level.WARNING if seen.outbox.oldest_pending_s > LATE_S else Level.GOOD
-        yield KeyFigure(label="Callbacks waiting", value=seen.outbox.pending, level=late)
+    if outbox is not None:
+        late = Level.WARNING if outbox.oldest_pending_s > LATE_S else Level.GOOD
+        yield KeyFigure(label="Callbacks waiting", value=outbox.pending, level=late)
     full = Level.WARNING if queue.queued_nonces > _FULL * queue.limit else Level.GOOD
     hint = "nonces that wait or run"
     yield KeyFigure(label="Jobs", value=queue.queued_nonces, of=queue.limit, hint=hint, level=full)
-    judged = node.manager.totals.validations
-    hint = f"{judged['fraud']} fraud, {judged['error']} failed"
-    yield KeyFigure(label="Validations", value=judged.total(), hint=hint)
 
 
 def _longest_wait(engine: EngineGauges | None) -> KeyFigure:
@@ -303,43 +313,44 @@ def _longest_wait(engine: EngineGauges | None) -> KeyFigure:
     return KeyFigure(label="Chat's longest wait", value=value, unit="s", hint=hint, level=level)
 
 
-def _round(seen: NodeStatusResponse, history: NodeHistory, stall: str | None) -> RoundPanel | None:
-    if seen.config is None or seen.stats is None or seen.round_id is None:
+def round_panel(status: Status, history: NodeHistory, stall: str | None) -> RoundPanel | None:
+    """The round of a node, or of a fleet; None before the first one."""
+    spec, stats = status.spec, status.stats
+    if spec is None or stats is None:
         return None
-    state, level = seen.state.value.lower(), Level.IDLE
-    if seen.state in _RUNNING:
+    state, level = status.state.value.lower(), Level.IDLE
+    if status.state in _RUNNING:
         level = Level.GOOD
         if stall:
             state, level = "stalled", Level.BAD
-        elif seen.paused_reason:
+        elif status.paused_reason:
             state, level = "paused", Level.WARNING
-    elif seen.error:
+    elif status.error:
         level = Level.WARNING
     return RoundPanel(
-        id=seen.round_id,
+        id=spec.round_id,
         state=state,
         level=level,
         started_at=history.started_at,
         ended_at=history.ended_at,
-        facts=tuple(_round_facts(seen.config, seen.stats)),
+        facts=tuple(_round_facts(spec, stats)),
         events=history.events,
         rate=history.round_rate(),
         rate_until=history.rate_until,
     )
 
 
-def _round_facts(config: RoundConfig, stats: RoundStats) -> Iterator[Fact]:
-    scheme = config.scheme
-    yield Fact(label="Block", value=config.block_hash)
-    yield Fact(label="Height", value=config.block_height)
-    yield Fact(label="Public key", value=config.public_key)
-    yield Fact(label="Scheme", value=scheme if isinstance(scheme, str) else str(scheme["name"]))
-    yield Fact(label="Tokens per nonce", value=config.seq_len)
-    if config.node_id is not None:
-        yield Fact(label="Node", value=f"{config.node_id} of {config.node_count}")
-        yield Fact(label="Group", value=f"{config.group_id} of {config.n_groups}")
-    if config.r_target is not None:
-        yield Fact(label="Target", value=config.r_target)
+def _round_facts(spec: RoundSpec, stats: RoundStats) -> Iterator[Fact]:
+    yield Fact(label="Block", value=spec.work.block.hash)
+    yield Fact(label="Height", value=spec.work.block.height)
+    yield Fact(label="Public key", value=spec.work.public_key)
+    yield Fact(label="Scheme", value=spec.work.scheme.name)
+    yield Fact(label="Tokens per nonce", value=spec.work.seq_len)
+    if (lane := spec.lane) is not None:
+        yield Fact(label="Node", value=f"{lane.node_id} of {lane.node_count}")
+        yield Fact(label="Group", value=f"{lane.group_id} of {lane.n_groups}")
+    if spec.target is not None:
+        yield Fact(label="Target", value=spec.target.r_target)
         yield Fact(label="Winners", value=stats.total_found)
     yield Fact(label="Proved", value=stats.total_processed)
     yield Fact(label="Mean rate", value=stats.nonces_per_second, unit="/s")

@@ -54,8 +54,6 @@ SHARE_FORWARDS = {"tiny": 32, "small": 2}
 # The least throughput with receipts over that without. The engine spends less of its time on the
 # model itself when that is small.
 LEAST_RATIO = {"tiny": 0.97, "small": 0.99}
-# As `verify` has them.
-ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
 Arch = Annotated[str, typer.Option(help=f"One of {', '.join(ARCHS)}.")]
@@ -149,7 +147,7 @@ def verify(
         work = Workload(scheme, Block(fresh_seed(), 1), "bench", measured.seq_len)
         setup = ValidatorSetup(found.folder, device).serving_as(measured)
         node = CheckpointValidator(setup, proofs_of(work, forward_batch))
-        options = JudgingOptions((), ALPHA, BETA, None, P_FRAUD, True, measured)
+        options = JudgingOptions(threshold=measured)
         shape, digest = checkpoint_shape(found.folder), node.weights_digest
         measured.require(work, [found.name], shape, digest, node.is_dense)
         served = kernel or node.kernels[0]

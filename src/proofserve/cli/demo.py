@@ -64,8 +64,6 @@ WORKLOAD = Workload(SCHEME, Block(WORK.block_hash, BLOCK_HEIGHT), WORK.public_ke
 OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 # Rows of the table, and the weights that a cheating node serves.
 QUANTISED = (("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel"))
-# As `verify` has them.
-ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
 # Answers with receipts, tokens of each, and the seed of their prompts.
 ANSWERS, RECEIPT_TOKENS, SEED = 4, 48, 1
 # An honest node of a machine that is not here.
@@ -178,7 +176,7 @@ class DemoValidator:
         self._other = other.name
         with trained_calibration() as file:
             measured = read(file)
-        self._options = JudgingOptions((), ALPHA, BETA, None, P_FRAUD, True, measured)
+        self._options = JudgingOptions(threshold=measured)
         # The other model is in the bank of the forging node alone: nothing suspects it by name.
         setup, compute = ValidatorSetup(mine), proofs_of(WORKLOAD, FORWARD_BATCH)
         self._validator = honest = CheckpointValidator(setup, compute)
@@ -256,7 +254,7 @@ def _receipts_are_judged_right(
 
     with trained_calibration(RECEIPT_SCHEME) as file:
         checker = ChatChecker(ValidatorSetup(model), read(file), fresh_seed())
-    known, chances = NodeFacts(checker.weights_digest), Chances(ALPHA, BETA)
+    known, chances = NodeFacts(checker.weights_digest), Chances()
     honest = checker.outcome(chats, known, chances, session.line)
     forged = checker.outcome([_altered(chats[0])], known, chances, session.line)
     passed = [each.test for each in honest.opinions if each.result is HONEST]

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from proofserve.api.node_page import NodeHistory, offered
+from proofserve.api.node_page import (
+    COLUMNS,
+    NodeHistory,
+    node_facts,
+    offered,
+    round_panel,
+    work_figures,
+)
 from proofserve.api.status import answer_of_outbox
 from proofserve.dashboard.records import (
     STEP_S,
@@ -22,7 +29,6 @@ from proofserve.dashboard.records import (
     LastVerdict,
     Level,
     MemberRow,
-    RoundPanel,
 )
 from proofserve.dashboard.routes import SnapshotUnavailable
 from proofserve.fleet.conditions import MemberCondition
@@ -35,14 +41,9 @@ from proofserve.fleet.verification_records import (
     VerificationView,
 )
 from proofserve.fleet.watch import FleetWatch, Overview
-from proofserve.rounds.records import RoundSpec
-from proofserve.rounds.state import State
-from proofserve.rounds.status import OutboxGauges, RoundStats, Status
+from proofserve.rounds.status import OutboxGauges, Status
 from proofserve.wire.paths import FLEET
 
-COLUMNS = ("stalled_s", "rate", "chat_wait_s", "held_back_by", "outbox_age_s")
-# Callbacks to the network that have waited for so long deserve a look, seconds.
-LATE_S = 60.0
 # A view of the database that is older is of no use, seconds.
 _OLDEST_S = 15.0
 _BROKEN = (MemberState.LOST, MemberState.REFUSED)
@@ -109,7 +110,7 @@ class FleetPage:
                 member_row(overview, each, self._rates.get(each.member.id), self._verifies)
                 for each in overview.members
             ),
-            round=self._round(status),
+            round=round_panel(status, self._round_history, None),
             distances=distance_histogram(overview.verification),
             jobs=job_panel(overview.verification, time.time()),
             actions=offered(deployment, status) if deployment and names else (),
@@ -118,9 +119,6 @@ class FleetPage:
     def _figures(
         self, overview: Overview, status: Status, outbox: OutboxGauges | None
     ) -> Iterator[KeyFigure]:
-        stats, trend = status.stats, self._round_history.rate()
-        rate = stats.recent_nonces_per_second if stats and status.state is State.GENERATING else 0.0
-        yield KeyFigure(label="Nonces", value=rate, unit="/s", hint="of all members", trend=trend)
         states = [each.state for each in overview.members]
         broken = sum(state in _BROKEN for state in states)
         yield KeyFigure(
@@ -130,54 +128,11 @@ class FleetPage:
             hint=f"{broken} lost or refused" if broken else "",
             level=Level.BAD if not overview.ready else Level.WARNING if broken else Level.GOOD,
         )
-        if stats is not None:
-            yield KeyFigure(label="Stored of this round", value=stats.total_processed)
-            failed = Level.WARNING if stats.failed else Level.GOOD
-            yield KeyFigure(label="Without a result", value=stats.failed, level=failed)
+        yield from work_figures(self._round_history, "of all members", outbox)
         if status.lanes is not None:
             given, total = len(status.lanes.processed), status.lanes.total
             level = Level.WARNING if given >= total else Level.GOOD
             yield KeyFigure(label="Lanes given", value=given, of=total, level=level)
-        if outbox is not None:
-            late = Level.WARNING if outbox.oldest_pending_s > LATE_S else Level.GOOD
-            hint = "to the network"
-            yield KeyFigure(label="Callbacks waiting", value=outbox.pending, hint=hint, level=late)
-        queue = status.queue
-        hint = "nonces that wait or run"
-        yield KeyFigure(label="Jobs", value=queue.queued_nonces, of=queue.limit, hint=hint)
-
-    def _round(self, status: Status) -> RoundPanel | None:
-        spec, stats = status.spec, status.stats
-        if spec is None or stats is None:
-            return None
-        state, level = status.state.value.lower(), Level.IDLE
-        if status.state in (State.GENERATING, State.VALIDATING):
-            level = Level.WARNING if status.paused_reason else Level.GOOD
-        return RoundPanel(
-            id=spec.round_id,
-            state="paused" if level is Level.WARNING else state,
-            level=level,
-            started_at=self._round_history.started_at,
-            ended_at=self._round_history.ended_at,
-            facts=tuple(_round_facts(spec, stats)),
-            events=self._round_history.events,
-            rate=self._round_history.round_rate(),
-            rate_until=self._round_history.rate_until,
-        )
-
-
-def _round_facts(spec: RoundSpec, stats: RoundStats) -> Iterator[Fact]:
-    yield Fact(label="Block", value=spec.work.block.hash)
-    yield Fact(label="Height", value=spec.work.block.height)
-    yield Fact(label="Public key", value=spec.work.public_key)
-    yield Fact(label="Scheme", value=spec.work.scheme.name)
-    yield Fact(label="Tokens per nonce", value=spec.work.seq_len)
-    if spec.target is not None:
-        yield Fact(label="Target", value=spec.target.r_target)
-        yield Fact(label="Winners", value=stats.total_found)
-    yield Fact(label="Stored", value=stats.total_processed)
-    yield Fact(label="Mean rate", value=stats.nonces_per_second, unit="/s")
-    yield Fact(label="Held back by chat", value=stats.deferred_s, unit="s")
 
 
 def member_row(
@@ -231,17 +186,9 @@ def _facts(overview: Overview, condition: MemberCondition) -> Iterator[Fact]:
         yield Fact(label="Its clock is ahead by", value=member.seen.clock_offset_s, unit="s")
     if status is None:
         return
-    if (engine := status.engine) is not None:
-        yield Fact(label="Forwards of proofs", value=engine.forwards)
-        yield Fact(label="Last forward", value=engine.last_forward_s, unit="s")
-        yield Fact(label="Nonces of a forward", value=engine.forward_nonces)
-        if engine.warning is not None:
-            yield Fact(label="Chat waits", value=engine.warning)
-        yield Fact(label="Chat requests in the engine", value=engine.unfinished_requests)
-        yield Fact(label="KV blocks free", value=engine.free_blocks)
-    if (outbox := status.outbox) is not None:
-        yield Fact(label="Callbacks waiting", value=outbox.pending)
-        yield Fact(label="Callbacks expired", value=outbox.expired)
+    yield from node_facts(status.engine, status.outbox)
+    if status.engine is not None and status.engine.warning is not None:
+        yield Fact(label="Chat waits", value=status.engine.warning)
     if (deployed := condition.deployment) is not None:
         yield Fact(label="vLLM", value=deployed.versions.get("vllm", "unknown"))
         yield Fact(label="Digest of the weights", value=deployed.weights_digest or "unknown")

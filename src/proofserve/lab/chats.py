@@ -7,11 +7,11 @@ import json
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 from anyio.from_thread import start_blocking_portal
@@ -193,9 +193,12 @@ Ask = Callable[[httpx.AsyncClient, Call], Awaitable[R]]
 
 
 class ClosedLoop(Generic[R]):
-    """``at_once`` clients in a thread, each sending its next call when it has an answer.
+    """A load that runs as long as the context: ``at_once`` clients in a thread, each of which sends
+    its next call when it has an answer. ``replies`` is complete afterwards.
 
-    ``ask`` sends a call and returns what came of it; it raises nothing that a server may cause.
+    ``calls`` makes the call of a number, counted from 0. ``ask`` sends it and returns what came of
+    it, as ``ask_one``; it raises nothing that a server may cause. An error in the context cancels
+    the calls in flight. Leaving it raises the error that ended the loop early, if one did.
     """
 
     def __init__(self, url: str, calls: Callable[[int], Call], at_once: int, ask: Ask[R]) -> None:
@@ -209,6 +212,16 @@ class ClosedLoop(Generic[R]):
         self._thread = contextlib.ExitStack()
         self._ended: Future[None] = Future()
         self.replies: list[R] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abandon()
 
     def start(self) -> None:
         portal = self._thread.enter_context(start_blocking_portal())
@@ -249,25 +262,6 @@ class ClosedLoop(Generic[R]):
         while not self._closing.is_set():
             self.replies.append(await self._ask(http, self._calls(next(self._numbers))))
             self._answered.set()
-
-
-@contextlib.contextmanager
-def closed_loop(
-    url: str, calls: Callable[[int], Call], at_once: int, ask: Ask[R]
-) -> Iterator[ClosedLoop[R]]:
-    """A load that runs as long as the context; ``replies`` is complete afterwards.
-
-    ``calls`` makes the call of a number, counted from 0. ``ask`` is ``ask_one``, or another
-    function that reads an answer.
-    """
-    loop = ClosedLoop(url, calls, at_once, ask)
-    loop.start()
-    try:
-        yield loop
-    except BaseException:
-        loop.abandon()
-        raise
-    loop.finish()
 
 
 @dataclass(slots=True)

@@ -15,12 +15,12 @@ import numpy as np
 
 from proofserve.lab.chats import (
     Call,
+    ClosedLoop,
     Reply,
     ask_all,
     ask_one,
     chat,
     chats,
-    closed_loop,
     reading_chat,
 )
 from proofserve.lab.node_client import NodeClient, computing_round, wait_until
@@ -290,7 +290,7 @@ def _full_speed_when_idle(node: NodeClient) -> Check:
 
 
 def _round_during_chat(node: NodeClient, work: AnyWork, report: Reporter) -> None:
-    with closed_loop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
+    with ClosedLoop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
         loop.settle(SETTLE_S)
         with node.round(work):
             state = node.status().state
@@ -303,7 +303,7 @@ def _round_during_chat(node: NodeClient, work: AnyWork, report: Reporter) -> Non
 
 
 def _chat_has_priority(node: NodeClient, work: AnyWork, report: Reporter) -> None:
-    with closed_loop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
+    with ClosedLoop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
         loop.settle(SETTLE_S)
         report(_no_proofs(node, "a running round pauses while chat is active"))
     report(_completed("chat completes beside a paused round", loop.replies, f"{CLIENTS} at a time"))

@@ -75,6 +75,8 @@ class KernelBank(Protocol):
 
 # The shares of forged nonces of which a verdict says whether it excludes them.
 SHARES_EXCLUDED: Final = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
+# The chances of a wrong verdict, unless options say otherwise.
+ALPHA, BETA = 1e-6, 1e-3
 # By default a cleared node has not forged half of its nonces, nor a tenth if the sample is large
 # enough to tell: 0.9^66 is 1e-3, and an honest nonce says a little less than that.
 COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.5, 0.1, 80
@@ -93,8 +95,8 @@ class Chances:
     model. Wrong weights in a part of the nonces save too little for the other tests to care.
     """
 
-    alpha: float
-    beta: float
+    alpha: float = ALPHA
+    beta: float = BETA
     share: float = COARSE_SHARE
 
     def __post_init__(self) -> None:

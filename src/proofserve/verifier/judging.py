@@ -29,6 +29,8 @@ from proofserve.verifier.direction import (
     Yardstick,
 )
 from proofserve.verifier.judges import (
+    ALPHA,
+    BETA,
     OWN,
     Chances,
     CountJudge,
@@ -98,13 +100,13 @@ class JudgingOptions:
     ``share`` of forged nonces is what a cleared node has not done, None for ``default_share``.
     """
 
-    tests: tuple[str, ...]
-    alpha: float
-    beta: float
-    share: float | None
-    p_fraud: float
-    sequential: bool
-    threshold: CalibrationFile | GivenThreshold | None
+    tests: tuple[str, ...] = ()
+    alpha: float = ALPHA
+    beta: float = BETA
+    share: float | None = None
+    p_fraud: float = 0.5
+    sequential: bool = True
+    threshold: CalibrationFile | GivenThreshold | None = None
 
     @property
     def calibration(self) -> CalibrationFile | None:

@@ -25,7 +25,6 @@ from proofserve.verifier.verification import Truth
 from proofserve.wire.records import CommittedRoots
 
 # As the option --p-fraud of ``proofserve verify``.
-P_FRAUD = 0.5
 _WRONG = (LabError, ProtocolError, CheckpointError, ValueError)
 
 
@@ -79,9 +78,7 @@ def check_sample(
         if task.sample.of < rule.nonces:
             raise LabError(f"too few nonces: the lane has {task.sample.of} of {rule.nonces}")
         threshold = _threshold_in(task)
-        options = JudgingOptions(
-            rule.tests, job.alpha, rule.beta, rule.share, P_FRAUD, True, threshold
-        )
+        options = JudgingOptions(rule.tests, job.alpha, rule.beta, rule.share, threshold=threshold)
         known, claimed = truth(task, options), _claimed(task, member_key)
         report = judged(claimed, known, options, job.seed, rule.nonces, Progress())
     except NodeError:

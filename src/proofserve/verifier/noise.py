@@ -48,8 +48,6 @@ LEAST_LENGTH: Final = 1e-6
 # The chance of a value beyond one end of an interval.
 _TAIL: Final = (1.0 - CONFIDENCE) / 2.0
 VERIFICATIONS, NONCES = 10_000, 1000
-# Of the whole verdict, as the default of ``verify``.
-CHANCES: Final = Chances(alpha=1e-6, beta=1e-3)
 # How many times as wide the margins become until no population is convicted by the others.
 ROOMS: Final = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
@@ -221,7 +219,7 @@ def left_out(
         for each in file.populations:
             node = node_figures(each.figures.figures, file.own.figures, honest)
             drawn = draws(len(node), verifications, NONCES)
-            ended = convictions(node, honest.without(each.facts.name), CHANCES, drawn)
+            ended = convictions(node, honest.without(each.facts.name), Chances(), drawn)
             found[each.facts.name] = int(np.count_nonzero(ended <= NONCES))
             progress.advance()
         at_once = at_once or found

@@ -60,7 +60,7 @@ def shows(node: Node, ids: tuple[int, ...], text: str | None, **fields: Any) -> 
     """A chat of which the client got ``ids`` and ``text``; ``fields`` are of its choice."""
     made = node.chat("shows")
     receipt = node.receipt("shows", made.request, ids)
-    choice = ChatChoice(0, text, "stop", ids)
+    choice = ChatChoice(0, text, ids)
     return with_receipt(replace(made, choices=(replace(choice, **fields),)), node.sign(receipt))
 
 
@@ -269,7 +269,7 @@ def test_a_receipt_that_cannot_be_checked_hides_no_other(node: Node) -> None:
 def test_two_choices_are_two_answers(node: Node) -> None:
     chat = node.chat("one")
     ids = tuple(map(ord, "other"))
-    two = replace(chat, choices=(*chat.choices, ChatChoice(1, "other", "stop", ids)))
+    two = replace(chat, choices=(*chat.choices, ChatChoice(1, "other", ids)))
     second = node.sign(node.receipt("one", chat.request, ids, choice=1))
     found = checked(replace(two, receipts=(*chat.receipts, second)))
     assert [each.output for each in found.answers] == [(*map(ord, "hello"), END), ids]

@@ -52,6 +52,7 @@ from proofserve.verifier.calibration_file import (
     measured_threshold,
 )
 from proofserve.verifier.claims import vector_scheme
+from proofserve.verifier.judges import ALPHA
 
 app = typer.Typer()
 
@@ -71,7 +72,7 @@ def command(
     dist_threshold: DistThreshold = None,
     calibration: Calibration = None,
     p_mismatch: PMismatch = None,
-    alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
+    alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = ALPHA,
     power: Annotated[float, typer.Option(help="Required chance to convict a cheat.")] = 0.999,
     max_nonces: Annotated[
         int, typer.Option(help="Most nonces that a validator recomputes.", min=1)

@@ -47,6 +47,7 @@ from proofserve.verifier.challenge import (
     fresh,
 )
 from proofserve.verifier.claims import vector_scheme
+from proofserve.verifier.judges import ALPHA, BETA
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.verification import Truth
 
@@ -102,8 +103,8 @@ def command(
     api_key: ApiKey = None,
     device: Device = "cpu",
     forward_batch: ForwardBatch = 8,
-    alpha: Alpha = 1e-6,
-    beta: Beta = 1e-3,
+    alpha: Alpha = ALPHA,
+    beta: Beta = BETA,
     share: Share = None,
     json: Json = None,
 ) -> None:
@@ -135,7 +136,7 @@ def command(
             with session.interrupts.allowed():
                 session.line.step(f"loading {model}")
                 measured = read(calibration)
-                options = JudgingOptions((), alpha, beta, share, 0.5, True, measured)
+                options = JudgingOptions((), alpha, beta, share, threshold=measured)
                 work, shape = _work(measured)
                 others = tuple(suspect or ())
                 truth = truths_of_checkpoint(

@@ -24,7 +24,7 @@ from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, read, request
 from proofserve.verifier.chat.statements import FailedCheck, LogFollower, NodeFacts, PublicLog
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification, Watch
-from proofserve.verifier.judges import Chances
+from proofserve.verifier.judges import ALPHA, BETA, Chances
 
 verify_app, watch_app = typer.Typer(), typer.Typer()
 
@@ -69,8 +69,8 @@ def verify_chat(
             " If unset, a new one: a node that knows the seed knows the parts."
         ),
     ] = None,
-    alpha: Alpha = 1e-6,
-    beta: Beta = 1e-3,
+    alpha: Alpha = ALPHA,
+    beta: Beta = BETA,
     json: Json = None,
 ) -> None:
     """Check answers by their receipts, and reach a verdict: honest or fraud.
@@ -251,8 +251,8 @@ def watch_chat(
             " provider that knows it can tell these chats from others."
         ),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = 1e-6,
-    beta: Beta = 1e-3,
+    alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = ALPHA,
+    beta: Beta = BETA,
 ) -> None:
     """Check a provider's answers by their receipts, again and again.
 

@@ -14,7 +14,7 @@ from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.verifier.direction import NO_SUSPECTS
-from proofserve.verifier.judges import Chances
+from proofserve.verifier.judges import ALPHA, BETA, Chances
 from proofserve.verifier.probe.endpoint import Endpoint, Kind
 from proofserve.verifier.probe.probing import Probing, probe, prompts
 from proofserve.verifier.probe.report import ProbeReport, page
@@ -62,8 +62,8 @@ def command(
         str, typer.Option(help="What honest servers of this model compute in: bfloat16 or float16.")
     ] = SERVED_DTYPES[0],
     device: Device = "cpu",
-    alpha: Annotated[float, typer.Option(help="Chance to convict an honest endpoint.")] = 1e-6,
-    beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent endpoint.")] = 1e-3,
+    alpha: Annotated[float, typer.Option(help="Chance to convict an honest endpoint.")] = ALPHA,
+    beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent endpoint.")] = BETA,
     json: Json = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the evidence as a web page to this file.")

@@ -44,6 +44,7 @@ from proofserve.verifier.claims import (
     require_width,
     workload,
 )
+from proofserve.verifier.judges import ALPHA, BETA
 from proofserve.verifier.judging import EXACT, TESTS, JudgingOptions, chosen_tests, threshold_of
 from proofserve.verifier.openings import (
     PATIENCE_S,
@@ -163,8 +164,8 @@ def command(
     p_fraud: Annotated[
         float, typer.Option(help="The count: least share of mismatches by a fraudulent node.")
     ] = 0.5,
-    alpha: Alpha = 1e-6,
-    beta: Beta = 1e-3,
+    alpha: Alpha = ALPHA,
+    beta: Beta = BETA,
     share: Share = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say what it will cost here: bytes, memory, time.")

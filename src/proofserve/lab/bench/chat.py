@@ -4,7 +4,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import chain, combinations, pairwise, product
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from proofserve.lab.chats import (
     ask_all,
     ask_one,
     chats,
-    closed_loop,
     rate_of_completions,
     reading_chat,
 )
@@ -143,15 +142,13 @@ class Load:
     window_s: float = 3.0
     pairs: int = 40
 
-    def clients_of(
-        self, node: NodeClient, model: str, ask: Ask[R]
-    ) -> AbstractContextManager[ClosedLoop[R]]:
+    def clients_of(self, node: NodeClient, model: str, ask: Ask[R]) -> ClosedLoop[R]:
         """The clients at work; ``ask`` reads an answer."""
 
         def call(number: int) -> Call:
             return reading_chat(model, number, self.words, self.tokens)
 
-        return closed_loop(node.url, call, self.clients, ask)
+        return ClosedLoop(node.url, call, self.clients, ask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from proofserve.lab.chats import Call, ask_one, closed_loop, rate_of_completions
+from proofserve.lab.chats import Call, ask_all
 from proofserve.lab.host import machine
-from proofserve.lab.node_client import NodeClient, wait_until
+from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import AnyWork, BareSpeed
 from proofserve.lab.report import (
     Figure,
@@ -26,9 +26,6 @@ from proofserve.lab.report import (
 # A poll takes milliseconds of a core from the engine: polls 20 ms apart slow a forward by some 5 %.
 POLL_S = 0.05
 TIMEOUT_S = 120.0
-# Enough that vLLM has the prompts of its next step while the answers of the last are on their way.
-REQUESTS_IN_FLIGHT = 4
-FIRST_PREFILLS_S = 120.0
 # When the first batch of a round is stored, the node already has the next two in the engine.
 WARM_UP_BATCHES = 1
 # Bare and round windows alternate; a prefill window, which takes longer to start, is less frequent.
@@ -137,7 +134,7 @@ def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress)
         add_round(node, plan, readings)
         if number % ROUNDS_PER_PREFILL == 0:
             readings.beside_prefill.append(readings.round[-1])
-            readings.prefill.append(prefill_speed(node, plan, readings.sequences))
+            readings.prefill.append(prefill_speed(node, plan.work, readings.sequences, forwards))
         readings.add_bare(node.measure(plan.work, forwards))
         progress.advance()
     return report(plan, readings, {**machine(), **node.versions()})
@@ -154,26 +151,19 @@ def add_round(node: NodeClient, plan: GenerationPlan, readings: GenerationReadin
     readings.in_forwards.append((after.busy_s - before.busy_s) / (ended - began))
 
 
-def prefill_speed(node: NodeClient, plan: GenerationPlan, sequences: int) -> float:
-    """Prompt tokens per second of vLLM alone, with as many prompts of the same length."""
-    work = plan.work
+def prefill_speed(node: NodeClient, work: AnyWork, sequences: int, requests: int) -> float:
+    """Prompt tokens per second of vLLM alone, which has all ``requests`` to form its steps of."""
     # A new seed each time: no window may find its prompts in the prefix cache.
     draw = np.random.default_rng()
-
-    def call(_number: int) -> Call:
-        prompts = draw.integers(0, TOKEN_IDS, (sequences, work.seq_len)).tolist()
-        body = {"model": work.model, "prompt": prompts, "max_tokens": 1, "temperature": 0.0}
-        return Call("/v1/completions", body)
-
-    with closed_loop(node.url, call, REQUESTS_IN_FLIGHT, ask_one) as loop:
-        wait_until(lambda: len(loop.replies) >= REQUESTS_IN_FLIGHT, "prefills", FIRST_PREFILLS_S)
-        time.sleep(plan.window_s)
-        until = time.monotonic()
-    if broken := [reply.error for reply in loop.replies if reply.error]:
+    prompts = draw.integers(0, TOKEN_IDS, (requests, sequences, work.seq_len)).tolist()
+    fields = {"model": work.model, "max_tokens": 1, "temperature": 0.0}
+    calls = [Call("/v1/completions", {**fields, "prompt": each}) for each in prompts]
+    replies = ask_all(node.url, calls, requests)
+    if broken := [reply.error for reply in replies if reply.error]:
         raise LabError(f"a prefill failed: {broken[0]}")
-    return rate_of_completions(
-        loop.replies, REQUESTS_IN_FLIGHT, until, lambda reply: reply.prompt_tokens
-    )
+    began = min(reply.began for reply in replies)
+    ended = max(reply.ended for reply in replies)
+    return sum(reply.prompt_tokens for reply in replies) / (ended - began)
 
 
 def report(
@@ -223,7 +213,7 @@ def _figures(
         Figure("bare_nonces_per_second", median(readings.bare), "of bare forwards"),
         Figure("proof_tokens_per_second", median(beside_prefill), "of a round"),
         Figure("prefill_tokens_per_second", median(readings.prefill), "of vLLM, proofs stopped"),
-        Figure("seconds_per_forward", forward_s, "the longest that chat waits for proofs"),
+        Figure("seconds_per_forward", forward_s, "a bare forward, which does not pause"),
         Figure("sequences_per_forward", readings.sequences, "prompts in one forward"),
     )
 

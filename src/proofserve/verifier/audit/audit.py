@@ -28,7 +28,7 @@ from proofserve.verifier.audit.attacks import (
     vectors_by,
 )
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
-from proofserve.verifier.judges import Chances, Vectors, default_share, few
+from proofserve.verifier.judges import ALPHA, Chances, Vectors, default_share, few
 from proofserve.verifier.populations import (
     LEAST_LEANING,
     HonestPopulations,
@@ -61,7 +61,7 @@ class ConvictionRule:
     """
 
     p_mismatch: float = 0.001
-    alpha: float = 1e-6
+    alpha: float = ALPHA
     power: float = 0.999
     max_nonces: int = 1000
 

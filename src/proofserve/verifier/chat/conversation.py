@@ -45,7 +45,6 @@ class ChatChoice:
 
     index: int
     text: str | None
-    finish_reason: str | None
     token_ids: tuple[int, ...] | None
     split: bool = False
     reasoning: str = ""
@@ -87,7 +86,6 @@ class _ChoiceBody(BaseModel):
     index: int = Field(ge=0)
     message: _MessageBody | None = None
     text: str | None = None
-    finish_reason: str | None = None
     token_ids: list[_TokenId] | None = None
 
     def to_choice(self) -> ChatChoice:
@@ -96,7 +94,7 @@ class _ChoiceBody(BaseModel):
         message = self.message or _MessageBody()
         apart = message.reasoning or message.reasoning_content
         reasoning = apart if isinstance(apart, str) else ""
-        return ChatChoice(self.index, text, self.finish_reason, ids, message.split, reasoning)
+        return ChatChoice(self.index, text, ids, message.split, reasoning)
 
 
 class _Response(BaseModel):

@@ -48,7 +48,6 @@ WHAT_TO_MEASURE: Final = (
     " --out FILE"
 )
 # Of the count, which does not judge chats.
-_P_FRAUD = 0.5
 # Blocks that every emulated kernel computes, and those of each server on which suspects are
 # measured. They are those of whole conversations, whose blocks are alike.
 EMULATED_BLOCKS, BANK_BLOCKS = 256, 128
@@ -242,8 +241,6 @@ class ChatChecker:
             alpha=chances.alpha,
             beta=chances.beta,
             share=chances.share,
-            p_fraud=_P_FRAUD,
-            sequential=True,
             threshold=measured,
         )
         claimed = blocks.claims()
