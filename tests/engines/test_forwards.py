@@ -146,6 +146,21 @@ def test_a_forward_that_chat_interrupts_for_longer_than_a_call_may_take_goes_on(
     assert core.parts == [(layer, layer + 1) for layer in range(8)] * 2
 
 
+def test_a_call_that_takes_too_long_ends_between_two_forwards() -> None:
+    core = FakeCore()
+    core.deep = 4
+    core.forward_s = lambda _count: 0.8
+    gate = gate_on(core, forward_batch=2)
+    # The second call waits for the first one, and is late when it begins.
+    answers = [gate.prove(call(range(6), defer_s=1.0)), gate.prove(call(range(6, 12), defer_s=1.0))]
+    proved = list[float]()
+    for answer in answers:
+        spin_and_wake(core, answer)
+        proved += values_of(answer.result())[:, 0].tolist()
+    assert proved == [0, 1, 2, 3, 6, 7]
+    assert core.parts == [(layer, layer + 1) for layer in range(4)] * 3
+
+
 def test_a_forward_that_another_call_came_between_begins_again() -> None:
     core = FakeCore()
     core.deep = 4

@@ -196,8 +196,11 @@ class ProofGate:
             self._core.post_wakeup()
 
     def _answer_overdue(self, queued: QueuedCall) -> None:
-        """Answer a call past its deadline: with what is finished, or that chat deferred it."""
-        if not (queued.done or self._core.is_busy()):
+        """Answer a call past its deadline: with what is finished, or that chat deferred it.
+
+        Without chat a forward that has begun goes on at once, and would be lost to another call.
+        """
+        if not self._core.is_busy() and (queued.layer or not queued.done):
             return
         self._queue.remove(queued)
         if queued.layer:
