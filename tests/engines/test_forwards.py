@@ -146,6 +146,36 @@ def test_a_forward_that_chat_interrupts_for_longer_than_a_call_may_take_goes_on(
     assert core.parts == [(layer, layer + 1) for layer in range(8)] * 2
 
 
+def test_of_two_calls_the_one_whose_forward_was_interrupted_goes_on() -> None:
+    core = FakeCore()
+    core.deep = 8
+    core.forward_s = lambda _count: 1.6
+    gate = gate_on(core)
+    for number in range(200):
+        core.chat(f"chat {number}", steps=50, at=0.1 + 0.75 * number)
+    left = {"first": list(range(8)), "second": list(range(8, 16))}
+    asked = {"first": gate.prove(call(left["first"], defer_s=1.0))}
+    # So the second one ends half a second after the first one.
+    core.pass_time(0.5)
+    asked["second"] = gate.prove(call(left["second"], defer_s=1.0))
+    woken = 0.0
+    while asked and core.now < 100.0:
+        core.spin()
+        if core.now - woken > 0.1:
+            woken = core.now
+            gate.wake_if_needed()
+        for name, answer in list(asked.items()):
+            if not answer.done():
+                continue
+            if answer.result()["kind"] == "proved":
+                left[name] = left[name][len(values_of(answer.result())) :]
+            del asked[name]
+            if left[name]:
+                asked[name] = gate.prove(call(left[name], defer_s=1.0))
+    assert left == {"first": [], "second": []}
+    assert core.parts == [(layer, layer + 1) for layer in range(8)] * 4
+
+
 def test_a_call_that_takes_too_long_ends_between_two_forwards() -> None:
     core = FakeCore()
     core.deep = 4
@@ -172,6 +202,7 @@ def test_a_forward_that_another_call_came_between_begins_again() -> None:
     assert deferred.result()["kind"] == "deferred"
     assert core.parts == [(0, 1), (1, 2)]
     others = gate.prove(call(range(4, 8), lease="other"))
+    spin_until_answered(core, others)
     answer = gate.prove(call(range(4)))
     spin_until_answered(core, answer)
     assert core.parts[2:] == [(layer, layer + 1) for layer in range(4)] * 2

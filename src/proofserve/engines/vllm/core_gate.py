@@ -254,8 +254,8 @@ class ProofGate:
             self._budget.pause()
 
     def _run_next_part(self) -> None:
-        """Run the next part of the oldest call, and answer it when that was its last."""
-        queued = self._queue[0]
+        """Run the next part of a call, and answer it when that was its last."""
+        queued = self._next_call()
         try:
             if queued.call.nonces or not self._sizes.of(queued.call).is_found:
                 self._run_part(queued)
@@ -269,6 +269,19 @@ class ProofGate:
         if is_done:
             self._queue.popleft()
             queued.answer_with_rows()
+
+    def _next_call(self) -> QueuedCall:
+        """The oldest call, or one that goes on with the forward in which another was answered."""
+        if (found := next(filter(self._goes_on, self._queue), None)) is not None:
+            self._queue.remove(found)
+            self._queue.appendleft(found)
+        return self._queue[0]
+
+    def _goes_on(self, queued: QueuedCall) -> bool:
+        paused = self._paused
+        if paused is None or paused.size is None or paused.call.lease != queued.call.lease:
+            return False
+        return queued.call.nonces[queued.done :][: paused.size.nonces] == paused.in_forward
 
     def _run_part(self, queued: QueuedCall) -> None:
         """Run the next part of a forward, which proves nonces, or padding if it finds the size.
@@ -298,11 +311,10 @@ class ProofGate:
 
         Otherwise a forward of more parts than chat leaves within a call's time would never end.
         """
-        paused, self._paused = self._paused, None
+        goes_on, paused, self._paused = self._goes_on(queued), self._paused, None
         size = queued.size = self._sizes.of(queued.call)
-        if paused is not None and paused.size is size and paused.call.lease == queued.call.lease:
-            if paused.in_forward == queued.in_forward:
-                queued.layer, queued.parts_s = paused.layer, paused.parts_s
+        if paused is not None and goes_on and paused.size is size:
+            queued.layer, queued.parts_s = paused.layer, paused.parts_s
         elif not size.is_found:
             self._leases.release(queued.call.lease)
         return size
