@@ -136,7 +136,11 @@ class _Trial:
         self._chats.abandon()
         self._count(killed)
         self._node.end_after_kill()
-        self.counts.restarts.append(self._node.start())
+        seconds = self._node.start()
+        self.counts.restarts.append(seconds)
+        if seconds > SLOWEST_RESTART * max(self.counts.clean_starts):
+            log = self._node.kept_log()
+            self._progress.step(f"a start after a kill took {seconds:.0f} s; its log is {log}")
         self._chats = self._chat()
 
     def _chat(self) -> ClosedLoop[Reply]:

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -72,6 +73,12 @@ class Killable(ABC):
             raise ServerFailed(text) from error
         finally:
             self.stop()
+
+    def kept_log(self) -> Path:
+        """A copy of the log of this start, which stays when the trial's folder goes."""
+        with tempfile.NamedTemporaryFile(prefix=f"{self._log.stem}-", delete=False) as copy:
+            copy.write(self._log.read_bytes())
+        return Path(copy.name)
 
     def stop(self) -> None:
         """Stop the server in order."""
