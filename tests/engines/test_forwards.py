@@ -191,6 +191,22 @@ def test_a_call_that_takes_too_long_ends_between_two_forwards() -> None:
     assert core.parts == [(layer, layer + 1) for layer in range(4)] * 3
 
 
+def test_a_measured_forward_that_chat_interrupts_goes_on_with_the_next_call() -> None:
+    core = FakeCore()
+    core.deep = 8
+    core.forward_s = lambda _count: 1.6
+    gate = gate_on(core, forward_batch=None)
+    for number in range(200):
+        core.chat(f"chat {number}", steps=50, at=0.1 + 0.75 * number)
+    answer = gate.prove(call([7], defer_s=1.0))
+    spin_and_wake(core, answer)
+    while answer.result()["kind"] == "deferred" and core.now < 100.0:
+        answer = gate.prove(call([7], defer_s=1.0))
+        spin_and_wake(core, answer)
+    assert values_of(answer.result())[:, 0].tolist() == [7]
+    assert core.parts == [(layer, layer + 1) for layer in range(8)] * (TRIES + 1)
+
+
 def test_a_forward_that_another_call_came_between_begins_again() -> None:
     core = FakeCore()
     core.deep = 4

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -70,8 +69,7 @@ def test_the_node_convicts_a_prover_that_claims_garbage(node: Target) -> None:
     node.assert_sound()
     took = seconds_to_convict(node.url, ROUND)
     print(f"{len(took)} verdicts, the slowest in {1e3 * max(took.values()):.1f} ms")
-    # Each has a forward, beside what the text itself may cost.
-    assert max(took.values()) < median(took.values()) + REFUSED_WITHIN_S
+    assert max(took.values()) < REFUSED_WITHIN_S
 
 
 def test_the_gateway_refuses_hostile_requests_at_once(

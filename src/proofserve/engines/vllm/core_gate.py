@@ -281,7 +281,9 @@ class ProofGate:
         paused = self._paused
         if paused is None or paused.size is None or paused.call.lease != queued.call.lease:
             return False
-        return queued.call.nonces[queued.done :][: paused.size.nonces] == paused.in_forward
+        # A forward that finds the size proves none, so any call of the lease goes on with it.
+        end = queued.done + paused.size.nonces if paused.size.is_found else queued.done
+        return tuple(queued.call.nonces[queued.done : end]) == tuple(paused.in_forward)
 
     def _run_part(self, queued: QueuedCall) -> None:
         """Run the next part of a forward, which proves nonces, or padding if it finds the size.
