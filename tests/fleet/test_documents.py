@@ -4,7 +4,6 @@ from pathlib import Path
 
 from proofserve.cli.fleet import FLEET_OPTIONS
 from proofserve.cli.serve import allowed
-from proofserve.settings.fleet import FleetSettings
 from test_docs import rows, shown
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
@@ -18,6 +17,6 @@ def test_every_option_of_a_controller_with_its_variable_default_and_range() -> N
             shown(each.default),
             allowed(each),
         ]
-        for name, each in FleetSettings.model_fields.items()
+        for name, each in FLEET_OPTIONS.fields.items()
     ]
     assert [row[:4] for row in rows("Options and variables", PAGE.read_text())] == expected

@@ -44,6 +44,12 @@ class SettingOptions(Generic[S]):
     settings: type[S]
     flag: Callable[[str], str] = lambda name: f"--{name.replace('_', '-')}"
 
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """In the order of options: first those that these settings do not share with others."""
+        found, own = self.settings.model_fields, self.settings.__annotations__
+        return {name: found[name] for name in sorted(found, key=lambda name: name not in own)}
+
     def variable(self, name: str) -> str:
         return f"{self.settings.model_config['env_prefix']}{name.upper()}"
 
@@ -71,7 +77,7 @@ class SettingOptions(Generic[S]):
 
     def given_to(self, command: C, *first: inspect.Parameter) -> C:
         """``command``, which takes any keywords, with the parameters ``first`` and the options."""
-        options = [self._parameter(*item) for item in self.settings.model_fields.items()]
+        options = [self._parameter(*item) for item in self.fields.items()]
         command.__signature__ = inspect.Signature([*first, *options])  # type: ignore[attr-defined]
         return command
 

@@ -8,30 +8,31 @@ from typing import Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
 
 from proofserve.fleet.records import MemberSource
 from proofserve.fleet.sources import Address, address, plain_url
 from proofserve.fleet.verification_records import AfterConviction
-from proofserve.settings.node import BearerKey, BearerKeys, Texts, TomlTable, read_tables, read_toml
+from proofserve.settings.node import (
+    CONFIG,
+    BearerKey,
+    BearerKeys,
+    ServiceSettings,
+    Texts,
+    TomlTable,
+    read_tables,
+    read_toml,
+)
 
 # Prefix of the controller's variables.
 PREFIX = "FLEET_"
-# Of the controller and its workers. Errors hide their input, which may be a key.
-CONFIG = SettingsConfigDict(
-    env_prefix=PREFIX,
-    frozen=True,
-    env_ignore_empty=True,
-    hide_input_in_errors=True,
-    allow_inf_nan=False,
-    use_attribute_docstrings=True,
-)
+FLEET_CONFIG = CONFIG | {"env_prefix": PREFIX}
 
 
-class FleetSettings(BaseSettings):
+class FleetSettings(ServiceSettings):
     """The settings of a controller; each field is a variable and an option of ``fleet serve``."""
 
-    model_config = CONFIG
+    model_config = FLEET_CONFIG
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -71,44 +72,10 @@ class FleetSettings(BaseSettings):
     """Longest time that a stop waits for results; later ones are still stored."""
     max_clock_offset_sec: float = Field(60.0, gt=0)
     """A member whose clock is further off is kept out, seconds."""
-    api_key: BearerKeys = ()
-    """Operators' keys: all calls. Better as a variable than as an option."""
-    viewer_key: BearerKeys = ()
-    """Viewers' keys: GET only. Better as a variable than as an option."""
-    validator_key: BearerKeys = ()
-    """Validators' keys: GET, challenges, /open. Better as a variable than as an option."""
-    challenge_nonces_per_hour: int = Field(1000, ge=1)
-    """Most nonces an hour that one validator's key may have computed, in each controller."""
-    api_keys_file: Path | None = None
-    """TOML file of [[key]] tables: name, key, role."""
-    allow_anonymous: bool = False
-    """Every client may do everything without a key; not together with keys."""
-    batch_size_default: int = Field(32, ge=3, le=1024)
-    """Nonces per engine call of a member if the request has no batch_size."""
-    max_queued_nonces: int = Field(100_000, ge=1)
-    """Most nonces of queued and running jobs, and of one request."""
-    max_open_waits: int = Field(64, ge=1)
-    """Most open calls of /generate with `wait`, of /validate and /open."""
-    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
-    """Largest body of a request, bytes; a larger one gets 413."""
-    requests_per_minute: int = Field(6000, ge=1)
-    """Most requests of one key, or of all clients if there are no keys."""
-    callback_max_retries: int = Field(10, ge=0)
-    """A callback to the network expires after this many failures; 0: never."""
-    callback_max_concurrent: int = Field(10, ge=1)
-    """Most receivers to which callbacks are posted at the same time."""
-    callback_queue_size: int = Field(10_000, ge=1)
-    """Undelivered callbacks above which a new job gets 429."""
-    callback_allow: Texts = ("loopback",)
-    """Where callbacks to the network may go: as POC_CALLBACK_ALLOW of a node."""
-    callback_secret: SecretStr | None = None
-    """Secret that signs callbacks to the network; better as a variable than as an option."""
     keep_results_sec: float = Field(86_400.0, ge=0)
     """Delivered results and callbacks are deleted after this time, seconds; 0: never."""
     keep_verdicts_days: float = Field(0.0, ge=0)
     """Verdicts are deleted after this time, days, but for each member's newest; 0: never."""
-    shutdown_flush_sec: float = Field(5.0, ge=0)
-    """Longest time for due callbacks when the controller ends, seconds."""
 
     @field_validator("dns")
     @classmethod
@@ -119,7 +86,7 @@ class FleetSettings(BaseSettings):
 class FleetWorkerSettings(BaseSettings):
     """The settings of a worker; each field is a variable and an option of ``fleet worker``."""
 
-    model_config = CONFIG
+    model_config = FLEET_CONFIG
 
     database: str = "proofserve-fleet.sqlite"
     """The database of the fleet: SQLite file, or postgresql://USER:PASSWORD@HOST/NAME."""

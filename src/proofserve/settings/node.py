@@ -58,84 +58,32 @@ BearerKeys = Annotated[tuple[BearerKey, ...], NoDecode, BeforeValidator(_listed)
 Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
-class EngineSettings(BaseSettings):
-    # Errors hide their input, which may be a key.
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        frozen=True,
-        env_ignore_empty=True,
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-    max_wait_ms: int | None = Field(None, ge=1)
-    """Longest wait of a chat request for proofs, milliseconds; unset: 100, on a processor 250."""
-    forward_batch: int | None = Field(None, ge=1, le=1024)
-    """Nonces per forward; unset: measured when a round begins, so that chat waits no longer."""
-    share: float = Field(0.0, ge=0.0, le=0.9)
-    """Fraction of engine time for proofs while chat never pauses."""
-    lease_idle_sec: float = Field(30.0, gt=0.0)
-    """Unused KV blocks go back to vLLM's pool after this, seconds."""
-    unvetted: bool = False
-    """Start with a vLLM that was not vetted if it has every name that proofs rely on."""
+# Of a node and a fleet. Errors hide their input, which may be a key.
+CONFIG = SettingsConfigDict(
+    env_prefix=PREFIX,
+    frozen=True,
+    env_ignore_empty=True,
+    hide_input_in_errors=True,
+    allow_inf_nan=False,
+    use_attribute_docstrings=True,
+)
 
 
-class NodeSettings(EngineSettings):
-    """The settings of a server with proofs. Each field is a variable and an option of ``serve``."""
+class ServiceSettings(BaseSettings):
+    """What a node and a fleet's controller share: their clients, limits and callbacks."""
 
-    enabled: bool = False
-    """Open the proof endpoints under /api/v1/pow."""
-    measure: bool = False
-    """Open POST /api/v1/pow/measure for `bench`; not for a node in service."""
-    dashboard: bool = False
-    """Serve GET /dashboard, a page that shows this node live."""
-    receipts: bool = False
-    """Keep a receipt of every chat answer: sketches of its tokens; needs --enable-poc."""
-    receipts_k_dim: int = Field(32, ge=16, le=64)
-    """Dimensions of a token's sketch in a receipt."""
-    resume: bool = False
-    """Continue the round that ran when the server ended; same model only."""
-    scheme: Literal["artifact-v1", "artifact-v1-layers", "sketch-v1", "sketch-v2"] | None = None
-    """Fix the scheme of artifacts; requests for another get 409. Unset: as each request says."""
-    seq_len: int | None = Field(None, ge=1)
-    """Fix the tokens per nonce; requests with another value get 409."""
-    k_dim: int | None = Field(None, ge=1)
-    """Fix the dimensions of a vector; requests with another value get 409."""
+    model_config = CONFIG
+
     batch_size_default: int = Field(32, ge=3, le=1024)
     """Nonces per engine call if the request has no batch_size."""
-    outbox: Path = Path("proofserve-outbox.sqlite")
-    """SQLite file that keeps results until they are delivered."""
-    outbox_keep_days: float = Field(30.0, ge=0)
-    """Delivered results and callbacks are deleted after this many days; 0: never."""
-    receipts_key_file: Path | None = None
-    """Key that signs receipts, made at the first start; unset: beside the outbox."""
-    receipts_keep_days: float = Field(7.0, ge=0)
-    """Receipts are deleted after this many days; 0: never."""
-    receipts_callback: str | None = None
-    """URL to which entries of the receipts' log are posted."""
-    defer_sec: float = Field(5.0, gt=0)
-    """Longest wait for chat inside the engine per call, seconds."""
-    rpc_timeout_ms: int = Field(60_000, ge=1)
-    """A call fails if the engine does not answer for this long, milliseconds."""
-    engine_stall_sec: float = Field(60.0, gt=0)
-    """An engine core with work that neither steps nor computes for this long hangs, seconds."""
     max_queued_nonces: int = Field(100_000, ge=1)
     """Most nonces of queued and running jobs, and of one request."""
     max_open_waits: int = Field(64, ge=1)
-    """Most open calls of /generate with `wait` and of /validate."""
+    """Most open calls of /generate with `wait`, of /validate and /open."""
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
     """Largest body of a request, bytes; a larger one gets 413."""
     requests_per_minute: int = Field(6000, ge=1)
     """Most requests of one key, or of all clients if there are no keys."""
-    generate_chunk_timeout_sec: float = Field(60.0, gt=0)
-    """Longest time that chat may delay one chunk of a job, seconds."""
-    generate_result_ttl_sec: float = Field(300.0, gt=0)
-    """Time that the result of a finished job is kept, seconds."""
-    callback_interval_sec: float = Field(5.0, gt=0)
-    """Shortest time between two artifact callbacks of a round, seconds."""
-    callback_max_artifacts: int = Field(1_000_000, ge=1)
-    """Most artifacts in one callback; the next one has the rest."""
     callback_max_retries: int = Field(10, ge=0)
     """A callback expires after this many failures; 0: never."""
     callback_max_concurrent: int = Field(10, ge=1)
@@ -156,11 +104,73 @@ class NodeSettings(EngineSettings):
     validator_key: BearerKeys = ()
     """Validators' keys: GET, challenges, /open. Better as a variable than as an option."""
     challenge_nonces_per_hour: int = Field(1000, ge=1)
-    """Most nonces an hour that one validator's key may have computed."""
+    """Most nonces an hour that one validator's key may have computed, in each server."""
     api_keys_file: Path | None = None
     """TOML file of [[key]] tables: name, key, role."""
     allow_anonymous: bool = False
     """Every client may do everything without a key; not together with keys."""
+
+
+class EngineSettings(BaseSettings):
+    model_config = CONFIG
+
+    max_wait_ms: int | None = Field(None, ge=1)
+    """Longest wait of a chat request for proofs, milliseconds; unset: 100, on a processor 250."""
+    forward_batch: int | None = Field(None, ge=1, le=1024)
+    """Nonces per forward; unset: measured when a round begins, so that chat waits no longer."""
+    share: float = Field(0.0, ge=0.0, le=0.9)
+    """Fraction of engine time for proofs while chat never pauses."""
+    lease_idle_sec: float = Field(30.0, gt=0.0)
+    """Unused KV blocks go back to vLLM's pool after this, seconds."""
+    unvetted: bool = False
+    """Start with a vLLM that was not vetted if it has every name that proofs rely on."""
+
+
+class NodeSettings(EngineSettings, ServiceSettings):
+    """The settings of a server with proofs. Each field is a variable and an option of ``serve``."""
+
+    enabled: bool = False
+    """Open the proof endpoints under /api/v1/pow."""
+    measure: bool = False
+    """Open POST /api/v1/pow/measure for `bench`; not for a node in service."""
+    dashboard: bool = False
+    """Serve GET /dashboard, a page that shows this node live."""
+    receipts: bool = False
+    """Keep a receipt of every chat answer: sketches of its tokens; needs --enable-poc."""
+    receipts_k_dim: int = Field(32, ge=16, le=64)
+    """Dimensions of a token's sketch in a receipt."""
+    resume: bool = False
+    """Continue the round that ran when the server ended; same model only."""
+    scheme: Literal["artifact-v1", "artifact-v1-layers", "sketch-v1", "sketch-v2"] | None = None
+    """Fix the scheme of artifacts; requests for another get 409. Unset: as each request says."""
+    seq_len: int | None = Field(None, ge=1)
+    """Fix the tokens per nonce; requests with another value get 409."""
+    k_dim: int | None = Field(None, ge=1)
+    """Fix the dimensions of a vector; requests with another value get 409."""
+    outbox: Path = Path("proofserve-outbox.sqlite")
+    """SQLite file that keeps results until they are delivered."""
+    outbox_keep_days: float = Field(30.0, ge=0)
+    """Delivered results and callbacks are deleted after this many days; 0: never."""
+    receipts_key_file: Path | None = None
+    """Key that signs receipts, made at the first start; unset: beside the outbox."""
+    receipts_keep_days: float = Field(7.0, ge=0)
+    """Receipts are deleted after this many days; 0: never."""
+    receipts_callback: str | None = None
+    """URL to which entries of the receipts' log are posted."""
+    defer_sec: float = Field(5.0, gt=0)
+    """Longest wait for chat inside the engine per call, seconds."""
+    rpc_timeout_ms: int = Field(60_000, ge=1)
+    """A call fails if the engine does not answer for this long, milliseconds."""
+    engine_stall_sec: float = Field(60.0, gt=0)
+    """An engine core with work that neither steps nor computes for this long hangs, seconds."""
+    generate_chunk_timeout_sec: float = Field(60.0, gt=0)
+    """Longest time that chat may delay one chunk of a job, seconds."""
+    generate_result_ttl_sec: float = Field(300.0, gt=0)
+    """Time that the result of a finished job is kept, seconds."""
+    callback_interval_sec: float = Field(5.0, gt=0)
+    """Shortest time between two artifact callbacks of a round, seconds."""
+    callback_max_artifacts: int = Field(1_000_000, ge=1)
+    """Most artifacts in one callback; the next one has the rest."""
     fleet: str | None = None
     """URL of a fleet that this node joins by itself."""
     fleet_key: SecretStr | None = None

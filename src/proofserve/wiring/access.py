@@ -4,16 +4,11 @@ It imports little, because `serve` uses it before vLLM starts.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.outbox.post import Allowlist, Outward
-from proofserve.settings.node import NodeSettings, node_keys
+from proofserve.settings.node import ServiceSettings, node_keys
 from proofserve.web import is_loopback
-
-if TYPE_CHECKING:
-    # A node has no package of a fleet.
-    from proofserve.settings.fleet import FleetSettings
 
 # Names the entries of a node in errors.
 CALLBACK_ALLOW = "--poc-callback-allow / POC_CALLBACK_ALLOW"
@@ -21,7 +16,7 @@ CALLBACK_ALLOW = "--poc-callback-allow / POC_CALLBACK_ALLOW"
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below
 
 
-def access_of(chosen: "NodeSettings | FleetSettings") -> Access:
+def access_of(chosen: ServiceSettings) -> Access:
     """The keys of the variables, then those of the file.
 
     Raises:
@@ -61,7 +56,7 @@ def require_access_rule(access: Access, host: str | None, is_unix_socket: bool =
         )
 
 
-def outward_of(chosen: "NodeSettings | FleetSettings", option: str) -> Outward:
+def outward_of(chosen: ServiceSettings, option: str) -> Outward:
     """Where callbacks may go. Raises ValueError that names the ``option``."""
     secret = chosen.callback_secret
     key = None if secret is None else secret.get_secret_value().encode()
