@@ -1,7 +1,7 @@
 """Rules of HTTP that several servers share; this module knows nothing of proofs.
 
 Who calls: this machine or another, with which key and which request's id. How much: a bounded body,
-and a count in fixed windows.
+and a count in fixed windows. And the pages of templates.
 """
 
 import hashlib
@@ -231,3 +231,15 @@ class FixedWindow:
 
     def _count(self, amount: int) -> None:
         self._used += amount
+
+
+def rendered(package: str, template: str, **values: Any) -> str:
+    """The page of a ``template`` among the files of ``package``."""
+    # Only what writes pages waits for this import.
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
+
+    # Prompts, answers, errors and names come from elsewhere and may contain HTML.
+    environment = Environment(
+        loader=PackageLoader(package, package_path=""), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template(template).render(**values)

@@ -28,7 +28,7 @@ from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts
 from proofserve.lab.bench.share import MeasuredShare, measure_share, share_report
-from proofserve.lab.bench.waiting import WaitPlan, bench_waits
+from proofserve.lab.bench.waiting import bench_waits
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -280,7 +280,7 @@ def chat_priority(
         batch = batch_size or (1 if slow else _defaults(size, url)[0])
         work = Work(name, seq_len=seq_len, batch_size=batch)
         if slow:
-            return bench_waits(node, WaitPlan(work, chats or 100), progress)
+            return bench_waits(node, work, chats or 100, progress)
         load = Load(clients, window_s=seconds or 3.0, pairs=pairs or 40)
         return bench_chat(node, ChatPlan(work, chats or 200, max_tokens, load), progress)
 

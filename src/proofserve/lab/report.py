@@ -192,15 +192,3 @@ def drawn(panels: Sequence[Callable[["Axes"], None]], height: float) -> str:
     figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     return text[text.index("<svg") :]
-
-
-def rendered(package: str, template: str, **values: Any) -> str:
-    """The page of a ``template`` among the files of ``package``."""
-    # Only commands that write pages wait for this import.
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
-
-    # Prompts, answers and names of models come from elsewhere and may contain HTML.
-    environment = Environment(
-        loader=PackageLoader(package, package_path=""), autoescape=True, undefined=StrictUndefined
-    )
-    return environment.get_template(template).render(**values)

@@ -12,8 +12,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from proofserve.api.response_models import ResponseModel
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import MemberSource, MemberState, Wish
@@ -25,6 +23,7 @@ from proofserve.fleet.verification_records import (
 )
 from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
+from proofserve.web import rendered
 
 # The most members of one page.
 MOST_OF_PAGE = 500
@@ -294,15 +293,11 @@ def _badness(overview: Overview, condition: MemberCondition) -> tuple[bool, int,
 
 def report_page(verdict: MemberVerdict, report: Mapping[str, Any] | None) -> str:
     """A verdict as a page for people. ``report`` is None for an abstention."""
-    # Names and errors come from other machines.
-    environment = Environment(
-        loader=PackageLoader("proofserve.fleet.routes", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
     content = report or {}
     distances = list(content.get("distances", {}).items())[:_MOST_DISTANCES]
-    return environment.get_template(_TEMPLATE).render(
+    return rendered(
+        "proofserve.fleet.routes",
+        _TEMPLATE,
         style=STYLE,
         verdict=verdict,
         facts=_facts(verdict),

@@ -3,7 +3,7 @@
 import random
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from proofserve.lab.bench.chat import at_most
 from proofserve.lab.chats import ask_all, chats
@@ -17,24 +17,20 @@ WARM_UPS = 8
 PAUSE_S = 0.5
 # A machine wakes a thread late now and then.
 OVER = 1.1
+# Of the pauses.
+SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class WaitPlan:
-    """``chats`` of one token each without a round, and as many beside it."""
+def bench_waits(node: NodeClient, work: Work, count: int, progress: Progress) -> Report:
+    """The times of ``count`` chats of one token without a round of ``work`` and of as many beside.
 
-    work: Work
-    chats: int = 100
-    seed: int = 1
-
-
-def bench_waits(node: NodeClient, plan: WaitPlan, progress: Progress) -> Report:
-    """The times of the chats, and the longest wait that the engine has counted since its start."""
-    _ask(node, plan, WARM_UPS, progress, "warming up")
-    whole_s = node.measure(plan.work, 2).seconds_per_forward
-    plain = _ask(node, plan, plan.chats, progress, "no proofs")
-    with computing_round(node, plan.work):
-        beside = _ask(node, plan, plan.chats, progress, "a round running")
+    And the longest wait that the engine has counted since its start.
+    """
+    _ask(node, work.model, WARM_UPS, progress, "warming up")
+    whole_s = node.measure(work, 2).seconds_per_forward
+    plain = _ask(node, work.model, count, progress, "no proofs")
+    with computing_round(node, work):
+        beside = _ask(node, work.model, count, progress, "a round running")
     engine = node.engine()
     longest_ms, allowed_ms = engine.longest_chat_wait_s * 1e3, engine.max_wait_s * 1e3
     figures = (
@@ -50,17 +46,16 @@ def bench_waits(node: NodeClient, plan: WaitPlan, progress: Progress) -> Report:
         Figure("forward_nonces", engine.forward_nonces, "nonces of a forward"),
         Figure("part_ms", engine.part_s * 1e3, "the longest part of a forward, usually"),
     )
+    setup = {"work": asdict(work), "chats": count, "seed": SEED}
     windows = {"plain_s": plain, "round_s": beside}
-    return Report("chat's waits", figures, asdict(plan), windows, {**machine(), **node.versions()})
+    return Report("chat's waits", figures, setup, windows, {**machine(), **node.versions()})
 
 
-def _ask(
-    node: NodeClient, plan: WaitPlan, count: int, progress: Progress, what: str
-) -> list[float]:
+def _ask(node: NodeClient, model: str, count: int, progress: Progress, what: str) -> list[float]:
     """The seconds of ``count`` chats."""
-    pauses, salt, seconds = random.Random(plan.seed), uuid.uuid4().hex, []  # noqa: S311
+    pauses, salt, seconds = random.Random(SEED), uuid.uuid4().hex, []  # noqa: S311
     progress.step(f"{count} chats, one at a time, {what}", count)
-    for call in chats(plan.work.model, range(count), 1, salt):
+    for call in chats(model, range(count), 1, salt):
         time.sleep(pauses.uniform(0, PAUSE_S))
         (reply,) = ask_all(node.url, [call], 1, progress.advance)
         if not reply.error:

@@ -8,11 +8,12 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from proofserve.lab.report import BLUE, GREEN, RED, drawn, rendered
+from proofserve.lab.report import BLUE, GREEN, RED, drawn
 from proofserve.protocol import SKETCH, SKETCH_2
 from proofserve.verifier.audit.attacks import FARTHEST
 from proofserve.verifier.audit.audit import WORTHWHILE, Audit, ProverResult
 from proofserve.verifier.audit.deployment import Price
+from proofserve.web import rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from proofserve.lab.report import BLUE, GREEN, RED, drawn, rendered
+from proofserve.lab.report import BLUE, GREEN, RED, drawn
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.probe.endpoint import ProbePrompt
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult
 from proofserve.verifier.probe.readings import ReadAnswer
+from proofserve.web import rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
