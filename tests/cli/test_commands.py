@@ -64,14 +64,35 @@ def test_every_command_has_a_help_text(command: str) -> None:
     assert "Usage" in result.output
 
 
-def test_a_reader_who_has_read_enough_gets_no_verdict() -> None:
-    argv = (sys.executable, "-m", "proofserve", "verify", "--help")
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
-        assert command.stdout is not None
-        command.stdout.close()
-        command.stdout = None
-        _, errors = command.communicate(timeout=120)
-    assert (command.returncode, errors) == (EXIT_NO_VERDICT, b"")
+# Longer than a pipe: a part of it is written when its reader leaves.
+LONG_OUTPUT = """
+import typer
+from proofserve.cli.session import VerdictCommand
+
+app = typer.Typer()
+
+@app.command(cls=VerdictCommand)
+def many_lines() -> None:
+    for number in range(100_000):
+        print(number)
+
+app()
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "lines"), [(("-m", "proofserve", "verify", "--help"), 0), (("-c", LONG_OUTPUT), 1)]
+)
+def test_a_reader_who_has_read_enough_gets_no_verdict(argv: tuple[str, ...], lines: int) -> None:
+    command = (sys.executable, *argv)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        for _ in range(lines):
+            running.stdout.readline()
+        running.stdout.close()
+        running.stdout = None
+        _, errors = running.communicate(timeout=120)
+    assert (running.returncode, errors) == (EXIT_NO_VERDICT, b"")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Console, progress line, signals, errors and waits of a command that measures or checks."""
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -230,6 +232,10 @@ def _no_verdict() -> Iterator[None]:
         raise
     except SystemExit as error:
         # rich ends so if the reader of the output has left, as `head` does; but 1 is fraud.
+        raise typer.Exit(EXIT_NO_VERDICT) from error
+    except BrokenPipeError as error:
+        # Here too the reader has left. Python writes what is left when it ends, and would fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_NO_VERDICT) from error
     except Exception as error:
         # Usage errors carry their exit code; the command line library shows them.
