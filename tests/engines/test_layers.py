@@ -1,6 +1,9 @@
 """A checkpoint that is read layer by layer computes what the whole model does."""
 
+import ctypes
 import json
+import mmap
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma3Config, SiglipVisionConfig
 
+from proofserve.engines.checkpoints import tensor_ranges
 from proofserve.engines.reference import checkpoint
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.engine import ReferenceEngine, Run
@@ -37,6 +41,7 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
 from support.mixtures import MIXTURES, mixture, network_of, seeded, seeded_model
+from support.pace import wait_until
 
 QWEN = "Qwen3MoeTopKRouter"
 SEQ_LEN = 24
@@ -202,6 +207,39 @@ def test_of_a_large_checkpoint_one_layer_is_in_memory_and_read_once_for_all_runs
     # The last layer is kept, in case the next forward has only one.
     assert large.checkpoint.layer(2) is large.checkpoint.layer(2)
     assert reads.layers == [0, 1, 2]
+
+
+def cached(file: Path, names: str) -> float:
+    """Which part of the tensors with ``names`` in their own the system has in memory."""
+    size = file.stat().st_size
+    found = (ctypes.c_ubyte * (size // mmap.PAGESIZE + 1))()
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as held:
+        start = (ctypes.c_char * 0).from_buffer(held)
+        place = ctypes.c_void_p(ctypes.addressof(start))
+        assert ctypes.CDLL(None).mincore(place, ctypes.c_size_t(size), found) == 0
+        del start
+    ranges = (where for name, where in tensor_ranges(file).items() if names in name)
+    pages = {byte // mmap.PAGESIZE for where in ranges for byte in where[:: mmap.PAGESIZE]}
+    return sum(found[number] & 1 for number in pages) / len(pages)
+
+
+def test_the_system_reads_the_next_layer_while_one_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, fields = MODELS["qwen3"]
+    # Layers of 50 MB: the system reads some megabytes behind each byte that is asked for.
+    wide = {**fields, "num_hidden_layers": 3, "intermediate_size": 2**17}
+    seeded_model(name, **wide).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached(file, "layers.1.mlp"):
+        pytest.skip("the file system keeps all its files in memory")
+    monkeypatch.setattr(checkpoint, "KEPT", 0)
+    LayeredCheckpoint(tmp_path, torch.float32, torch.device("cpu")).layer(0)
+    wait_until(lambda: cached(file, "layers.1.mlp") == 1)
+    assert cached(file, "layers.2.mlp") < 0.5
 
 
 # -- broken folders --------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ and layouts of files are converted as ever (read in transformers 5.19, ``core_mo
 
 import copy
 import json
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,6 +36,8 @@ from proofserve.engines.reference.rounding import EightBits
 
 # Layers that take less than this together, in bytes, stay in memory once they were read.
 KEPT: Final = 2**27
+# Bytes, as much as Linux reads ahead at least.
+READ_AHEAD: Final = 2**17
 INDEX: Final = "model.safetensors.index.json"
 # The parts of a checkpoint: a layer by its index, or one of these.
 _SHELL, _EMBEDDINGS, _HEAD, _UNUSED = "shell", "embeddings", "head", "unused"
@@ -85,12 +89,17 @@ class LayeredCheckpoint:
             if not self.stays_in_memory:
                 self._read.clear()
             self._read[index] = self._filled_layer(index)
+            if not self.stays_in_memory and index + 1 in self._parts:
+                self._files.read_ahead(self._stored(index + 1))
         return self._read[index]
 
     def stored_bytes(self, index: int) -> int:
         """What a layer takes in the files."""
-        names = (each for name in self._parts[index] for each in self.published.stored_as(name))
-        return sum(self._files.size(each) for each in names)
+        return sum(self._files.size(each) for each in self._stored(index))
+
+    def _stored(self, index: int) -> list[str]:
+        """The names of a layer's tensors in the files."""
+        return [each for name in self._parts[index] for each in self.published.stored_as(name)]
 
     def of_one_layer(self) -> "LayeredCheckpoint":
         """The first layer alone, with random weights: as quick as the published one."""
@@ -307,6 +316,7 @@ class _Files:
                 self._places[name] = file
             self._ranges |= tensor_ranges(file)
         self.names = self._places.keys()
+        self._reader = ThreadPoolExecutor(1, "reading-ahead")
 
     def dtype(self, name: str) -> str:
         """In the names of safetensors."""
@@ -321,6 +331,21 @@ class _Files:
         with _named_errors(self._path):
             found: Tensor = self._opened[self._places[name]].get_tensor(name)
         return found
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read tensors into its cache, while something else computes."""
+        self._reader.submit(
+            self._announce, [(self._places[each], self._ranges[each]) for each in names]
+        )
+
+    @staticmethod
+    def _announce(places: Iterable[tuple[Path, range]]) -> None:
+        for file, where in places:
+            with file.open("rb") as opened:
+                # The system reads no more than a part of what one call asks for.
+                for begin in range(where.start, where.stop, READ_AHEAD):
+                    size = min(READ_AHEAD, where.stop - begin)
+                    os.posix_fadvise(opened.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
 
     def mapped(self, name: str) -> Tensor:
         """The tensor, of which only what is touched comes into memory."""
