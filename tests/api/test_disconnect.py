@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from api.support import GENERATE, JOB, ORDER, START, Server, serving
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from api.distance_bodies import (
 )
 from api.support import GENERATE, JOB, ORDER, RAW, START, STOP, Server, changed, said, serving
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

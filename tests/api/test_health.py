@@ -6,7 +6,7 @@ import pytest
 
 from api.support import ORDER, START, Server, serving
 from proofserve.rounds.computation import NONCES
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

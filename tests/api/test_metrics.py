@@ -13,7 +13,7 @@ from api.support import GENERATE, JOB, ORDER, START, STOP, Server
 from proofserve.api.metrics import exposed, read_from_thread
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.status import FORWARD_BOUNDS_S
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

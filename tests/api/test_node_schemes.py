@@ -14,7 +14,8 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Workload
-from rounds.doubles import computed, until
+from rounds.doubles import computed
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,8 @@ from support.committed import (
     receiver,
     recomputed,
     slow_engine,
-    until,
 )
+from support.pace import wait_until
 
 LANE = NonceLane(1, 3)
 SOME = list(LANE.batch(10, 40))
@@ -44,7 +44,7 @@ def node(folder: Path, received: Receiver) -> Iterator[FakeNode]:
     """A node whose committed round has ended."""
     with fake_node(folder) as made:
         computed = made.generate(received.url, 200)
-        until(lambda: received.committed() == computed)
+        wait_until(lambda: received.committed() == computed)
         yield made
 
 
@@ -124,8 +124,8 @@ def test_a_round_of_vectors_cannot_be_opened(tmp_path: Path) -> None:
         refused = made.open(nonces=[1])
         assert (refused.status_code, received.committed()) == (409, 0)
         assert "publishes vectors, not roots" in refused.text
-        until(lambda: received.store.summary().sources != ())
-        until(lambda: received.store.summary().sources[0].artifacts == computed)
+        wait_until(lambda: received.store.summary().sources != ())
+        wait_until(lambda: received.store.summary().sources[0].artifacts == computed)
 
 
 def test_deleted_vectors_are_410_and_several_rounds_need_an_id(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_failed_nonce_opens_without_a_vector(tmp_path: Path) -> None:
     engine.not_finite = frozenset({LANE.nonce(3)})
     with receiver(tmp_path) as received, fake_node(tmp_path, engine) as made:
         computed = made.generate(received.url, 32)
-        until(lambda: received.committed() == computed)
+        wait_until(lambda: received.committed() == computed)
         (opened,) = made.open(nonces=[LANE.nonce(3)]).json()["openings"]
         assert opened["vector_b64"] == ""
         record = OpeningRecord.model_validate(opened)

@@ -8,7 +8,7 @@ import pytest
 from api.support import GENERATE, JOB, ORDER, START, STOP, Server, serving
 from proofserve.protocol.codec import decode
 from proofserve.rounds.computation import NOT_FINITE
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -15,13 +15,12 @@ from api.distance_bodies import CLAIMS, INIT_VALIDATE, ROUND, VALIDATE
 from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, Server, serving
 from api.test_access import ACCESS, HEADERS, whole
 from fleet.servers import members
-from fleet.servers import until as until_true
 from proofserve.api import node_page
 from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.node import CallLimits
 from proofserve.settings.fleet import FleetSettings
 from proofserve.wiring.fleet import running_fleet
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +68,7 @@ async def until_ready(app: FastAPI) -> None:
         async def ready() -> bool:
             return (await http.get("/api/v1/pow/health/ready")).is_success
 
-        await until_true(ready, 60.0)
+        await until(ready, 60.0)
 
 
 def require_rule(found: dict[tuple[str, str], int]) -> None:

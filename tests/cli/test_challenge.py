@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from cli.challenged import BUDGET, OPERATOR, VALIDATOR, ChallengedNode, challenged_node
 from lab.stub_node import Habits, stub_node
 from proofserve.cli.main import app
-from support.committed import until
 from support.four_bits import one_thread
+from support.pace import wait_until
 from support.small_bank import small_bank
 
 SHAPE = ("--scheme", "sketch-v1", "--seq-len", "32")
@@ -122,7 +122,7 @@ def test_a_late_answer_is_no_verdict(
     assert late.exit_code == 3, late.output
     assert outcome_of(file) == ("late", "no answer within 0.5 s")
     # The node stops computing for a client that has left.
-    until(lambda: usual.engine.leases == 0)
+    wait_until(lambda: usual.engine.leases == 0)
 
 
 def test_a_challenge_during_a_round_is_late_and_says_why(
@@ -217,7 +217,7 @@ def test_repeated_challenges_are_counted_until_a_signal(
         except (OSError, ValueError):
             return 0
 
-    until(lambda: late() >= 2, 600.0)
+    wait_until(lambda: late() >= 2, 600.0)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 3, output
@@ -254,7 +254,7 @@ def test_verify_takes_the_block_and_key_that_the_network_expects(
     order |= {"node_id": 0, "node_count": 1, "scheme": "sketch-v1", "batch_size": 8}
     order |= {"params": {"model": "tiny", "seq_len": 32, "k_dim": 64}}
     assert usual.node.post("/init/generate", order).is_success
-    until(lambda: usual.node.computed() >= 48, 600.0)
+    wait_until(lambda: usual.node.computed() >= 48, 600.0)
     assert usual.node.post("/stop", {}).is_success
     file = tmp_path / "verdict.json"
     asked = ["verify", usual.url, *measured, "--api-key", VALIDATOR, "--nonces", "48"]

@@ -23,8 +23,9 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import RoundSpec, Workload
-from support.committed import FakeNode, Receiver, fake_node, receiver, until
+from support.committed import FakeNode, Receiver, fake_node, receiver
 from support.models import TINY_THRESHOLD, SmallModels
+from support.pace import wait_until
 
 WORK = Work("tiny", seq_len=32)
 NONCES = range(24)
@@ -50,7 +51,7 @@ def served(tiny: Path, vectors: list[Claim], tmp_path: Path) -> Iterator[tuple[F
     with receiver(tmp_path) as received:
         asyncio.run(_round(tmp_path / "outbox.sqlite", received.url, vectors))
         with fake_node(tmp_path, engine) as node:
-            until(lambda: received.committed() == len(NONCES))
+            wait_until(lambda: received.committed() == len(NONCES))
             yield node, received
 
 

@@ -30,7 +30,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.wire.paths import PROOFS
 from proofserve.wiring.launch import free_port
 from proofserve.wiring.node import running_node
-from support.pace import PACE
+from support.pace import PACE, wait_until
 
 ROUND = {
     "block_hash": "0x8f2e41c09ab7",
@@ -75,7 +75,7 @@ class PageServer:
         self._server = server = uvicorn.Server(config)
         self._thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         self._thread.start()
-        until(lambda: server.started)
+        wait_until(lambda: server.started)
 
     def stop(self) -> float:
         """Seconds that the end took."""
@@ -94,13 +94,6 @@ class PageServer:
             yield self
         finally:
             self.stop()
-
-
-def until(condition: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 ENGINE_INFO = replace(

@@ -10,11 +10,12 @@ import pytest
 from pydantic import SecretStr
 
 from dashboard.looking import expect, expect_unanswered, fits, is_accessible, live, picture, state
-from dashboard.serving import ServedNode, until
+from dashboard.serving import ServedNode
 from proofserve.dashboard.records import Level, TimelineEvent
 from proofserve.rounds.state import State
 from proofserve.rounds.status import CoreLiveness
 from support.browser import tab
+from support.pace import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -93,7 +94,7 @@ def test_a_node_is_shown_live(browser: "Browser", node: ServedNode) -> None:
         proved = page.locator(".figure", has_text="Proved in this round").locator("b")
         before = proved.inner_text()
         expect(proved).not_to_have_text(before)
-        until(lambda: node.processed > 1000)
+        wait_until(lambda: node.processed > 1000)
         give_past(node, 25, slow=range(120, 134))
         expect(page.locator("#round .events li")).to_have_count(3)
         expect(page.locator("#round canvas")).to_be_visible()
@@ -107,7 +108,7 @@ def test_a_stalled_engine_is_seen_at_once(browser: "Browser", node: ServedNode) 
     with tab(browser, address(node), color_scheme="dark") as opened:
         page = opened.page
         live(page)
-        until(lambda: node.processed > 500)
+        wait_until(lambda: node.processed > 500)
         give_past(node, 18, slow=range(198, 216))
         reason = (
             "engine core 0 has had work and made no step for 94 s, and its processes use no"
@@ -224,7 +225,9 @@ def test_everything_works_by_keyboard(browser: "Browser", node: ServedNode) -> N
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
         expect(dialog).to_be_hidden()
-        until(lambda: node.node is not None and node.node.manager.status().state is State.STOPPED)
+        wait_until(
+            lambda: node.node is not None and node.node.manager.status().state is State.STOPPED
+        )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

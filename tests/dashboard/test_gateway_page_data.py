@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.scripted import Backend, answers, backends, resets, until
+from gateway.scripted import Backend, answers, backends, resets
 from gateway.serving import never_tried_again, once, order, plan_for, post, serving, wire
 from proofserve.gateway.dashboard import LoadHistory, quantile
 from proofserve.gateway.records import ClientSpec, GatewayPlan
 from proofserve.settings.process import environment
 from support.gateway import gateway_process
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

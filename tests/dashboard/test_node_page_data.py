@@ -15,7 +15,7 @@ from proofserve.api.node_page import NodeHistory, router, snapshot_of, with_dash
 from proofserve.dashboard.records import STEP_S, ActionOffer, DashboardSnapshot, MemberRow
 from proofserve.dashboard.routes import PAGE, SNAPSHOT
 from proofserve.rounds.status import CoreLiveness
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

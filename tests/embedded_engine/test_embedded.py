@@ -1,8 +1,6 @@
 """Proofs on a real engine that an application has embedded, with chat beside them."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
@@ -17,16 +15,9 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, ProofBatch
 from proofserve.rounds.status import EngineGauges
 from support.engines import SKETCH, EmbeddedEngine, workload
-from support.pace import PACE
+from support.pace import until
 
 pytestmark = pytest.mark.engine
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds * PACE
-    while not await condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.05)
 
 
 async def prove_for_ever(

@@ -9,8 +9,7 @@ import json
 import logging
 import signal
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from proofserve.engines.vllm.inprocess import vllm_app
 from proofserve.wiring.sockets import on_unix_socket
 from support.gateway import ROOM
 from support.node import DTYPE, IN_ONE_PROCESS, NAME, ROUND
-from support.pace import PACE
+from support.pace import until
 
 pytestmark = pytest.mark.engine
 
@@ -133,13 +132,6 @@ def chat(tokens: int = 8, **changes: Any) -> dict[str, Any]:
         "ignore_eos": True,
         **changes,
     }
-
-
-async def until(condition: Callable[[], Coroutine[Any, Any, bool]], seconds: float) -> None:
-    deadline = time.monotonic() + seconds * PACE
-    while not await condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.02)
 
 
 def test_it_is_healthy_and_names_its_model(embedded: EmbeddedApp) -> None:

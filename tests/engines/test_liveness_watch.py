@@ -15,7 +15,7 @@ from proofserve.engines.liveness import watch as watch_module
 from proofserve.engines.liveness.memory import CoreMemory, MemoryAddress
 from proofserve.engines.liveness.watch import CoreView, LivenessWatch
 from proofserve.rounds.status import CoreLiveness
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

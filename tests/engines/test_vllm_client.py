@@ -11,7 +11,8 @@ from proofserve.engines.vllm import client, core_messages
 from proofserve.engines.vllm.client import VllmEngine
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, ProofBatch
-from rounds.doubles import WORK, until
+from rounds.doubles import WORK
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -1,8 +1,6 @@
 """Members and controllers as they run: real HTTP on real ports, in the loop of the test."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
 from proofserve.settings.fleet import FleetSettings
 from proofserve.wiring.fleet import running_fleet
-from support.pace import PACE
+from support.pace import until
 
 ROUND: dict[str, Any] = {
     "block_hash": "block",
@@ -172,11 +170,3 @@ async def receiving(folder: Path, secret: bytes | None = None) -> AsyncIterator[
     finally:
         await receiver.serving.stop()
         receiver.store.close()
-
-
-async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Wait until the coroutine function ``condition`` returns true."""
-    deadline = time.monotonic() + seconds * PACE
-    while not await condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.05)

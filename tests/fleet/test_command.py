@@ -10,10 +10,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from fleet.servers import ROUND, Serving, members, until
+from fleet.servers import ROUND, Serving, members
 from proofserve.cli.main import app
 from support.controllers import controller
-from support.pace import PACE
+from support.pace import PACE, until
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from endurance.fleet.postgres import Postgres
-from fleet.servers import ROUND, FakeMember, RunningFleet, Serving, fleet_of, members, until
+from fleet.servers import ROUND, FakeMember, RunningFleet, Serving, fleet_of, members
 from support.controllers import controller
-from support.pace import PACE
+from support.pace import PACE, until
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from fleet.servers import ROUND, RunningFleet, fleet_of, members, until
+from fleet.servers import ROUND, RunningFleet, fleet_of, members
 from proofserve.fleet.routes.snapshot import JoinAnswer, MemberAnswer, SnapshotAnswer
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.servers import ROUND, RunningFleet, fleet_of, members, until
+from fleet.servers import ROUND, RunningFleet, fleet_of, members
 from proofserve.dashboard.records import ActionOffer, DashboardSnapshot, Level, MemberRow
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

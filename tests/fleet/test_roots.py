@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from fleet.servers import ROUND, RunningFleet, fleet_in_fleet, fleet_of, members, receiving, until
+from fleet.servers import ROUND, RunningFleet, fleet_in_fleet, fleet_of, members, receiving
 from proofserve.receiver.reader import reading
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,8 @@ from fleet.servers import (
     fleet_of,
     members,
     receiving,
-    until,
 )
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

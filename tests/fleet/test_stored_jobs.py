@@ -20,11 +20,11 @@ from fleet.servers import (
     fleet_of,
     members,
     receiving,
-    until,
 )
 from fleet.test_controllers import get, leads
 from proofserve.fleet.sql.store import FleetStore
 from support.controllers import controller
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
-from support.pace import PACE
+from support.pace import PACE, until
 
 MODEL = "tiny"
 # Seconds: far more than any step takes on a busy machine.
@@ -22,14 +22,6 @@ SSE_HEAD = (
 )
 # A close resets the connection at once.
 AT_ONCE = struct.pack("ii", 1, 0)
-
-
-async def until(condition: Callable[[], bool], patience: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(patience):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.005)
 
 
 def chunk(data: bytes) -> bytes:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 import uvicorn
 
-from gateway.scripted import MODEL, PATIENCE_S, Backend, until
+from gateway.scripted import MODEL, PATIENCE_S, Backend
 from proofserve.gateway.backends import Resolve, addresses
 from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
+from support.pace import until
 
 CHAT = "/v1/chat/completions"
 # uvicorn uses uvloop where it is installed, and our requirements install it.

@@ -13,8 +13,9 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scripted import AT_ONCE, PATIENCE_S, until
+from gateway.scripted import AT_ONCE, PATIENCE_S
 from proofserve.gateway.connections import LARGE, BatchedTransport, WriteBatch
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 Batched = Callable[[WriteBatch, asyncio.Transport], asyncio.Transport]

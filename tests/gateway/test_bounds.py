@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.scripted import OK, SSE_HEAD, Call, answer, answers, backends, chunk, sends, until
+from gateway.scripted import OK, SSE_HEAD, Call, answer, answers, backends, chunk, sends
 from gateway.serving import (
     CHAT,
     KINDS_OF_LOOP,
@@ -20,6 +20,7 @@ from gateway.serving import (
 )
 from proofserve.gateway.records import Timeouts
 from proofserve.gateway.relay.exchange import Exchange
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

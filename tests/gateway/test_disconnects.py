@@ -18,7 +18,6 @@ from gateway.scripted import (
     not_accepting,
     reset,
     silent,
-    until,
 )
 from gateway.serving import (
     KINDS_OF_LOOP,
@@ -34,6 +33,7 @@ from gateway.serving import (
 )
 from gateway.test_faults import nothing_is_held
 from proofserve.gateway.records import Timeouts
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,6 @@ from gateway.scripted import (
     backends,
     event,
     silent,
-    until,
 )
 from gateway.serving import (
     KINDS_OF_LOOP,
@@ -32,6 +31,7 @@ from gateway.serving import (
 from gateway.test_faults import BROKEN, nothing_is_held
 from proofserve.gateway.failures import BACKEND_BROKE
 from proofserve.gateway.records import Timeouts
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

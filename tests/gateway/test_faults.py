@@ -23,7 +23,6 @@ from gateway.scripted import (
     resets,
     sends_then,
     silent,
-    until,
 )
 from gateway.serving import (
     KINDS_OF_LOOP,
@@ -38,6 +37,7 @@ from gateway.serving import (
     wire,
 )
 from proofserve.gateway.records import Timeouts
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

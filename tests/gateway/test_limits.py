@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from gateway.scripted import Call, after, answer, answers, backends, until
+from gateway.scripted import Call, after, answer, answers, backends
 from gateway.serving import KINDS_OF_LOOP, Answer, Server, once, order, plan_for, post, serving
 from gateway.test_faults import nothing_is_held
 from proofserve.gateway.records import ClientSpec, Timeouts
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

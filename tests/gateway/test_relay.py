@@ -19,11 +19,11 @@ from gateway.scripted import (
     chunk,
     event,
     sends,
-    until,
 )
 from gateway.serving import CHAT, KINDS_OF_LOOP, Server, once, order, plan_for, post, serving, wire
 from proofserve.gateway.records import ClientSpec
 from proofserve.gateway.relay.exchange import Exchange
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.scripted import END, MODEL, SSE_HEAD, Backend, Call, answers, event, until
+from gateway.scripted import END, MODEL, SSE_HEAD, Backend, Call, answers, event
 from gateway.serving import Server, once, order, plan_for, post, serving, wire
 from proofserve.gateway import backends
 from proofserve.gateway.records import BackendSpec
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.asgi_client import LOCAL, PLAN, AsgiClient, client_of, error_of, started_client
 from gateway.probe_backend import ProbeBackend, listing, probe_backend
-from gateway.scripted import until
 from proofserve.gateway.records import BackendSpec, ClientSpec
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 ELSEWHERE = "192.0.2.7"

@@ -8,12 +8,13 @@ from functools import partial
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.scripted import PATIENCE_S, answers, backends, until
+from gateway.scripted import PATIENCE_S, answers, backends
 from gateway.serving import Server, once, order, plan_for, post, serving
 from proofserve.gateway import limits
 from proofserve.gateway.limits import SharedBudgets, SharedWindow, require_valid
 from proofserve.gateway.records import ClientSpec
 from proofserve.gateway.relay import gateway as relay_gateway
+from support.pace import until
 from support.redis_server import RedisServer, running_redis
 
 pytestmark = pytest.mark.anyio

@@ -21,11 +21,11 @@ from gateway.scripted import (
     answers,
     backends,
     event,
-    until,
 )
 from gateway.serving import Answer, Wire, once, order, post, slow_reader, wire
 from proofserve.gateway.http.app import REPEAT_S
 from proofserve.wiring.launch import free_port
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,6 @@ from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import RoundProgress, RoundSpec, Winner, Workload
 from proofserve.rounds.records import Target as Radius
-from support.pace import PACE
 
 
 def a_spec(round_id: str = "r1", url: str | None = None, k_dim: int = 12) -> RoundSpec:
@@ -155,10 +154,3 @@ async def sending(sender: CallbackSender) -> AsyncIterator[None]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until ``condition``, which another thread changes, is true."""
-    async with asyncio.timeout(timeout_s * PACE):
-        while not condition():  # noqa: ASYNC110 - a thread cannot set an asyncio.Event
-            await asyncio.sleep(0.005)

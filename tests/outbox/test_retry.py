@@ -9,8 +9,9 @@ from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.offline import retry, writing
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
+from support.pace import until
 
-from .support import FastClock, Target, a_spec, artifacts, sending, until
+from .support import FastClock, Target, a_spec, artifacts, sending
 
 pytestmark = pytest.mark.anyio
 

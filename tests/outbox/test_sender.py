@@ -13,8 +13,9 @@ from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
+from support.pace import until
 
-from .support import Arrival, FastClock, Target, a_spec, artifacts, running_target, sending, until
+from .support import Arrival, FastClock, Target, a_spec, artifacts, running_target, sending
 
 pytestmark = pytest.mark.anyio
 

@@ -13,6 +13,7 @@ from proofserve.outbox.callbacks import CallbackPolicy, SendPlan
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress, StoredResult, Winner
+from support.pace import until
 
 from .support import (
     Target,
@@ -22,7 +23,6 @@ from .support import (
     progress_of,
     running_target,
     sending,
-    until,
     winners,
 )
 

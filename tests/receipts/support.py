@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from proofserve.protocol.receipts.log import require_chain, require_inclusion
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.signature import SignedReceipt, is_signed, require_signatures
 from proofserve.rounds.receipts import ReceiptService
+from support.pace import until
 
 K_DIM = 16
 
@@ -77,7 +78,7 @@ async def logged(service: ReceiptService, count: int) -> None:
         gauges = await service.gauges()
         return (gauges.stored, gauges.unlogged) == (count, 0)
 
-    await eventually(is_logged)
+    await until(is_logged)
 
 
 async def waiting(service: ReceiptService, count: int) -> None:
@@ -86,7 +87,7 @@ async def waiting(service: ReceiptService, count: int) -> None:
     async def do_wait() -> bool:
         return (await service.gauges()).waiting == count
 
-    await eventually(do_wait)
+    await until(do_wait)
 
 
 async def asked_for(service: ReceiptService) -> None:
@@ -95,13 +96,7 @@ async def asked_for(service: ReceiptService) -> None:
     async def is_asked() -> bool:
         return bool(service._arrivals)
 
-    await eventually(is_asked)
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():  # noqa: ASYNC110 - it reads a file
-            await asyncio.sleep(0.01)
+    await until(is_asked)
 
 
 async def check_log(service: ReceiptService) -> int:

@@ -11,11 +11,11 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from gateway.scripted import until as eventually
 from gateway.serving import Server, plan_for, serving
 from proofserve.gateway.records import ClientSpec
 from proofserve.wire.paths import RECEIPTS
 from proofserve.wire.receipts import signed_receipt
+from support.pace import until
 
 from .nodes import Served, served
 from .support import an_answer, check_receipt, logged
@@ -159,7 +159,7 @@ async def test_the_backend_that_answered_is_asked(tmp_path: Path) -> None:
         counts = []
         for each in backends:
             assert each.node.receipts is not None
-            await eventually(lambda node=each: node.engine.answers.empty())  # type: ignore[misc]
+            await until(lambda node=each: node.engine.answers.empty())  # type: ignore[misc]
         while sum(counts) < 6:
             counts = [(await b.node.receipts.gauges()).stored for b in backends]  # type: ignore[union-attr]
         assert min(counts) > 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from outbox.support import running_target, sending, until
+from outbox.support import running_target, sending
 from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
@@ -26,6 +26,7 @@ from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.wire.receipts import signed_entry
+from support.pace import until
 from support.refusals import refused
 
 from .support import an_answer, asked_for, check_log, check_receipt, logged, running, waiting

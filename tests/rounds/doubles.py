@@ -1,7 +1,7 @@
 """An outbox in memory, orders to give, and waiting for something to become true."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proofserve.engines.fake import FakeEngine
@@ -28,7 +28,6 @@ from proofserve.rounds.records import (
 )
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
-from support.pace import PACE
 
 WORK = Workload(scheme("artifact-v1"), Block("block", 7), "key", 16)
 # What takes seconds in service takes milliseconds here.
@@ -179,9 +178,3 @@ async def computed(engine: FakeEngine, *nonces: int, work: Workload = WORK) -> P
     if isinstance(batch, Deferred):
         raise TypeError("the fake engine was told to defer")
     return batch
-
-
-async def until(true: Callable[[], object], timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s * PACE):
-        while not true():  # noqa: ASYNC110 - what tests wait for has no event
-            await asyncio.sleep(0.002)

@@ -8,7 +8,8 @@ from proofserve.rounds.computation import Computation, NonceLimit
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.records import JobState, Limits, Outcome
 from proofserve.rounds.status import NodeTotals
-from rounds.doubles import QUICK, MemoryOutbox, until
+from rounds.doubles import QUICK, MemoryOutbox
+from support.pace import until
 
 
 class JobBench:

@@ -16,7 +16,8 @@ from proofserve.rounds.computation import NOT_FINITE
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.records import Limits, RoundProgress, RoundSpec, Target
 from proofserve.rounds.status import Counters, NodeTotals
-from rounds.doubles import QUICK, WORK, MemoryOutbox, round_spec, until
+from rounds.doubles import QUICK, WORK, MemoryOutbox, round_spec
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

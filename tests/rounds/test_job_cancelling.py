@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from proofserve.rounds.records import JobState, Proofs
-from rounds.doubles import job, until
+from rounds.doubles import job
 from rounds.job_bench import JobBench
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

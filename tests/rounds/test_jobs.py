@@ -11,8 +11,9 @@ from proofserve.rounds.computation import NOT_FINITE, artifacts_of
 from proofserve.rounds.errors import EngineFault, EngineGone, Refusal, Refused
 from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import JobState, Proofs, Verdict
-from rounds.doubles import QUICK, claims_of, computed, job, until
+from rounds.doubles import QUICK, claims_of, computed, job
 from rounds.job_bench import JobBench
+from support.pace import until
 from support.refusals import refused
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,8 @@ from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import JobState, Proofs, Target, Workload
 from proofserve.rounds.state import State
 from proofserve.rounds.status import EngineGauges
-from rounds.doubles import QUICK, MemoryOutbox, job, round_spec, until
+from rounds.doubles import QUICK, MemoryOutbox, job, round_spec
+from support.pace import until
 from support.refusals import refused
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,8 @@ from proofserve.rounds.generation import Generation
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import Limits, RoundProgress
 from proofserve.rounds.status import Counters, NodeTotals
-from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
+from rounds.doubles import QUICK, MemoryOutbox, round_spec
+from support.pace import until
 from support.refusals import refused
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.verifier.claims import Selection
 from proofserve.verifier.openings import CommittedSource, read_committed
 from proofserve.wiring.node import running_node
-from support.pace import PACE
+from support.pace import wait_until
 
 ORDER: dict[str, Any] = {
     "block_hash": "block",
@@ -64,7 +63,7 @@ class FakeNode:
         """Run a round for at least ``nonces``; returns how many it has computed."""
         response = self.post("/init/generate", {**ORDER, "url": url, **changes})
         assert response.status_code == 200, response.text
-        until(lambda: self.computed() >= nonces)
+        wait_until(lambda: self.computed() >= nonces)
         assert self.post("/stop", {}).status_code == 200
         return self.computed()
 
@@ -157,13 +156,6 @@ def recomputed(nonces: Sequence[int]) -> Mapping[int, NDArray[np.float32]]:
     batch = asyncio.run(FakeEngine().answer(work, nonces))
     assert isinstance(batch, ProofBatch)
     return dict(zip(batch.nonces, batch.values, strict=True))
-
-
-def until(condition: Any, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds * PACE
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
 
 
 def as_json(file: Path, source: CommittedSource, roots: Sequence[Mapping[str, Any]]) -> Path:

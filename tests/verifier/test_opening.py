@@ -41,8 +41,8 @@ from support.committed import (
     receiver,
     recomputed,
     slow_engine,
-    until,
 )
+from support.pace import wait_until
 
 LANE = NonceLane(1, 3)
 RULE = CountRule(SequentialTest(p_honest=0.001, p_fraud=0.5), 0.01)
@@ -54,7 +54,7 @@ def served(folder: Path) -> Iterator[tuple[FakeNode, Receiver]]:
     """A node that has posted the roots of some batches of 32 to a receiver."""
     with receiver(folder) as received, fake_node(folder) as node:
         computed = node.generate(received.url, 150)
-        until(lambda: received.committed() == computed)
+        wait_until(lambda: received.committed() == computed)
         yield node, received
 
 
@@ -170,7 +170,7 @@ def test_a_failed_nonce_is_an_empty_claim(tmp_path: Path) -> None:
     engine.not_finite = frozenset({LANE.nonce(3)})
     with receiver(tmp_path) as received, fake_node(tmp_path, engine) as node:
         computed = node.generate(received.url, 32)
-        until(lambda: received.committed() == computed)
+        wait_until(lambda: received.committed() == computed)
         claimed = opened(node, received.roots(), "s", 10**6)
     assert claimed.faults == {}
     (empty,) = [claim for claim in claimed.claims if not claim.vector_b64]
@@ -214,7 +214,7 @@ def test_several_rounds_of_a_receiver_need_an_id(changeable: tuple[FakeNode, Rec
     first = received.roots().round_id
     before = received.committed()
     computed = node.generate(received.url, 32)
-    until(lambda: received.committed() == before + computed)
+    wait_until(lambda: received.committed() == before + computed)
     with pytest.raises(LabError, match=f"choose by --round-id from\n  {first}: block block, key"):
         received.roots()
     assert opened(node, received.roots(first), "s").faults == {}

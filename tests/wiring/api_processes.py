@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 
 from proofserve.wiring.launch import free_port
-from support.pace import PACE
+from support.pace import wait_until
 
 SCRIPT = Path(__file__).with_name("api_process.py")
 TESTS = SCRIPT.parents[1]
@@ -52,15 +51,8 @@ def served(folder: Path, count: int, outbox: Path | None = None) -> Iterator[lis
             ending.callback(each.process.wait)
             ending.callback(each.process.kill)
         for each in made:
-            until(each.is_up)
+            wait_until(each.is_up)
         yield made
-
-
-def until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds * PACE
-    while not true():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def processed(process: Served) -> int:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from api.support import ORDER
+from support.pace import wait_until
 from support.small_disk import fill, mounted
-from wiring.api_processes import processed, served, until
+from wiring.api_processes import processed, served
 
 
 def test_a_full_disk_pauses_the_round_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -16,15 +17,15 @@ def test_a_full_disk_pauses_the_round_and_nothing_is_lost(tmp_path: Path) -> Non
             return reason
 
         node.ask("POST", "/init/generate", json=ORDER)
-        until(lambda: processed(node) >= 16)
+        wait_until(lambda: processed(node) >= 16)
         fill(disk / "ballast")
-        until(paused)
+        wait_until(paused)
         assert "disk" in (paused() or "")
         stored = processed(node)
         assert node.ask("GET", "/health/live")["status"] == "ok"
         (disk / "ballast").unlink()
-        until(lambda: processed(node) > stored)
-        until(lambda: paused() is None)
+        wait_until(lambda: processed(node) > stored)
+        wait_until(lambda: paused() is None)
         node.ask("POST", "/stop")
         rows: list[Any] = []
         after = 0

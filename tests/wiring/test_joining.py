@@ -19,7 +19,7 @@ from proofserve.wiring import joining
 from proofserve.wiring.joining import joining_of
 from proofserve.wiring.node import running_node
 from proofserve.wiring.start_checks import start_checks
-from rounds.doubles import until
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,8 @@ import pytest
 
 from api.support import ORDER
 from proofserve.wiring import owner as address
-from wiring.api_processes import processed, served, until
+from support.pace import wait_until
+from wiring.api_processes import processed, served
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -20,7 +21,7 @@ def test_each_next_owner_goes_on_and_no_nonce_is_lost_or_twice(
         round_id = left[0].ask("GET", "/status")["round_id"]
         while len(left) > 1:
             before = processed(left[0])
-            until(lambda before=before: processed(left[0]) > before + 50)
+            wait_until(lambda before=before: processed(left[0]) > before + 50)
             found = address.read(tmp_path / "outbox.sqlite")
             assert found is not None
             (owner,) = [each for each in left if each.process.pid == found.process]
@@ -34,7 +35,7 @@ def test_each_next_owner_goes_on_and_no_nonce_is_lost_or_twice(
                 assert (status["round_id"], status["status"]) == (round_id, "GENERATING")
                 assert status["stats"]["total_processed"] >= reported
         before = processed(left[0])
-        until(lambda: processed(left[0]) > before + 50)
+        wait_until(lambda: processed(left[0]) > before + 50)
         left[0].ask("POST", "/stop")
         rows = left[0].ask("GET", "/results?limit=10000")["results"]
         nonces = [row["nonce"] for row in rows]

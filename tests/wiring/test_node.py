@@ -17,7 +17,8 @@ from proofserve.rounds.records import RoundSpec, Target, Workload
 from proofserve.rounds.state import State
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
-from rounds.doubles import round_spec, until
+from rounds.doubles import round_spec
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

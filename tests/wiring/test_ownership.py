@@ -16,7 +16,7 @@ from api.support import JOB, ORDER
 from proofserve.outbox.database import OutboxInUse
 from proofserve.wiring import owner as address
 from proofserve.wiring.owner import CLIENT
-from rounds.doubles import until
+from support.pace import until
 from wiring.api_process import ApiProcess, settings_in
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,8 @@ from proofserve.rounds.errors import Refusal
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring import node as node_module
 from proofserve.wiring.node import running_node
-from rounds.doubles import job, round_spec, until
+from rounds.doubles import job, round_spec
+from support.pace import until
 from support.refusals import refused
 
 pytestmark = pytest.mark.anyio

@@ -5,13 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from outbox.support import FastClock, Target, running_target, sending, until
+from outbox.support import FastClock, Target, running_target, sending
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.receiver.callbacks import Generated, GeneratedWinners
 from proofserve.rounds.state import Move
 from proofserve.wire.records import CommittedRoots
+from support.pace import until
 
 from .support import (
     a_distance_spec,

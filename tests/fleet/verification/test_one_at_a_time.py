@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet.servers import until
 from fleet.sql.support import a_job
 from fleet.verification.support import control_of
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
 from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.wiring.fleet_worker import run_worker
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

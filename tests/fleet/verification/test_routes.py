@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from benchmarks.fleet.fake_member import Serving
-from fleet.servers import ROUND, RunningFleet, fleet_of, members, until
+from fleet.servers import ROUND, RunningFleet, fleet_of, members
 from proofserve.fleet.routes.snapshot import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import JobFinding, MemberVerdict, VerdictOutcome
 from proofserve.receiver.callbacks import SignatureCheck
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fleet.servers import until
 from fleet.sql.support import attempts_of, members_of
 from fleet.verification.support import RULE, a_job, a_worker, control_of
 from proofserve.fleet.records import Wish
@@ -20,6 +19,7 @@ from proofserve.fleet.verification_records import (
     VerdictOutcome,
     VerificationRule,
 )
+from support.pace import until
 
 pytestmark = pytest.mark.anyio
 
