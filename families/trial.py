@@ -36,8 +36,9 @@ from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, r
 
 # Twice the sliding windows of the small models.
 SEQ_LEN: Final = 128
-# Answers with receipts, tokens of each, and the seed of their prompts; every second one is greedy.
-ANSWERS, ANSWER_TOKENS, SEED = 12, 64, 1
+# Answers with receipts, of four blocks each: without a calibration 80 blocks are needed to clear a
+# node. Tokens of each, and the seed of their prompts; every second one is greedy.
+ANSWERS, ANSWER_TOKENS, SEED = 24, 64, 1
 ONE, TWO = "1 rank", "2 ranks"
 
 
@@ -129,9 +130,12 @@ class Trial:
                 judgement = node.judge(found.work, found.winners)
             row = Winners(name, judgement.n_invalid, len(found.winners), judgement.fraud_detected)
             self.row.winners.append(row)
-            expected = name == self.candidate.cheat
+            cheats = name == self.candidate.cheat
+            # The network's test may convict an honest mixture: a finding of the table.
+            is_finding = self.candidate.is_mixture and not cheats
+            passed = None if is_finding else row.fraud is cheats
             detail = f"{row.invalid} of {row.of} invalid"
-            report(Check(f"distances of {name}", row.fraud is expected, detail))
+            report(Check(f"distances of {name}", passed, detail))
 
 
 def tried(candidate: Candidate, session: CommandSession) -> Row:

@@ -367,6 +367,7 @@ class EngineOptions:
         with reference_extra():
             from proofserve.verifier.rates import plan_lines  # noqa: PLC0415 - as above
             from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
+        session.line.step("measuring how fast this machine is, for the plan")
         setup = ValidatorSetup(self.model, self.device, self.suspects)
         setup = setup.serving_as(options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
