@@ -97,7 +97,7 @@ async def left(server: Server, backend: Backend, client: Wire) -> None:
     """Disconnect a client. Assert that its backend sees it at once and nothing is held."""
     (call,) = backend.calls
     await client.close()
-    await until(call.ended.is_set, patience=20.0)
+    await until(call.ended.is_set, seconds=20.0)
     await nothing_is_held(server, backend)
     assert server.gateway.totals.outcomes["anonymous", "client_left"] == 1
 
@@ -168,7 +168,7 @@ async def test_a_client_that_leaves_while_its_backend_does_not_accept_frees_its_
             await until(lambda: server.gateway.admission.in_use == 1)
             await client.close()
             # The permit is free at once; the attempt ends when its time is over.
-            await until(lambda: server.gateway.admission.in_use == 0, patience=10.0)
+            await until(lambda: server.gateway.admission.in_use == 0, seconds=10.0)
             assert server.gateway.pool.backends[0].outstanding == 0
 
 

@@ -273,10 +273,9 @@ async def test_a_restart_goes_on_with_the_chain_under_the_same_key(
 
 def store_20_and_kill(path: Path) -> None:
     """A real process stores receipts without an entry, and is killed after 20 or more."""
-    script = Path(__file__).with_name("writer.py")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
-        [sys.executable, script, path], stdout=subprocess.PIPE, text=True, env=env
+        [sys.executable, "-m", "receipts.writer", path], stdout=subprocess.PIPE, text=True, env=env
     ) as process:
         assert process.stdout is not None
         told = [process.stdout.readline().strip() for _ in range(20)]
@@ -386,7 +385,7 @@ async def test_entries_are_posted_in_order_and_none_is_left_out(
             for n in range(3):
                 engine.answers.put_nowait(an_answer(f"chatcmpl-{n}"))
                 await logged(service, n + 1)
-            await until(lambda: len(posted(target)) == 3, timeout_s=30)
+            await until(lambda: len(posted(target)) == 3, seconds=30)
             entries = await service.entries(-1, 10)
     assert [signed_entry(each) for each in posted(target)] == entries
     assert {a.path for a in target.accepted} == {"/logged"}
