@@ -52,13 +52,13 @@ def encoding() -> HarmonyEncoding:
 def with_harmony(source: Path, folder: Path) -> None:
     """Copy the checkpoint ``source`` of this family to ``folder``, with that tokenizer."""
     shutil.copytree(source, folder)
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     rewrite(folder, bos_token_id=199_998, eos_token_id=200_002, pad_token_id=199_999)
     ends = {"eos_token_id": [200_002, 199_999, 200_012], "pad_token_id": 199_999}
     (folder / "generation_config.json").write_text(json.dumps(ends))
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     harmony = encoding()
     pieces = [harmony._inner.decode_bytes([token]) for token in range(TOKENS)]
     letters = bytes_to_unicode()

@@ -30,7 +30,7 @@ END = 1
 class Characters:
     """A tokenizer with one id for each character; id 1 ends an answer, id 2 is "ab" in one."""
 
-    tells_time = False
+    tells_time = has_channels = False
     end_ids = (END,)
 
     def prompt_ids(self, request: Mapping[str, Any]) -> tuple[int, ...]:

@@ -47,6 +47,8 @@ KV_DTYPES: Final = (KV_AUTO, KV_FP8)
 NONCES_OF_A_PASS: Final = 32
 # Honest where a checkpoint declares that activations are rounded: a server that does not.
 FULL_ACTIVATIONS: Final = "activations in full"
+# A token of harmony, the format of gpt-oss: the name of an answer's next part follows.
+HARMONY_MARK: Final = "<|channel|>"
 # Of tokens: four bytes each, where their number is not known.
 _MOST_IDS: Final = 2**32
 
@@ -288,7 +290,8 @@ class CheckpointTokenizer:
     """The checkpoint's tokenizer and chat template. Raises LabError if it cannot be loaded.
 
     ``end_ids`` end an answer and do not show in its text; ``tells_time`` says that the template
-    writes the date into prompts. Ids below ``size`` have a logit.
+    writes the date into prompts, ``has_channels`` that answers have parts, of which servers leave
+    out some and join others. Ids below ``size`` have a logit.
     """
 
     def __init__(self, folder: Path, size: int = _MOST_IDS) -> None:
@@ -299,6 +302,7 @@ class CheckpointTokenizer:
         self.size = size
         self.end_ids = _end_ids(folder, self._tokenizer.eos_token_id)
         self.tells_time = "strftime_now" in str(self._tokenizer.chat_template)
+        self.has_channels = HARMONY_MARK in self._tokenizer.get_vocab()
 
     @property
     def has_chat_template(self) -> bool:

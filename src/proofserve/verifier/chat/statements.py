@@ -361,7 +361,8 @@ def _shows(
     begins = bool(shown) and whole.startswith(shown)
     if begins and request.get("stop"):
         return
-    certain = not (choice.split or _has_any(request, TEXT_SHAPING) or UNFINISHED in whole)
+    in_parts = choice.split or tokenizer.has_channels
+    certain = not (in_parts or _has_any(request, TEXT_SHAPING) or UNFINISHED in whole)
     if certain and begins:
         raise FailedCheck("answer", "the text of the answer is cut: its tokens say more")
     if certain and shown not in whole:
