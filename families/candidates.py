@@ -31,9 +31,9 @@ class Candidate:
 
     ``like`` says which published models are built so. A mixture is proved by ``sketch-v2``.
     ``kv_dtype`` is what the validator lets honest nodes keep keys and values in, ``cheat`` what the
-    other node serves. Empty, or a reason: ``by_block`` why only proofs of which the block chooses
-    the experts are tried, ``skipped`` why nothing is. A node that has to refuse proofs says
-    ``refused``.
+    other node serves. The validator measures a server of its own if ``measured``. Empty, or a
+    reason: ``by_block`` why only proofs of which the block chooses the experts are tried,
+    ``skipped`` why nothing is. A node that has to refuse proofs says ``refused``.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Candidate:
     form: str | None = None
     scheme: str = SKETCH
     kv_dtype: str = "auto"
+    measured: bool = False
     cheat: str = CHEAPER
     by_block: str = ""
     refused: str = ""
@@ -103,7 +104,11 @@ _FORMATS: Final = (
     Candidate("fp8 in blocks", "DeepSeek, Qwen3 and MiniMax in FP8", skipped=NO_AMX),
     Candidate("fp8 per channel", "compressed-tensors", skipped=NO_AMX),
     Candidate("MXFP4", "experts of gpt-oss as published", skipped=NO_AMX),
-    Candidate("KV cache in fp8, declared", "`--kv-cache-dtype fp8`", kv_dtype="fp8"),
+    Candidate(
+        *("KV cache in fp8, declared", "`--kv-cache-dtype fp8`, a server of it measured"),
+        kv_dtype="fp8",
+        measured=True,
+    ),
     Candidate("KV cache in fp8, undeclared", "`--kv-cache-dtype fp8`", cheat=FP8_CACHE),
 )
 FAMILIES: Final[Mapping[str, Candidate]] = {each.name: each for each in _FAMILIES}

@@ -12,9 +12,9 @@ from typing import Final
 
 from families.candidates import FAMILIES, FOLDER, Candidate
 from families.results import Row, Winners
-from families.verdicts import FORWARD_BATCH, JUDGED, Validator, receipts_hold
+from families.verdicts import CALIBRATED, FORWARD_BATCH, JUDGED, Validator, receipts_hold
 from proofserve.cli.model import Checkpoint
-from proofserve.cli.recompute import claims_of_model
+from proofserve.cli.recompute import claims_of_model, kernel_facts
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
 from proofserve.lab import checks
@@ -29,10 +29,12 @@ from proofserve.lab.end_to_end import (
     find,
 )
 from proofserve.lab.node_client import NodeClient, computing_round
-from proofserve.lab.records import DistanceWork, Work, work_of_scheme
+from proofserve.lab.records import DistanceWork, Work, vectors_of, work_of_scheme
 from proofserve.lab.report import NodeError
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
+from proofserve.verifier.judges import Vectors
 
 # Twice the sliding windows of the small models.
 SEQ_LEN: Final = 128
@@ -53,6 +55,7 @@ class Trial:
     claims: dict[str, Sequence[Claim]] = field(default_factory=dict)
     winners: dict[str, RoundWinners] = field(default_factory=dict)
     chats: list[Conversation] = field(default_factory=list)
+    measured: list[tuple[KernelFacts, Vectors]] = field(default_factory=list)
 
     @property
     def work(self) -> Work:
@@ -179,9 +182,14 @@ def _other_nodes(trial: Trial, cheat: Path, is_family: bool) -> None:
     candidate = trial.candidate
     with trial.step(candidate.cheat), trial.serving(cheat, candidate.cheats_options) as node:
         trial.prove(candidate.cheat, node)
+    options = candidate.vllm_options
+    if candidate.measured:
+        with trial.step("measured"), trial.serving(trial.published.folder, options) as node:
+            facts = KernelFacts.model_validate(kernel_facts("a node", node.kernels()))
+            sent = vectors_of(node.artifacts(trial.work, CALIBRATED), trial.work.width)
+            trial.measured.append((facts, sent))
     if not is_family:
         return
-    options = candidate.vllm_options
     with trial.step(TWO) as report, trial.serving(trial.published.folder, options, 2) as node:
         trial.smoke(node, report)
         trial.prove(TWO, node)
@@ -229,10 +237,12 @@ def _verdicts(trial: Trial) -> None:
     if not trial.claims:
         return
     with trial.step("verify"), trial.session.interrupts.allowed():
-        validator = Validator(candidate, trial.published.folder, trial.work, trial.session.line)
+        known = candidate, trial.published.folder, trial.work, trial.measured
+        validator = Validator(*known, trial.session.line)
         for name in sorted(trial.claims):
             row.judged.append(validator.judged(name, trial.claims[name]))
             trial.session.tell(str(row.judged[-1]))
-    if trial.chats:
+    # Without a calibration `verify-chat` expects a cache in the dtype of the model.
+    if trial.chats and candidate.kv_dtype == "auto":
         with trial.step("receipts") as report, trial.session.interrupts.allowed():
             report(receipts_hold(trial.published.folder, trial.chats, trial.session.line))

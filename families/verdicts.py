@@ -17,14 +17,14 @@ from proofserve.protocol.sketch import TWINS
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile
+from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts
 from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker
 from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
-from proofserve.verifier.judges import OWN, Chances
+from proofserve.verifier.judges import OWN, Chances, Vectors
 from proofserve.verifier.judging import JudgingOptions, judged
-from proofserve.verifier.noise import MeasuringPlan, checked, measured_calibration
+from proofserve.verifier.noise import MeasuringPlan, checked, honest_runs, measured_calibration
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 
 FORWARD_BATCH: Final = 8
@@ -37,9 +37,19 @@ LEFT_OUT: Final = 1000
 
 
 class Validator:
-    """Judges nodes of one checkpoint. Making it measures the calibration (minutes)."""
+    """Judges nodes of one checkpoint. Making it measures the calibration (minutes).
 
-    def __init__(self, candidate: Candidate, folder: Path, work: Work, progress: Progress) -> None:
+    ``measured`` has what honest servers sent for ``CALIBRATED``.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        folder: Path,
+        work: Work,
+        measured: Sequence[tuple[KernelFacts, Vectors]],
+        progress: Progress,
+    ) -> None:
         scheme = vector_scheme(str(work.scheme), work.k_dim, stronger_rng=False)
         block = Block(work.block_hash, work.block_height)
         load = Workload(scheme, block, work.public_key, work.seq_len)
@@ -47,7 +57,7 @@ class Validator:
         setup = ValidatorSetup(folder, kv_dtype=candidate.kv_dtype)
         self._validator = CheckpointValidator(setup, proofs_of(load, FORWARD_BATCH))
         self._truth = self._validator.as_truth(scheme.width, FORWARD_BATCH)
-        self._options = JudgingOptions(threshold=self._calibration(candidate))
+        self._options = JudgingOptions(threshold=self._calibration(candidate, measured))
 
     def judged(self, name: str, claims: Sequence[Claim]) -> Judged:
         """The verdict about what a node proved, as ``verify`` reaches it."""
@@ -68,8 +78,10 @@ class Validator:
             closest=report.closest or "",
         )
 
-    def _calibration(self, candidate: Candidate) -> CalibrationFile:
-        """Of emulated kernels alone, as `calibrate noise` makes it without a node."""
+    def _calibration(
+        self, candidate: Candidate, measured: Sequence[tuple[KernelFacts, Vectors]]
+    ) -> CalibrationFile:
+        """Of emulated kernels and what is ``measured``, as `calibrate noise` makes it."""
         work = self._work
         about = {
             "model": work.model,
@@ -84,7 +96,8 @@ class Validator:
         }
         has_twins = work.sequences_per_nonce == TWINS
         plan = MeasuringPlan(CALIBRATED, len(CALIBRATED), BANK, has_twins)
-        made = measured_calibration(self._validator, [], plan, about, self._progress)
+        runs = honest_runs(measured, self._validator.truth(CALIBRATED))
+        made = measured_calibration(self._validator, runs, plan, about, self._progress)
         return checked(made, self._progress, LEFT_OUT)
 
 
