@@ -276,8 +276,9 @@ def chat_priority(
         return
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        # A round stores whole batches, and a nonce of a slow model takes seconds.
-        batch = batch_size or (1 if slow else _defaults(size, url)[0])
+        # A round stores whole batches, and a nonce of a slow model takes seconds: the fewest that
+        # a node accepts.
+        batch = batch_size or (3 if slow else _defaults(size, url)[0])
         work = Work(name, seq_len=seq_len, batch_size=batch)
         if slow:
             return bench_waits(node, work, chats or 100, progress)
