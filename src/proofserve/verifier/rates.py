@@ -2,6 +2,7 @@
 
 import os
 import resource
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Final
 import torch
 
 from proofserve.engines.checkpoints import digest_is_kept
+from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.engine import require_length
 from proofserve.engines.reference.forward import NetworkForward, last_states
 from proofserve.engines.reference.network import Network, load_unread
@@ -22,7 +24,7 @@ from proofserve.lab.host import GIB, memory_gib
 from proofserve.lab.report import LabError
 from proofserve.rounds.records import Workload
 from proofserve.verifier.costs import FLOAT32, Rates, VerificationPlan, expected_passes, layer_size
-from proofserve.verifier.judges import OWN, PUBLISHED
+from proofserve.verifier.judges import PUBLISHED, BankRun
 from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
@@ -32,47 +34,63 @@ _TIMED_LAYER: Final = 2**28
 _TIMED_OPERATIONS, _TIMED_POSITIONS = 2e10, 1024
 _PRODUCT: Final = 2048
 _KIB: Final = 1024
-# Numbers that are rounded and converted to be timed, in rows of so many.
+# Numbers that are rounded to be timed, in rows of so many, and those that are converted.
 _ROUNDED, _ROW = 2**20, 1024
+_FILLED: Final = 2**24
 # Bytes that are read to be timed, so many at once, and the seconds after which that ends.
 _READ, _AT_ONCE, _READ_S = 2**28, 2**24, 0.5
 
 
 def measured_rates(
-    plan: VerificationPlan, network: Network, emulated: Network, folder: Path
+    plan: VerificationPlan, network: Callable[[BankRun], Network], folder: Path
 ) -> Rates:
-    """The rates of ``plan``, for a ``network`` and one that emulates kernels, on their device.
-
-    The files are in ``folder``.
-    """
+    """The rates of ``plan``. ``network`` gives what computes a run, the files are in ``folder``."""
+    published = network(PUBLISHED)
     if FLOAT32 * plan.layers[0].weights <= _TIMED_LAYER:
-        exact_rate, emulated_rate = (_layer_rate(plan, of) for of in (network, emulated))
+        layer = published.checkpoint.of_one_layer()
+        exact_rate = _layer_rate(plan, published, layer, _TIMED_OPERATIONS)
+        emulated_rate = _emulated_rate(plan, network, layer) or exact_rate
     else:
-        matrix = torch.randn(_PRODUCT, _PRODUCT, device=network.device)
-        seconds = _seconds(partial(torch.mm, matrix, matrix), network.device)
+        matrix = torch.randn(_PRODUCT, _PRODUCT, device=published.device)
+        seconds = _seconds(partial(torch.mm, matrix, matrix), published.device)
         exact_rate = emulated_rate = 2 * _PRODUCT**3 / seconds
-    stored = torch.ones(_ROUNDED, dtype=torch.bfloat16)
-    converting = _seconds(stored.float, torch.device("cpu"))
+    stored = torch.ones(_FILLED, dtype=torch.bfloat16)
+    # As a layer is: read into memory that the process did not have, and converted into more of it.
+    filling = _seconds(lambda: stored.clone().float(), stored.device)
     return Rates(
         exact_rate,
         emulated_rate,
         disk_rate(sorted(folder.glob("*.safetensors"))),
-        _ROUNDED / converting,
-        _rounding_rate(plan, network.device),
+        _FILLED / filling,
+        _rounding_rate(plan, published.device),
     )
 
 
+def _emulated_rate(
+    plan: VerificationPlan, network: Callable[[BankRun], Network], layer: LayeredCheckpoint
+) -> float | None:
+    """Of all forwards in emulated kernels, some of which are slow; None for a plan without any."""
+    nonces = Counter[BankRun]()
+    for each in plan.passes:
+        emulated = (run for run in each if run.kernels is not None and run.weights is None)
+        nonces.update({run: each[run] for run in emulated})
+    operations = _TIMED_OPERATIONS / max(1, len(nonces))
+    rates = {run: _layer_rate(plan, network(run), layer, operations) for run in nonces}
+    seconds = sum(count / rates[run] for run, count in nonces.items())
+    return nonces.total() / seconds if nonces else None
+
+
 @torch.inference_mode()
-def _layer_rate(plan: VerificationPlan, network: Network) -> float:
-    """Operations a second of a batch in the first layer, whose weights are random."""
+def _layer_rate(
+    plan: VerificationPlan, network: Network, layer: LayeredCheckpoint, operations: float
+) -> float:
+    """Operations a second of a batch in ``layer``, of about so many ``operations``."""
     positions = min(plan.seq_len, _TIMED_POSITIONS)
     alone = replace(plan, layers=plan.layers[:1], seq_len=positions)
-    most = int(_TIMED_OPERATIONS / alone.operations(1))
-    nonces = max(1, min(plan.forward_batch, most))
+    nonces = max(1, min(plan.forward_batch, int(operations / alone.operations(1))))
     shape = (nonces * plan.sequences, positions, plan.hidden)
     forward = NetworkForward(
-        replace(network, checkpoint=network.checkpoint.of_one_layer(), changes=()),
-        [torch.randn(shape, device=network.device)],
+        replace(network, checkpoint=layer, changes=()), [torch.randn(shape, device=network.device)]
     )
     last_states([forward])
     forward.seconds = 0.0
@@ -162,7 +180,7 @@ def plan_lines(
         {each.name: _size(each) for each in setup.suspects},
     )
     yield from plan.lines(
-        measured_rates(plan, validator.network(PUBLISHED), validator.network(OWN), setup.model),
+        measured_rates(plan, validator.network, setup.model),
         cached=2 * plan.pass_bytes < memory_gib()[1] * GIB,
         in_use=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB,
         hashed=0 if digest_is_kept(setup.model) else _size(setup.model),
