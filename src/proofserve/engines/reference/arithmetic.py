@@ -115,8 +115,10 @@ class Arithmetic:
         return self._added(functional.linear(a, b) for a, b in chunks)
 
     def _added(self, parts: Iterable[Tensor]) -> Tensor:
-        total, *rest = map(self._round, parts)
-        for part in rest:
+        # One at a time: all parts of a wide matrix together take more memory than a layer.
+        rounded = map(self._round, parts)
+        total = next(rounded)
+        for part in rounded:
             total = self._round(total + part)
         return total
 
