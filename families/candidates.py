@@ -49,10 +49,6 @@ class Candidate:
     skipped: str = ""
 
     @property
-    def is_mixture(self) -> bool:
-        return self.scheme == SKETCH_2
-
-    @property
     def vllm_options(self) -> tuple[str, ...]:
         return KV_FP8 if self.kv_dtype == "fp8" else ()
 
