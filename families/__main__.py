@@ -34,8 +34,6 @@ def run(
         raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join(CANDIDATES)}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in only or CANDIDATES:
-        if CANDIDATES[name].skipped:
-            continue
         typer.echo(f"{name} ...")
         with (FOLDER / f"{name}.log").open("wb") as log:
             # A process of its own: what one leaves in memory, or breaks, is not the next one's.

@@ -10,7 +10,7 @@ from proofserve.engines.checkpoints import keep_digest, weights_digest
 from proofserve.engines.reference.suspects import FP8_CACHE, write_rounded_copy
 from proofserve.protocol import SKETCH, SKETCH_2
 from support.harmony import with_harmony
-from support.quantised import SERVED, quantise
+from support.quantised import NEEDS_AMX, SERVED, quantise
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / ".cache" / "families"
@@ -22,18 +22,18 @@ NO_SIGMOID: Final = (
     "vLLM's build for processors routes sigmoid scores by groups alone: the first chat, or proof by"
     ' natural routing, ends in its `assert self.scoring_func == "softmax"`'
 )
-NO_AMX: Final = "vLLM's build for processors computes it with AMX alone, which this machine lacks"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The small model ``arch``, perhaps in a ``form`` of ``support.quantised.SERVED``.
+    """The small model ``arch``, perhaps in a ``form`` of ``support.quantised``.
 
-    ``like`` says which published models are built so. A mixture is proved by ``sketch-v2``.
-    ``kv_dtype`` is what the validator lets honest nodes keep keys and values in, ``cheat`` what the
-    other node serves. The validator measures a server of its own if ``measured``. Empty, or a
-    reason: ``by_block`` why only proofs of which the block chooses the experts are tried,
-    ``skipped`` why nothing is. A node that has to refuse proofs says ``refused``.
+    ``like`` says which published models are built so. A mixture is proved by ``sketch-v2``. Of a
+    form that vLLM computes with AMX alone the node serves the decoded numbers. ``kv_dtype`` is what
+    the validator lets honest nodes keep keys and values in, ``cheat`` what the other node serves.
+    The validator measures a server of its own if ``measured``. ``by_block`` is empty, or the reason
+    why only proofs of which the block chooses the experts are tried. A node that has to refuse
+    proofs says ``refused``.
     """
 
     name: str
@@ -46,7 +46,6 @@ class Candidate:
     cheat: str = CHEAPER
     by_block: str = ""
     refused: str = ""
-    skipped: str = ""
 
     @property
     def vllm_options(self) -> tuple[str, ...]:
@@ -62,20 +61,30 @@ class Candidate:
         if self.arch == "gpt_oss":
             # vLLM writes chats of this family in that vocabulary, so receipts need it.
             with_harmony(plain.folder, folder / "harmony")
-            return Checkpoint(plain.name, folder / "harmony")
+            plain = Checkpoint(plain.name, folder / "harmony")
         if self.form is None:
             return plain
-        return Checkpoint(plain.name, quantise(plain.folder, folder, *SERVED[self.form]).folder)
+        written = quantise(plain.folder, folder, *(SERVED | NEEDS_AMX)[self.form])
+        keep_digest(written.plain, weights_digest(written.folder))
+        return Checkpoint(plain.name, written.folder)
 
-    def cheating(self, honest: Checkpoint, folder: Path) -> Path:
-        """What the other node serves with the digest of ``honest``, written below ``folder``."""
+    def served(self, published: Checkpoint) -> Path:
+        """What an honest node serves."""
+        return _decoded(published) if self.form in NEEDS_AMX else published.folder
+
+    def cheating(self, published: Checkpoint, folder: Path) -> Path:
+        """What the other node serves with the digest of ``published``, written below ``folder``."""
         if self.cheat == FP8_CACHE:
-            return honest.folder
+            return published.folder
         target = folder / "cheat"
-        decoded = honest.folder if self.form is None else honest.folder.with_name("plain")
+        decoded = published.folder if self.form is None else _decoded(published)
         write_rounded_copy(decoded, target, self.cheat)
-        keep_digest(target, weights_digest(honest.folder))
         return target
+
+
+def _decoded(published: Checkpoint) -> Path:
+    """The numbers of a quantised checkpoint, as another checkpoint."""
+    return published.folder.with_name("plain")
 
 
 _FAMILIES: Final = (
@@ -97,9 +106,9 @@ _FORMATS: Final = (
     Candidate("int4 groups", "compressed-tensors, as Kimi K2", form="packed int4"),
     Candidate("AWQ", "AutoAWQ, groups of 64 with zero points", form="AWQ"),
     Candidate("GPTQ", "AutoGPTQ, symmetric groups of 64", form="GPTQ"),
-    Candidate("fp8 in blocks", "DeepSeek, Qwen3 and MiniMax in FP8", skipped=NO_AMX),
-    Candidate("fp8 per channel", "compressed-tensors", skipped=NO_AMX),
-    Candidate("MXFP4", "experts of gpt-oss as published", skipped=NO_AMX),
+    Candidate("fp8 in blocks", "DeepSeek, Qwen3 and MiniMax in FP8", form="fp8 in blocks"),
+    Candidate("fp8 per channel", "compressed-tensors", form="fp8 per channel"),
+    Candidate("MXFP4", "experts of gpt-oss as published", "gpt_oss", "MXFP4", SKETCH_2),
     Candidate(
         *("KV cache in fp8, declared", "`--kv-cache-dtype fp8`, a server of it measured"),
         kv_dtype="fp8",

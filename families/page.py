@@ -44,8 +44,6 @@ def page(found: Mapping[str, Row], machine: str) -> str:
 
 def wrong(candidate: Candidate, row: Row | None) -> list[str]:
     """What did not go as it should, a line each."""
-    if candidate.skipped:
-        return []
     if row is None:
         return [f"{candidate.name}: not run"]
     lines = [f"{step} ended: {text}" for step, text in row.errors.items()]
@@ -109,7 +107,7 @@ def _reason(candidate: Candidate, found: Mapping[str, Row]) -> str:
     if candidate.refused and candidate.name in found:
         checks = found[candidate.name].checks.get("refusal", [])
         return "; ".join(f"{each.name}: {each.detail}" for each in checks)
-    return candidate.skipped or candidate.by_block or ("" if candidate.name in found else "not run")
+    return candidate.by_block or ("" if candidate.name in found else "not run")
 
 
 def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:

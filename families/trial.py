@@ -58,6 +58,10 @@ class Trial:
     measured: list[tuple[KernelFacts, Vectors]] = field(default_factory=list)
 
     @property
+    def served(self) -> Path:
+        return self.candidate.served(self.published)
+
+    @property
     def work(self) -> Work:
         return work_of_scheme(self.candidate.scheme, self.published.name, SEQ_LEN, 8)
 
@@ -162,8 +166,8 @@ def tried(candidate: Candidate, session: CommandSession) -> Row:
 
 def _refused(trial: Trial) -> None:
     """The server chats, and refuses every proof by the words that are expected."""
-    folder, work = trial.published.folder, trial.work
-    with trial.step("refusal") as report, trial.serving(folder, ()) as node:
+    work = trial.work
+    with trial.step("refusal") as report, trial.serving(trial.served, ()) as node:
         trial.row.vllm = node.versions()["vllm"]
         (reply,) = ask_all(node.url, [chat(work.model, "Say something.", 8)], 1)
         report(Check("chat answers", reply.error is None, reply.error or "8 tokens"))
@@ -181,13 +185,13 @@ def _other_nodes(trial: Trial, cheat: Path, is_family: bool) -> None:
         trial.prove(candidate.cheat, node)
     options = candidate.vllm_options
     if candidate.measured:
-        with trial.step("measured"), trial.serving(trial.published.folder, options) as node:
+        with trial.step("measured"), trial.serving(trial.served, options) as node:
             facts = KernelFacts.model_validate(kernel_facts("a node", node.kernels()))
             sent = vectors_of(node.artifacts(trial.work, CALIBRATED), trial.work.width)
             trial.measured.append((facts, sent))
     if not is_family:
         return
-    with trial.step(TWO) as report, trial.serving(trial.published.folder, options, 2) as node:
+    with trial.step(TWO) as report, trial.serving(trial.served, options, 2) as node:
         trial.smoke(node, report)
         trial.prove(TWO, node)
 
@@ -195,10 +199,7 @@ def _other_nodes(trial: Trial, cheat: Path, is_family: bool) -> None:
 def _first_node(trial: Trial, is_family: bool) -> list[Judging]:
     """Every check of one server; what judges its proofs after a restart, of a family alone."""
     judges: list[Judging] = []
-    with (
-        trial.step("start"),
-        trial.serving(trial.published.folder, trial.candidate.vllm_options) as node,
-    ):
+    with trial.step("start"), trial.serving(trial.served, trial.candidate.vllm_options) as node:
         trial.row.vllm = node.versions()["vllm"]
         with trial.step("smoke") as report:
             trial.smoke(node, report)
@@ -223,8 +224,8 @@ def _first_node(trial: Trial, is_family: bool) -> list[Judging]:
 
 def _again(trial: Trial, judges: Sequence[Judging]) -> None:
     """A second start of the server judges what the first one proved."""
-    folder, options = trial.published.folder, trial.candidate.vllm_options
-    with trial.step("e2e") as report, trial.serving(folder, options) as node:
+    options = trial.candidate.vllm_options
+    with trial.step("e2e") as report, trial.serving(trial.served, options) as node:
         for judge in judges:
             judge(node, "after a restart", report)
 

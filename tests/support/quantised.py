@@ -386,6 +386,7 @@ def write_as(name: str, root: Path, **settings: Any) -> Written:
 # -- those that servers compute here ---------------------------------------------------------------
 
 _W8A8: Final = {"num_bits": 8, "type": "int", "strategy": "channel"}
+_FLOAT8: Final = {**_W8A8, "type": "float"}
 _GPTQ: Final = Gptq(4, 64, old=True, symmetric=True)
 # vLLM 0.32 refuses on CPUs: packed int8, GPTQ in 8 bits; in fp8 it needs AMX, or does not start.
 SERVED: Final[dict[str, tuple[Settings, Store]]] = {
@@ -399,4 +400,14 @@ SERVED: Final[dict[str, tuple[Settings, Store]]] = {
         awq(64),
     ),
     "GPTQ": (_GPTQ.settings(), _GPTQ),
+}
+
+# vLLM computes these on processors with AMX alone. Inputs are rounded as published models say.
+NEEDS_AMX: Final[dict[str, tuple[Settings, Store]]] = {
+    "fp8 in blocks": ({**BLOCKS, "activation_scheme": "dynamic"}, fp8_in_blocks(128)),
+    "fp8 per channel": (
+        compressed_settings("float-quantized", _FLOAT8, {**TOKEN, "type": "float"}),
+        compressed("float-quantized", _FLOAT8, torch.float32),
+    ),
+    "MXFP4": ({"quant_method": "mxfp4"}, mxfp4_experts),
 }
