@@ -30,10 +30,10 @@ class Candidate:
 
     ``like`` says which published models are built so. A mixture is proved by ``sketch-v2``. Of a
     form that vLLM computes with AMX alone the node serves the decoded numbers. ``kv_dtype`` is what
-    the validator lets honest nodes keep keys and values in, ``cheat`` what the other node serves.
-    The validator measures a server of its own if ``measured``. ``by_block`` is empty, or the reason
-    why only proofs of which the block chooses the experts are tried. A node that has to refuse
-    proofs says ``refused``.
+    the validator lets honest nodes keep keys and values in. The honest node has ``vllm_options``,
+    the other one serves ``cheat``. The validator measures a server of its own if ``measured``.
+    ``by_block`` is empty, or the reason why only proofs of which the block chooses the experts are
+    tried. A node that has to refuse proofs says ``refused``.
     """
 
     name: str
@@ -42,14 +42,11 @@ class Candidate:
     form: str | None = None
     scheme: str = SKETCH
     kv_dtype: str = "auto"
+    vllm_options: tuple[str, ...] = ()
     measured: bool = False
     cheat: str = CHEAPER
     by_block: str = ""
     refused: str = ""
-
-    @property
-    def vllm_options(self) -> tuple[str, ...]:
-        return KV_FP8 if self.kv_dtype == "fp8" else ()
 
     @property
     def cheats_options(self) -> tuple[str, ...]:
@@ -106,12 +103,28 @@ _FORMATS: Final = (
     Candidate("int4 groups", "compressed-tensors, as Kimi K2", form="packed int4"),
     Candidate("AWQ", "AutoAWQ, groups of 64 with zero points", form="AWQ"),
     Candidate("GPTQ", "AutoGPTQ, symmetric groups of 64", form="GPTQ"),
-    Candidate("fp8 in blocks", "DeepSeek, Qwen3 and MiniMax in FP8", form="fp8 in blocks"),
-    Candidate("fp8 per channel", "compressed-tensors", form="fp8 per channel"),
+    Candidate(
+        *("fp8 in blocks", "DeepSeek, Qwen3 and MiniMax in FP8; a cache in fp8 is allowed"),
+        form="fp8 in blocks",
+        kv_dtype="fp8",
+    ),
+    Candidate(
+        *("fp8 in blocks, KV cache in fp8", "the same with such a cache; a server of it measured"),
+        form="fp8 in blocks",
+        kv_dtype="fp8",
+        vllm_options=KV_FP8,
+        measured=True,
+    ),
+    Candidate(
+        *("fp8 per channel", "compressed-tensors; a cache in fp8 is allowed"),
+        form="fp8 per channel",
+        kv_dtype="fp8",
+    ),
     Candidate("MXFP4", "experts of gpt-oss as published", "gpt_oss", "MXFP4", SKETCH_2),
     Candidate(
         *("KV cache in fp8, declared", "`--kv-cache-dtype fp8`, a server of it measured"),
         kv_dtype="fp8",
+        vllm_options=KV_FP8,
         measured=True,
     ),
     Candidate("KV cache in fp8, undeclared", "`--kv-cache-dtype fp8`", cheat=FP8_CACHE),
