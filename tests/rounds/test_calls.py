@@ -5,14 +5,7 @@ import numpy as np
 import pytest
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.computation import (
-    NOT_FINITE,
-    SHORTEST_DEFERRAL_S,
-    artifacts_of,
-    ask,
-    checked,
-    failures_of,
-)
+from proofserve.rounds.computation import SHORTEST_DEFERRAL_S, artifacts_of, ask, checked
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, ProofBatch
 from rounds.doubles import WORK
@@ -54,7 +47,7 @@ def test_a_complete_batch_passes() -> None:
     answer = batch((1, 3), failed=(2,))
     assert checked(answer, [1, 2, 3], 2) is answer
     assert [a.nonce for a in artifacts_of(answer)] == [1, 3]
-    assert failures_of(answer) == {2: NOT_FINITE}
+    assert answer.failed == (2,)
 
 
 @pytest.mark.parametrize(

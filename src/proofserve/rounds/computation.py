@@ -55,10 +55,7 @@ def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 async def ask(prove: Prove, nonces: Sequence[int], width: int) -> ProofBatch | Deferred:
-    """The checked batch of ``nonces``, or ``Deferred`` after at least 50 ms.
-
-    Raises EngineFault (the computation failed, or its answer cannot be used) and EngineGone.
-    """
+    """The checked batch of ``nonces``, or ``Deferred``. Raises EngineFault and EngineGone."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     answer = await prove(nonces)
@@ -69,10 +66,7 @@ async def ask(prove: Prove, nonces: Sequence[int], width: int) -> ProofBatch | D
 
 
 def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
-    """Return ``batch`` if it has every one of ``nonces`` with finite rows of ``width`` values.
-
-    Raises EngineFault otherwise; then no part of ``batch`` may be used.
-    """
+    """Return ``batch`` if it has finite rows for all ``nonces``. Raises EngineFault otherwise."""
     failed = frozenset(batch.failed)
     expected = tuple(nonce for nonce in nonces if nonce not in failed)
     if batch.nonces != expected or not failed <= frozenset(nonces):
@@ -107,10 +101,6 @@ def distances_of(batch: ProofBatch) -> tuple[float, ...]:
 def artifacts_of(batch: ProofBatch) -> tuple[Claim, ...]:
     texts = encode(batch.values)
     return tuple(Claim(n, text) for n, text in zip(batch.nonces, texts, strict=True))
-
-
-def failures_of(batch: ProofBatch) -> dict[int, str]:
-    return dict.fromkeys(batch.failed, NOT_FINITE)
 
 
 class NonceLimit:
@@ -174,8 +164,8 @@ class Computation:
         done = await self._prove(job, started)
         # In a thread: encoding thousands of vectors would block the event loop that serves chat.
         artifacts = await asyncio.to_thread(lambda: [*chain.from_iterable(map(artifacts_of, done))])
-        failed = {n: reason for batch in done for n, reason in failures_of(batch).items()}
-        return Proofs(tuple(artifacts), failed)
+        failed = (nonce for batch in done for nonce in batch.failed)
+        return Proofs(tuple(artifacts), dict.fromkeys(failed, NOT_FINITE))
 
     async def _validate(
         self, job: Job, claims: Sequence[Claim], started: Callable[[], None]
@@ -208,14 +198,12 @@ class Computation:
         chat deferred it past the deadline), EngineGone and ProtocolError (as
         ``comparison.compare_distances``).
         """
-        for field, claimed, ours in (
-            ("block_hash", claims.block.hash, spec.work.block.hash),
-            ("block_height", claims.block.height, spec.work.block.height),
-        ):
+        for field in ("hash", "height"):
+            claimed, ours = getattr(claims.block, field), getattr(spec.work.block, field)
             if claimed != ours:
                 raise Refused(
                     Refusal.OTHER_ROUND,
-                    f"{field} {claimed!r} is not the {ours!r} of the configured round",
+                    f"block_{field} {claimed!r} is not the {ours!r} of the configured round",
                 )
         return await self.totals.judged(self._recompute(spec, target, claims))
 
@@ -232,10 +220,7 @@ class Computation:
         return await asyncio.to_thread(_judged, target, claims, done)
 
     async def _until_computed(self, prove: Prove, nonces: Sequence[int], width: int) -> ProofBatch:
-        """Call ``ask`` until the engine computes the batch or chat has delayed it for too long.
-
-        Raises EngineFault (the computation failed, or chat delayed it) and EngineGone.
-        """
+        """Ask until chat lets the engine compute. Raises EngineGone, and EngineFault in time."""
         deadline = self.clock() + self.chunk_timeout_s
         while True:
             answer = await ask(prove, nonces, width)
@@ -299,10 +284,7 @@ def winners_among(verdict: DistanceVerdict) -> int:
 
 
 async def self_check(engine: ProofEngine) -> None:
-    """Run one small fixed forward on every engine core at the same time.
-
-    Raises Refused (CHAT_BUSY), EngineFault (it failed or is not finite) and EngineGone.
-    """
+    """Run one small forward on every core at once. Raises Refused (CHAT_BUSY) and as ``ask``."""
     checks = (_check_core(engine, core) for core in range(engine.cores))
     for result in await asyncio.gather(*checks, return_exceptions=True):
         if result is not None:

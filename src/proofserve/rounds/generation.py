@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 
-from proofserve.rounds.computation import failures_of, findings_of
+from proofserve.rounds.computation import NOT_FINITE, findings_of
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.ports import Outbox, ProofEngine
 from proofserve.rounds.prover import Prover
@@ -16,28 +17,28 @@ from proofserve.rounds.tasks import end, reason_of
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class RoundRecorder:
     """Stores the batches of one round while the engine computes the next ones.
 
     Batches that finish during a transaction share the next one: a slow disk delays no forward.
-    They come in the order of the lane, from its index ``next_index`` on.
+    They come in the order of the lane, from its index ``next_index`` on. ``has_room`` is set while
+    more batches may be added. ``trouble`` says why the last attempt to store failed.
     """
 
-    def __init__(
-        self, outbox: Outbox, spec: RoundSpec, next_index: int, counters: Counters, limits: Limits
-    ) -> None:
-        self._outbox = outbox
-        self._spec = spec
-        self._next_index = next_index
-        self._counters = counters
-        self._limits = limits
-        self._waiting: deque[ProofBatch] = deque()
-        self._wake = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._closing = asyncio.Event()
-        # Why the last attempt to store failed; None if it succeeded.
-        self.trouble: str | None = None
+    _outbox: Outbox
+    _spec: RoundSpec
+    _next_index: int
+    _counters: Counters
+    _limits: Limits
+    trouble: str | None = None
+    has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: deque[ProofBatch] = field(default_factory=deque)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.has_room.set()
 
     @property
     def unstored_nonces(self) -> int:
@@ -47,10 +48,7 @@ class RoundRecorder:
         self._waiting.append(batch)
         self._wake.set()
         if len(self._waiting) >= self._limits.max_unrecorded:
-            self._room.clear()
-
-    async def wait_for_room(self) -> None:
-        await self._room.wait()
+            self.has_room.clear()
 
     def close(self) -> None:
         self._closing.set()
@@ -69,9 +67,7 @@ class RoundRecorder:
     async def _store(self, batches: tuple[ProofBatch, ...]) -> bool:
         target = self._spec.target
         findings = [finding for batch in batches for finding in findings_of(batch, target)]
-        failed = {
-            nonce: reason for batch in batches for nonce, reason in failures_of(batch).items()
-        }
+        failed = dict.fromkeys((n for batch in batches for n in batch.failed), NOT_FINITE)
         next_index = self._next_index + len(batches) * self._spec.batch_size
         while True:
             last_try = self._closing.is_set()
@@ -81,36 +77,31 @@ class RoundRecorder:
                 self.trouble = f"outbox: {error}"
                 if last_try:
                     return False
-                await self._pause()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), self._limits.record_retry_s)
                 continue
             self.trouble, self._next_index = None, next_index
             for _ in batches:
                 self._waiting.popleft()
             processed = sum(len(batch.nonces) for batch in batches)
             self._counters.done(processed, len(findings), len(failed))
-            self._room.set()
+            self.has_room.set()
             return True
 
-    async def _pause(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), self._limits.record_retry_s)
 
-
+@dataclass(slots=True, eq=False)
 class Generation:
     """Generates the proofs of one round, once. ``counters`` may already count earlier phases."""
 
-    def __init__(
-        self, engine: ProofEngine, outbox: Outbox, limits: Limits, counters: Counters
-    ) -> None:
-        self._engine = engine
-        self._outbox = outbox
-        self._limits = limits
-        self._counters = counters
-        self._recorder: RoundRecorder | None = None
-        self._prover: Prover | None = None
-        self._stopping = asyncio.Event()
-        self._closed = False
-        self._errors: list[str] = []
+    _engine: ProofEngine
+    _outbox: Outbox
+    _limits: Limits
+    _counters: Counters
+    _recorder: RoundRecorder | None = None
+    _prover: Prover | None = None
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _closed: bool = False
+    _errors: list[str] = field(default_factory=list)
 
     @property
     def paused_reason(self) -> str | None:
@@ -161,10 +152,7 @@ class Generation:
             self._errors.append(f"{lost} finished nonces could not be stored ({reason})")
 
     async def close(self, spec: RoundSpec) -> None:
-        """Close the round in the outbox, so that its stored results are delivered at once.
-
-        A failure is added to ``error``. A second call does nothing.
-        """
+        """Close the round: its results are delivered at once. A failure goes to ``error``."""
         if self._closed:
             return
         closing = asyncio.create_task(self._outbox.close_round(spec.round_id))
@@ -187,7 +175,7 @@ class Generation:
             try:
                 while True:
                     recorder.add(await prover.next())
-                    await recorder.wait_for_room()
+                    await recorder.has_room.wait()
             finally:
                 await prover.aclose()
 
@@ -200,6 +188,10 @@ class Generation:
             stats = self._counters.read()
             chat = "chat" if stats.deferred_calls > deferred else "nothing"
             deferred = stats.deferred_calls
+            pending: int | str = "unknown"
+            with suppress(OutboxUnavailable, TimeoutError):
+                async with asyncio.timeout(self._limits.log_interval_s):
+                    pending = (await self._outbox.gauges()).pending
             _logger.info(
                 "round %s: %d nonces, %.1f nonces/s, %d %s, held back by %s, %s callbacks pending",
                 spec.round_id,
@@ -208,13 +200,6 @@ class Generation:
                 stats.total_found,
                 kind,
                 self.paused_reason or chat,
-                await self._pending_callbacks(),
+                pending,
                 extra={"round_id": spec.round_id},
             )
-
-    async def _pending_callbacks(self) -> int | str:
-        try:
-            async with asyncio.timeout(self._limits.log_interval_s):
-                return (await self._outbox.gauges()).pending
-        except (OutboxUnavailable, TimeoutError):
-            return "unknown"

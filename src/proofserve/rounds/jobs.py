@@ -18,10 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobQueue:
-    """Runs submitted jobs one at a time, and keeps their results until they expire.
-
-    If there are too many results, the oldest go earlier.
-    """
+    """Runs submitted jobs one at a time; keeps results until they expire, or are too many."""
 
     def __init__(self, computation: Computation, outbox: Outbox, limits: Limits) -> None:
         self._computation = computation
@@ -68,11 +65,8 @@ class JobQueue:
 
     async def aclose(self, grace_s: float) -> None:
         await self.cancel(grace_s)
-        for entry in self._entries.values():
-            entry.forget_expiry()
-        self._entries.clear()
-        self._ended.clear()
-        self._ended_nonces = 0
+        for request_id in list(self._ended):
+            self._forget(request_id)
 
     async def _carry_out(self, entry: "_QueuedJob") -> CompletedJob:
         await entry.place.wait()
@@ -80,54 +74,48 @@ class JobQueue:
         # The next job may use the engine while the outbox stores this one's callback.
         self._places_in_order.leave(entry.place)
         completed = CompletedJob(entry.request_id, entry.job, outcome)
-        if entry.job.url is not None:
-            await self._store_callback(entry, entry.job.url, completed)
-        return completed
-
-    async def _store_callback(self, entry: "_QueuedJob", url: str, completed: CompletedJob) -> None:
-        while True:
+        while entry.job.url is not None:
             entry.storing = True
             try:
-                await self._outbox.push(url, completed)
+                await self._outbox.push(entry.job.url, completed)
             except OutboxUnavailable:
                 entry.storing = False
             else:
-                return
+                break
             if entry.cancel_ordered:
                 raise asyncio.CancelledError
             await asyncio.sleep(self._limits.callback_retry_s)
+        return completed
 
     def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[CompletedJob]") -> None:
         self._places_in_order.leave(entry.place)
         self._admission.leave(len(entry.job.nonces))
-        loop, ttl_s = asyncio.get_running_loop(), self._limits.result_ttl_s
-        entry.settle(task, loop.call_later(ttl_s, self._forget, entry.request_id))
+        loop, limits = asyncio.get_running_loop(), self._limits
+        entry.expiry = loop.call_later(limits.result_ttl_s, self._forget, entry.request_id)
+        entry.settle(task)
         self._ended[entry.request_id] = entry
         count = len(entry.job.nonces)
         self._ended_nonces += count
-        while self._too_many_ended():
+        # The newest stays: no client has read it yet.
+        while len(self._ended) > 1 and (
+            len(self._ended) > limits.max_kept_jobs or self._ended_nonces > limits.max_kept_nonces
+        ):
             self._forget(next(iter(self._ended)))
         view = entry.view
         known = {"request_id": view.request_id}
         how = view.state.value if view.error is None else f"{view.state.value}: {view.error}"
         _logger.info("job %s of %d nonces: %s", *(view.request_id, count, how), extra=known)
 
-    def _too_many_ended(self) -> bool:
-        """Whether to remove the oldest result. The newest stays: no client has read it yet."""
-        few = len(self._ended) <= self._limits.max_kept_jobs
-        small = self._ended_nonces <= self._limits.max_kept_nonces
-        return len(self._ended) > 1 and not (few and small)
-
     def _forget(self, request_id: str) -> None:
-        entry = self._ended.pop(request_id, None)
-        if entry is not None:
-            self._entries.pop(request_id, None)
-            self._ended_nonces -= len(entry.job.nonces)
-            entry.forget_expiry()
+        entry = self._ended.pop(request_id)
+        del self._entries[request_id]
+        self._ended_nonces -= len(entry.job.nonces)
+        entry.expiry.cancel()
 
 
 class _QueuedJob:
     task: "asyncio.Task[CompletedJob]"
+    expiry: asyncio.TimerHandle
 
     def __init__(self, request_id: str, job: Job, place: asyncio.Event) -> None:
         self.request_id = request_id
@@ -136,33 +124,26 @@ class _QueuedJob:
         self.view = JobView(request_id, JobState.QUEUED)
         self.storing = False
         self.cancel_ordered = False
-        self._expiry: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self.view = replace(self.view, state=JobState.RUNNING)
 
     def cancel(self) -> None:
-        """Cancel the job, but not while its callback is being stored.
+        """Cancel the job; while its callback is being stored, only if that fails.
 
-        If the callback is stored, the job completes; if storing fails, the job is cancelled then.
         After a cancelled store the result would be unknown.
         """
         self.cancel_ordered = True
         if not self.storing:
             self.task.cancel()
 
-    def settle(self, task: "asyncio.Task[CompletedJob]", expiry: asyncio.TimerHandle) -> None:
-        self._expiry = expiry
+    def settle(self, task: "asyncio.Task[CompletedJob]") -> None:
         if task.cancelled():
             self.view = replace(self.view, state=JobState.CANCELLED)
         elif error := reason_of(task):
             self.view = replace(self.view, state=JobState.FAILED, error=error)
         else:
             self.view = replace(self.view, state=JobState.COMPLETED, completed=task.result())
-
-    def forget_expiry(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
 
 
 class WaitQueue:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
 from proofserve.rounds.computation import Computation, NonceLimit, self_check, winners_among
@@ -40,31 +40,22 @@ class _Round:
 
 
 class RoundManager(NodeManager):
-    """Configures, starts, stops and shows the rounds and jobs of one node.
+    """Configures, starts, stops and shows the rounds and jobs of one node."""
 
-    ``clock`` gives monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        engine: ProofEngine,
-        outbox: Outbox,
-        limits: Limits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, engine: ProofEngine, outbox: Outbox, limits: Limits) -> None:
         self._engine = engine
         self._outbox = outbox
         self._limits = limits
-        self._clock = clock
+        self._clock = time.monotonic
         self.totals = NodeTotals()
         self._state = State.IDLE
         self._round: _Round | None = None
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._changing = asyncio.Lock()
-        self._admission = NonceLimit(limits.max_queued_nonces)
+        admission = NonceLimit(limits.max_queued_nonces)
         self._computation = Computation(
-            engine, self._no_round, self._admission, limits.chunk_timeout_s, self.totals, clock
+            engine, self._no_round, admission, limits.chunk_timeout_s, self.totals, self._clock
         )
         self._jobs = JobQueue(self._computation, outbox, limits)
         self._checking = asyncio.Lock()
@@ -74,22 +65,13 @@ class RoundManager(NodeManager):
         self._asked: asyncio.Task[EngineGauges] | None = None
 
     async def init(self, spec: RoundSpec) -> None:
-        async with self._changing:
-            state = self._step(Move.INIT)
-            await self._fit(spec)
-            self._state, self._round = state, self._new(spec)
+        await self._configure(Move.INIT, spec)
 
     async def start(self, spec: RoundSpec) -> None:
-        async with self._changing:
-            self._step(Move.START)
-            await self._fit(spec)
-            await self._begin(self._new(spec))
+        await self._configure(Move.START, spec)
 
     async def init_validate(self, spec: RoundSpec) -> None:
-        async with self._changing:
-            state = self._step(Move.INIT_VALIDATE)
-            await self._fit(spec)
-            self._state, self._round = state, self._new(spec)
+        await self._configure(Move.INIT_VALIDATE, spec)
 
     async def generate(self) -> None:
         async with self._changing:
@@ -134,7 +116,7 @@ class RoundManager(NodeManager):
             stats=configured.counters.read() if configured else None,
             paused_reason=generation.paused_reason if generation and running else None,
             error=generation.error if generation else None,
-            queue=self._admission.gauges,
+            queue=self._computation.admission.gauges,
             cores=generation.cores if generation and running else (),
         )
 
@@ -186,14 +168,18 @@ class RoundManager(NodeManager):
             self.require_open()
         return step(self._state, move, self._round.kind if self._round else Configured.NOTHING)
 
-    def _new(self, spec: RoundSpec) -> _Round:
-        return _Round(spec, Counters(self._clock, self.totals))
+    async def _configure(self, move: Move, spec: RoundSpec) -> None:
+        async with self._changing:
+            state = self._step(move)
+            await self._fit(spec)
+            configured = _Round(spec, Counters(self._clock, self.totals))
+            if state is State.GENERATING:
+                await self._begin(configured)
+            else:
+                self._state, self._round = state, configured
 
     async def _fit(self, spec: RoundSpec) -> None:
-        """Have the engine choose the size of the round's forwards, and log it.
-
-        The round runs in any case: its own calls meet the same fault and report it.
-        """
+        """Have the engine choose the size of forwards, and log it. The round reports any fault."""
         try:
             async with asyncio.timeout(self._limits.engine_answer_s):
                 await self._engine.fit(spec.work)
@@ -229,11 +215,15 @@ class RoundManager(NodeManager):
             await running
         finally:
             chosen.counters.end()
-            _log_end(chosen)
+            id_, processed = chosen.spec.round_id, chosen.counters.read().total_processed
+            level, why = logging.INFO, "stopped"
+            if chosen.generation is not None and chosen.generation.error is not None:
+                level, why = logging.ERROR, chosen.generation.error
+            text = "round %s ended after %d nonces: %s"
+            _logger.log(level, text, id_, processed, why, extra={"round_id": id_})
             if self._gauges is not None:
                 text = "round %s: since the server's start chat waited %.0f ms for proofs at most"
                 waited_ms = self._gauges.longest_chat_wait_s * 1e3
-                id_ = chosen.spec.round_id
                 _logger.info(text, id_, waited_ms, extra={"round_id": id_})
             self._state = step(self._state, Move.STOP)
             self._no_round.set()
@@ -255,13 +245,3 @@ class RoundManager(NodeManager):
         await asyncio.wait({last.task})
         if close:
             await last.generation.close(last.spec)
-
-
-def _log_end(ended: _Round) -> None:
-    round_id, processed = ended.spec.round_id, ended.counters.read().total_processed
-    if ended.generation is not None and ended.generation.error is not None:
-        level, why = logging.ERROR, ended.generation.error
-    else:
-        level, why = logging.INFO, "stopped"
-    text = "round %s ended after %d nonces: %s"
-    _logger.log(level, text, round_id, processed, why, extra={"round_id": round_id})

@@ -37,12 +37,10 @@ class ProofEngine(Protocol):
     @property
     def engine_info(self) -> EngineInfo:
         """What is deployed; constant while the engine runs."""
-        ...
 
     @property
     def cores(self) -> int:
         """Engine cores that compute beside each other, each with its own chat; at least 1."""
-        ...
 
     def session(
         self, work: Workload, core: int | None = None
@@ -52,7 +50,6 @@ class ProofEngine(Protocol):
         All calls go to ``core``, an index below ``cores``. Without one the engine chooses, and
         chooses another core after a call that chat deferred.
         """
-        ...
 
     async def gauges(self) -> EngineGauges: ...
 
@@ -61,7 +58,6 @@ class ProofEngine(Protocol):
 
         Raises EngineFault and EngineGone.
         """
-        ...
 
 
 # Times a number of forwards of the nonces back to back; chat waits for all of them. Gives how many
@@ -87,7 +83,6 @@ class AnsweringEngine(Protocol):
 
         Each is handed over once. Raises EngineGone.
         """
-        ...
 
 
 class PublishedResults(Protocol):
@@ -100,22 +95,13 @@ class PublishedResults(Protocol):
     async def committed_round(
         self, block_hash: str, public_key: str, round_id: str | None
     ) -> CommittedRound:
-        """The round with roots of a block and key; its id chooses among several.
-
-        Raises Refused (UNKNOWN_ROUND, NOT_COMMITTED, SEVERAL_ROUNDS).
-        """
-        ...
+        """Raises Refused (UNKNOWN_ROUND, NOT_COMMITTED; SEVERAL_ROUNDS without an id)."""
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
-        """The vectors of ``nonces``, in their order, and the paths to their roots.
-
-        Raises Refused (UNKNOWN_NONCE, VECTORS_DELETED), naming the nonce.
-        """
-        ...
+        """In the order of ``nonces``. Raises Refused (UNKNOWN_NONCE, VECTORS_DELETED)."""
 
     async def probe(self) -> None:
         """Write and roll back. Raises OutboxUnavailable if that fails."""
-        ...
 
     async def gauges(self) -> OutboxGauges: ...
 
@@ -123,18 +109,12 @@ class PublishedResults(Protocol):
 class Outbox(PublishedResults, Protocol):
     async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
         """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
-        ...
 
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
-        """Store a round, so that its results and callbacks survive a restart.
-
-        A stored round continues; any other open one is closed. Raises OutboxUnavailable.
-        """
-        ...
+        """Store a round, or continue the stored one. Any other open round is closed."""
 
     async def interrupted(self) -> RoundSpec | None:
         """The open round: after a restart, the round that the earlier process was running."""
-        ...
 
     async def record(
         self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
@@ -144,11 +124,9 @@ class Outbox(PublishedResults, Protocol):
         Raises OutboxUnavailable (the disk is full, for example): nothing was stored, and the caller
         may repeat the call.
         """
-        ...
 
     async def close_round(self, round_id: str) -> None:
         """Mark the round stopped and make its undelivered results due for delivery at once."""
-        ...
 
 
 class NodeManager(Protocol):
@@ -165,11 +143,9 @@ class NodeManager(Protocol):
 
     async def init(self, spec: RoundSpec) -> None:
         """Configure ``spec`` without starting it. Raises Refused (ALREADY_GENERATING)."""
-        ...
 
     async def init_validate(self, spec: RoundSpec) -> None:
         """Configure ``spec`` and judge claims by it. Raises Refused (ALREADY_GENERATING)."""
-        ...
 
     async def start(self, spec: RoundSpec) -> None:
         """Configure ``spec`` and generate; jobs wait until the round ends.
@@ -177,18 +153,15 @@ class NodeManager(Protocol):
         Raises Refused (ALREADY_GENERATING, LANE_UNSET) and OutboxUnavailable (the round could not
         be stored).
         """
-        ...
 
     async def generate(self) -> None:
         """Start the configured round, or continue it; no change if it already generates.
 
         Raises Refused (NOT_INITIALISED, OTHER_PROTOCOL, LANE_UNSET) and OutboxUnavailable.
         """
-        ...
 
     async def validate(self) -> None:
         """Stop generating, and judge claims. Raises Refused as ``generate``."""
-        ...
 
     async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
         """Recompute ``claims`` by the configured round. In VALIDATING the verdict is also sent.
@@ -197,42 +170,35 @@ class NodeManager(Protocol):
         Refused (NOT_INITIALISED, OTHER_PROTOCOL), OutboxUnavailable (the callback could not be
         stored; nothing was counted) and as ``Computation.judge``.
         """
-        ...
 
     async def stop(self) -> None:
         """End the running round, if any, and cancel the submitted jobs. Always allowed.
 
         Finished batches are stored before this returns, if the outbox can store them.
         """
-        ...
 
     def status(self) -> Status: ...
 
     async def submit(self, job: Job) -> str:
         """Queue ``job`` and return its id. Raises Refused (QUEUE_FULL) and OutboxUnavailable."""
-        ...
 
     async def run(self, job: Job) -> Outcome:
         """Compute ``job`` while the caller waits. Raises Refused (QUEUE_FULL) and EngineFault."""
-        ...
 
     async def result(self, request_id: str) -> JobView:
         """Raises Refused (UNKNOWN_JOB) and OutboxUnavailable."""
-        ...
 
     async def engine_gauges(self) -> EngineGauges:
         """The newest ones that the engine has given, with their age; those of now if it is free.
 
         Raises EngineGone and EngineFault (the engine has never answered, or reports a fault).
         """
-        ...
 
     async def self_check(self) -> float:
         """Seconds of one small forward, with the time that chat and a round took before it.
 
         Raises Refused (CHAT_BUSY), EngineFault and EngineGone.
         """
-        ...
 
     def require_open(self) -> None:
         """Raises Refused once the server shuts down."""
@@ -246,7 +212,6 @@ class NodeManager(Protocol):
 
         A running round stays open in the outbox, so that ``--resume`` can continue it.
         """
-        ...
 
 
 # A signed receipt with its digest, which is made once.
@@ -262,7 +227,6 @@ class ReceiptStorage(Protocol):
         The first receipt of a response and choice stays; another one is counted as
         ``repeated_id``, and the same one once more is ignored. Returns how many were stored.
         """
-        ...
 
     async def log(self, key: SigningKey, url: str | None) -> SignedEntry | None:
         """Add an entry for stored receipts that have none, signed by ``key``.
@@ -270,14 +234,11 @@ class ReceiptStorage(Protocol):
         None if there are no such receipts; one entry may not hold all. Entries that no callback has
         yet are queued as one to ``url``.
         """
-        ...
 
     async def of_response(self, response_id: str) -> list[SignedReceipt | None]:
         """The receipts of a response in the order of its choices; None for a deleted one."""
-        ...
 
     async def entries(self, after: int, limit: int) -> list[SignedEntry]:
         """Entries of the log with an index above ``after``, in order."""
-        ...
 
     async def gauges(self) -> ReceiptGauges: ...

@@ -1,9 +1,4 @@
-"""Proves the batches of a round's lane on the engine's cores, and hands them on in lane order.
-
-Cores take batches of one lane as they become free, so a core that serves much chat proves little
-and holds no other core up for long. What is stored is the same as with one core: no hole, and one
-number as the progress of the round (ADR 30).
-"""
+"""Proves a round's lane on cores that take batches as they become free, in lane order (ADR 30)."""
 
 import asyncio
 import logging
@@ -65,7 +60,6 @@ class SharedLane(Generic[T]):
         self._returned[batch] = core
 
     def leave(self, core: int) -> None:
-        """``core`` takes no more batches."""
         self.cores.discard(core)
 
     def finish(self, batch: int, result: T) -> None:
@@ -153,7 +147,7 @@ class Prover:
             if self._failure is not None:
                 raise self._failure
             await self._until_changed()
-        self._announce()
+        self._changed.set()
         if isinstance(result, ProtocolError):
             raise result
         return result
@@ -168,9 +162,6 @@ class Prover:
         self._changed.clear()
         await self._changed.wait()
 
-    def _announce(self) -> None:
-        self._changed.set()
-
     async def _prove_for_ever(self, core: _Core, number: int) -> None:
         """One of the ``depth`` calls of ``core`` after the other."""
         faults = 0
@@ -184,7 +175,7 @@ class Prover:
                 except EngineFault as fault:
                     faults += 1
                     self._lane.give_back(batch, core.index)
-                    self._announce()
+                    self._changed.set()
                     await self._back_off(core, number, faults, fault)
                     continue
                 if finished is not None:
@@ -192,7 +183,7 @@ class Prover:
                     core.troubles.pop(number, None)
         except Exception as error:  # noqa: BLE001 - ``next`` raises it
             self._failure = error
-            self._announce()
+            self._changed.set()
 
     async def _prove(self, core: _Core, batch: int) -> ProofBatch | None:
         """Prove ``batch``, or give it back because chat has the core. Raises EngineFault."""
@@ -200,17 +191,17 @@ class Prover:
             nonces = self._nonces.batch(batch, self._spec.batch_size)
         except ProtocolError as error:
             self._lane.finish(batch, error)
-            self._announce()
+            self._changed.set()
             return None
         answer = await ask(core.prove, nonces, self._spec.work.scheme.width)
         if isinstance(answer, Deferred):
             self._counters.deferred(answer.seconds)
             self._lane.give_back(batch, core.index)
-            self._announce()
+            self._changed.set()
             return None
         core.proved += len(nonces)
         self._lane.finish(batch, answer)
-        self._announce()
+        self._changed.set()
         return answer
 
     async def _back_off(self, core: _Core, number: int, faults: int, fault: EngineFault) -> None:
@@ -218,24 +209,21 @@ class Prover:
         self._counters.fault()
         if core.error is not None:
             return
-        if faults >= self._limits.max_faults:
-            self._stop(core, f"{faults} faults in a row, the last one: {fault}")
+        if faults < self._limits.max_faults:
+            core.troubles[number] = f"engine: {fault}"
+            pauses = self._limits.fault_backoff_s
+            await asyncio.sleep(pauses[min(faults, len(pauses)) - 1])
             return
-        core.troubles[number] = f"engine: {fault}"
-        pauses = self._limits.fault_backoff_s
-        await asyncio.sleep(pauses[min(faults, len(pauses)) - 1])
-
-    def _stop(self, core: _Core, error: str) -> None:
-        core.error = error
+        core.error = f"{faults} faults in a row, the last one: {fault}"
         self._lane.leave(core.index)
-        self._announce()
-        left = [each for each in self._cores if each.error is None]
+        self._changed.set()
+        left = sum(each.error is None for each in self._cores)
         if not left:
-            raise EngineFault(error)
+            raise EngineFault(core.error)
         known = {"round_id": self._spec.round_id}
         text = "round %s: engine core %d of %d proves no more, %d go on: %s"
-        counts = (core.index, len(self._cores), len(left))
-        _logger.error(text, self._spec.round_id, *counts, error, extra=known)
+        counts = (core.index, len(self._cores), left)
+        _logger.error(text, self._spec.round_id, *counts, core.error, extra=known)
 
 
 def lane_of(spec: RoundSpec) -> NonceLane:

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from proofserve.rounds.errors import Refused
@@ -57,37 +57,24 @@ class EngineGauges:
         )
 
 
+_SUMS = {"forwards", "busy_s", "deferred_s", "leased_blocks", "free_blocks", "unfinished_requests"}
+
+
 def over_cores(cores: Sequence[EngineGauges]) -> EngineGauges:
     """The gauges of an engine with these cores; zeros without any."""
     if len(cores) == 1:
         return cores[0]
-
-    def total(name: str) -> Any:
-        return sum(getattr(core, name) for core in cores)
-
-    def longest(name: str) -> Any:
-        return max((getattr(core, name) for core in cores), default=0)
-
-    slowest = longest("part_s")
-    return EngineGauges(
-        forwards=total("forwards"),
-        busy_s=total("busy_s"),
-        deferred_s=total("deferred_s"),
-        last_forward_s=longest("last_forward_s"),
-        longest_chat_wait_s=longest("longest_chat_wait_s"),
-        longest_chat_wait_batches=longest("longest_chat_wait_batches"),
-        resume_ms=tuple(ms for core in cores for ms in core.resume_ms),
-        leased_blocks=total("leased_blocks"),
-        free_blocks=total("free_blocks"),
-        unfinished_requests=total("unfinished_requests"),
-        forward_counts=tuple(map(sum, zip(*(core.forward_counts for core in cores), strict=True))),
-        cores=tuple(cores),
-        max_wait_s=longest("max_wait_s"),
-        forward_nonces=max((c.forward_nonces for c in cores if c.part_s == slowest), default=0),
-        forward_s=longest("forward_s"),
-        part_s=slowest,
-        age_s=longest("age_s"),
-    )
+    slowest = max((core.part_s for core in cores), default=0.0)
+    figures: dict[str, Any] = {
+        "resume_ms": tuple(ms for core in cores for ms in core.resume_ms),
+        "forward_counts": tuple(map(sum, zip(*(c.forward_counts for c in cores), strict=True))),
+        "cores": tuple(cores),
+        "forward_nonces": max((c.forward_nonces for c in cores if c.part_s == slowest), default=0),
+    }
+    for name in {each.name for each in fields(EngineGauges)} - figures.keys():
+        of_cores = [getattr(core, name) for core in cores]
+        figures[name] = sum(of_cores) if name in _SUMS else max(of_cores, default=0)
+    return EngineGauges(**figures)
 
 
 @dataclass(frozen=True, slots=True)
