@@ -1,7 +1,4 @@
-"""Which clients may call: by a key and its role or, on a server without keys, from this machine.
-
-And the error of every call that is refused, by a reason with its own status.
-"""
+"""Which clients may call: by a key and its role, or from this machine; why calls are refused."""
 
 import hmac
 import math
@@ -89,10 +86,7 @@ CHALLENGES = frozenset({f"{PROOFS}/generate", f"{PROOFS}/validate", f"{PROOFS}/o
 
 
 def role_for(methods: Collection[str], path: str) -> Role:
-    """The least role that may call a route. This is the rule of every route with a key.
-
-    A route that is not named here is an operator's, unless it only reads.
-    """
+    """The least role that may call a route: an operator, unless it only reads or is named here."""
     if READING.issuperset(methods):
         return Role.VIEWER
     return Role.VALIDATOR if path in CHALLENGES else Role.OPERATOR

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate
 from typing import TypeVar
@@ -45,9 +45,8 @@ def add_to(router: APIRouter) -> None:
 
 async def page(node: ServedNode) -> PlainTextResponse:
     """The node's metrics in the text format of Prometheus, without vLLM's own."""
-    registry, families = CollectorRegistry(), await _families(node)
-    registry.register(NodeCollector(lambda: families))
-    text = generate_latest(registry)
+    families = await _families(node)
+    text = generate_latest(NodeCollector(lambda: families))
     return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -82,21 +81,17 @@ def read_from_thread(node: Node, loop: asyncio.AbstractEventLoop) -> Iterable[Me
     A scrape on the loop's own thread cannot wait for a reading, so it gets no metrics of the node.
     A reading that fails does not break the other metrics of the page either.
     """
-    if loop.is_closed() or _runs_here(loop):
+    if loop.is_closed():
         return ()
+    with suppress(RuntimeError):  # of a thread without a loop
+        if asyncio.get_running_loop() is loop:
+            return ()
     future = asyncio.run_coroutine_threadsafe(_families(node), loop)
     try:
         return future.result(READING_S)
     except TimeoutError:
         future.cancel()
         return ()
-
-
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
 
 
 async def _families(node: Node) -> list[Metric]:

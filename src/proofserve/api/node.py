@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from proofserve.api.access import Access, ApiError, Caller, Role
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.errors import EngineFault, EngineGone
+from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.rounds.records import EngineInfo
@@ -26,24 +26,22 @@ T = TypeVar("T")
 _WAIT_ENDS_S = 5.0
 
 
+@dataclass(slots=True)
 class CallLimits:
     """How much clients may ask: requests a minute, calls that wait, and validators' challenges."""
 
-    def __init__(
-        self, per_minute: int = 6000, open_waits: int = 64, nonces_per_hour: int = 1000
-    ) -> None:
-        self._per_minute = per_minute
-        self._most_waiting = open_waits
-        self._nonces_per_hour = nonces_per_hour
-        self._waiting = 0
-        self._minutes: dict[str, FixedWindow] = {}
-        self._hours: dict[str, FixedWindow] = {}
-        # The validators whose challenge waits for its answer: a key has one at a time.
-        self._challenging: set[str] = set()
+    per_minute: int = 6000
+    open_waits: int = 64
+    nonces_per_hour: int = 1000
+    _waiting: int = 0
+    _minutes: dict[str, FixedWindow] = field(default_factory=dict)
+    _hours: dict[str, FixedWindow] = field(default_factory=dict)
+    # The validators whose challenge waits for its answer: a key has one at a time.
+    _challenging: set[str] = field(default_factory=set)
 
     def count(self, caller: Caller) -> None:
         """Count one request. Raises ApiError for one beyond the caller's limit."""
-        limit = caller.requests_per_minute or self._per_minute
+        limit = caller.requests_per_minute or self.per_minute
         window = self._minutes.setdefault(caller.name, FixedWindow(limit))
         if not window.take():
             raise ApiError(
@@ -56,10 +54,10 @@ class CallLimits:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count one call until the context ends. Raises ApiError if the limit is reached."""
-        if self._waiting >= self._most_waiting:
+        if self._waiting >= self.open_waits:
             raise ApiError(
                 "too_many",
-                f"{self._waiting} calls wait for their answer, limit is {self._most_waiting}"
+                f"{self._waiting} calls wait for their answer, limit is {self.open_waits}"
                 " (POC_MAX_OPEN_WAITS); a job without wait needs no open connection",
                 _WAIT_ENDS_S,
             )
@@ -87,15 +85,7 @@ class CallLimits:
                 " at a time",
                 _WAIT_ENDS_S,
             )
-        self._take(caller, nonces)
-        self._challenging.add(caller.name)
-        try:
-            yield
-        finally:
-            self._challenging.remove(caller.name)
-
-    def _take(self, caller: Caller, nonces: int) -> None:
-        limit = caller.nonces_per_hour or self._nonces_per_hour
+        limit = caller.nonces_per_hour or self.nonces_per_hour
         if nonces > limit:
             raise ProtocolError(
                 "nonces", f"{nonces} are more than the {limit} that {caller.name} has in an hour"
@@ -109,6 +99,11 @@ class CallLimits:
                 f" and all of them again in {window.seconds_left:.0f} s",
                 window.seconds_left,
             )
+        self._challenging.add(caller.name)
+        try:
+            yield
+        finally:
+            self._challenging.remove(caller.name)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -189,26 +184,6 @@ class Node:
     def stall(self) -> str | None:
         """Why the engine cores that hang do so; None if none hangs."""
         return "; ".join(core.reason for core in self.liveness() if core.reason) or None
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether a hang of any engine core would be noticed."""
-        cores = self.liveness()
-        return len(cores) > 0 and all(core.watched for core in cores)
-
-    async def warn(self, round_id: str, of_url: str | None) -> dict[str, str]:
-        """Keep the warning about a new round's URL for ``/status``.
-
-        Returns the field of the answer, with what is known of the engine too.
-        """
-        self.url_warnings.clear()
-        if of_url is not None:
-            self.url_warnings[round_id] = of_url
-        of_engine = None
-        with contextlib.suppress(EngineFault, EngineGone):
-            of_engine = (await self.manager.engine_gauges()).warning
-        warning = joined(of_url, of_engine)
-        return {} if warning is None else {"warning": warning}
 
 
 def joined(*warnings: str | None) -> str | None:

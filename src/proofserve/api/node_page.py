@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Literal
@@ -61,30 +61,28 @@ _TEXT_OF = {
 _MOST_TEXT = 300
 
 
+@dataclass
 class NodeHistory:
     """Looks at ``status`` each second while ``watch`` runs, and whenever the page is shown.
 
     ``stall`` says why engine cores hang, ``clock`` gives Unix seconds.
     """
 
-    def __init__(
-        self,
-        status: Callable[[], Status],
-        stall: Callable[[], str | None],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._status = status
-        self._stall = stall
-        self._clock = clock
+    _status: Callable[[], Status]
+    _stall: Callable[[], str | None]
+    _clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._rate = History()
         self._round_id: str | None = None
         # The state at the last look, and the reasons of a pause, of a fault and of a hang.
         self._seen = _NOTHING
         self._deferred_calls = 0
-        self._events: deque[TimelineEvent] = deque(maxlen=_EVENTS)
+        self.events: deque[TimelineEvent] = deque(maxlen=_EVENTS)
+        """What happened in the round, oldest first."""
         self.chat_holds_back = False
         """Whether chat deferred proofs in the last step."""
-        self.started_at = self.rate_until = clock()
+        self.started_at = self.rate_until = self._clock()
         """When the round was first seen, and when the last value of the rate was measured."""
         self.ended_at: float | None = None
 
@@ -101,7 +99,7 @@ class NodeHistory:
         round_id = status.spec.round_id if status.spec is not None else None
         if round_id != self._round_id:
             self._round_id, self._seen, self.ended_at = round_id, _NOTHING, None
-            self._events.clear()
+            self.events.clear()
             self.started_at = self._clock()
         if round_id is not None:
             reasons = (status.paused_reason, status.error, self._stall())
@@ -119,7 +117,6 @@ class NodeHistory:
         self._deferred_calls = calls
 
     def rate(self) -> Trend:
-        """The newest minutes, for a sparkline."""
         return self._rate.trend()
 
     def round_rate(self) -> Trend:
@@ -127,13 +124,7 @@ class NodeHistory:
         since = int((self._clock() - self.started_at) / STEP_S) + 1
         return self._rate.trend(min(since, _CHART))
 
-    @property
-    def events(self) -> tuple[TimelineEvent, ...]:
-        """What happened in the round, oldest first."""
-        return tuple(self._events)
-
     def _note(self, state: State, paused: str | None, error: str | None, stall: str | None) -> None:
-        """Add what differs from the last look."""
         (state_before, paused_before, error_before, stall_before) = self._seen
         self._seen = (state, paused, error, stall)
         if state is not state_before:
@@ -152,7 +143,7 @@ class NodeHistory:
             self._add("the engine steps again")
 
     def _add(self, text: str, level: Level = Level.GOOD) -> None:
-        self._events.append(TimelineEvent(at=self._clock(), text=text[:_MOST_TEXT], level=level))
+        self.events.append(TimelineEvent(at=self._clock(), text=text[:_MOST_TEXT], level=level))
 
 
 # -- the present -----------------------------------------------------------------------------------
@@ -195,6 +186,7 @@ def _member(node: Node, seen: NodeStatusResponse, history: NodeHistory) -> Membe
         holds_back = "chat"
     # Of the core that has waited longest; None if none is watched.
     waited = [core.waited_s for core in seen.liveness if core.watched]
+    digest = seen.deployment.weights_digest
     return MemberRow(
         id="node",
         name="this node",
@@ -208,7 +200,11 @@ def _member(node: Node, seen: NodeStatusResponse, history: NodeHistory) -> Membe
         chat_wait_s=seen.engine.longest_chat_wait_s if seen.engine else None,
         held_back_by=(holds_back or "") if seen.state is State.GENERATING else "",
         outbox_age_s=seen.outbox.oldest_pending_s if seen.outbox else None,
-        facts=tuple(_facts(seen)),
+        facts=(
+            *node_facts(seen.engine, seen.outbox),
+            Fact(label="Scheme", value=seen.scheme or "as each request says"),
+            *([Fact(label="Digest of the weights", value=digest)] if digest is not None else []),
+        ),
     )
 
 
@@ -216,8 +212,21 @@ def _state(
     seen: NodeStatusResponse, history: NodeHistory, stall: str | None
 ) -> tuple[str, Level, str]:
     """The member's state in a word or two, and the reason where it is not well."""
-    if (trouble := next(_troubles(seen, stall), None)) is not None:
-        return trouble
+    late, outbox = None, seen.outbox
+    if outbox is not None and outbox.oldest_pending_s > LATE_S:
+        late = outbox.last_error or "no callback was delivered"
+    # The worst first.
+    for word, level, trouble in (
+        ("engine stalled", Level.BAD, stall),
+        ("engine silent", Level.BAD, seen.engine_error),
+        ("outbox fails", Level.BAD, seen.outbox_error),
+        ("paused", Level.WARNING, seen.paused_reason),
+        ("round failed", Level.WARNING, seen.error),
+        ("chat waits", Level.WARNING, seen.engine.warning if seen.engine else None),
+        ("callbacks late", Level.WARNING, late),
+    ):
+        if trouble is not None:
+            return word, level, trouble
     if seen.state is State.VALIDATING:
         return "judging", Level.GOOD, ""
     if seen.state is not State.GENERATING:
@@ -228,28 +237,7 @@ def _state(
     return "proving", Level.GOOD, ""
 
 
-def _troubles(seen: NodeStatusResponse, stall: str | None) -> Iterator[tuple[str, Level, str]]:
-    """What is not well, the worst first."""
-    outbox = seen.outbox
-    if stall is not None:
-        yield "engine stalled", Level.BAD, stall
-    if seen.engine_error is not None:
-        yield "engine silent", Level.BAD, seen.engine_error
-    if seen.outbox_error is not None:
-        yield "outbox fails", Level.BAD, seen.outbox_error
-    if seen.paused_reason is not None:
-        yield "paused", Level.WARNING, seen.paused_reason
-    if seen.error is not None:
-        yield "round failed", Level.WARNING, seen.error
-    if seen.engine is not None and seen.engine.warning is not None:
-        yield "chat waits", Level.WARNING, seen.engine.warning
-    if outbox is not None and outbox.oldest_pending_s > LATE_S:
-        reason = outbox.last_error or "no callback was delivered"
-        yield "callbacks late", Level.WARNING, reason
-
-
 def node_facts(engine: EngineGauges | None, outbox: OutboxGauges | None) -> Iterator[Fact]:
-    """What a node tells of its engine and its outbox."""
     if engine is not None:
         yield Fact(label="Forwards of proofs", value=engine.forwards)
         yield Fact(label="Last forward", value=engine.last_forward_s, unit="s")
@@ -269,16 +257,14 @@ def node_facts(engine: EngineGauges | None, outbox: OutboxGauges | None) -> Iter
             yield Fact(label="Last fault of a callback", value=outbox.last_error)
 
 
-def _facts(seen: NodeStatusResponse) -> Iterator[Fact]:
-    yield from node_facts(seen.engine, seen.outbox)
-    yield Fact(label="Scheme", value=seen.scheme or "as each request says")
-    if seen.deployment.weights_digest is not None:
-        yield Fact(label="Digest of the weights", value=seen.deployment.weights_digest)
-
-
 def _figures(node: Node, seen: NodeStatusResponse, history: NodeHistory) -> Iterator[KeyFigure]:
     yield from work_figures(history, "over the last 30 s", seen.outbox)
-    yield _longest_wait(seen.engine)
+    engine, hint, level = seen.engine, "for a proof, since start", Level.GOOD
+    if engine is not None and engine.max_wait_s:
+        hint += f"; at most {engine.max_wait_s:g} s is wanted"
+        level = Level.WARNING if engine.warning else Level.GOOD
+    wait = engine.longest_chat_wait_s if engine else None
+    yield KeyFigure(label="Chat's longest wait", value=wait, unit="s", hint=hint, level=level)
     judged = node.manager.totals.validations
     hint = f"{judged['fraud']} fraud, {judged['error']} failed"
     yield KeyFigure(label="Validations", value=judged.total(), hint=hint)
@@ -304,15 +290,6 @@ def work_figures(
     yield KeyFigure(label="Jobs", value=queue.queued_nonces, of=queue.limit, hint=hint, level=full)
 
 
-def _longest_wait(engine: EngineGauges | None) -> KeyFigure:
-    hint, level = "for a proof, since start", Level.GOOD
-    if engine is not None and engine.max_wait_s:
-        hint += f"; at most {engine.max_wait_s:g} s is wanted"
-        level = Level.WARNING if engine.warning else Level.GOOD
-    value = engine.longest_chat_wait_s if engine else None
-    return KeyFigure(label="Chat's longest wait", value=value, unit="s", hint=hint, level=level)
-
-
 def round_panel(status: Status, history: NodeHistory, stall: str | None) -> RoundPanel | None:
     """The round of a node, or of a fleet; None before the first one."""
     spec, stats = status.spec, status.stats
@@ -334,7 +311,7 @@ def round_panel(status: Status, history: NodeHistory, stall: str | None) -> Roun
         started_at=history.started_at,
         ended_at=history.ended_at,
         facts=tuple(_round_facts(spec, stats)),
-        events=history.events,
+        events=tuple(history.events),
         rate=history.round_rate(),
         rate_until=history.rate_until,
     )
@@ -377,7 +354,6 @@ _CONTINUE = ActionOffer(
 
 
 def offered(deployment: Deployment, status: Status) -> tuple[ActionOffer, ...]:
-    """The actions that fit the state of the node."""
     if status.state in (State.GENERATING, State.VALIDATING):
         return (_STOP,)
     start = _start(deployment, status.spec)
@@ -434,17 +410,18 @@ def _needed(name: str, label: str, value: str | int) -> ActionField:
 
 def router(get_node: Callable[[Request], Node]) -> APIRouter:
     """The routes of the page; its data need a viewer's or an operator's key."""
-    return routes.router(_feed, guarded(get_node))
+
+    def feed_of(request: Request) -> SnapshotFeed:
+        node: Node = request.scope[NODE]
+        if node.dashboard is None:
+            text = "the dashboard is off; start the server with --poc-dashboard"
+            raise ApiError("not_enabled", text)
+        return node.dashboard
+
+    return routes.router(feed_of, guarded(get_node))
 
 
 def with_dashboard(node: Node, history: NodeHistory) -> Node:
     """``node`` with a feed that reads it; ``history`` is fed by another task."""
     feed = SnapshotFeed(partial(snapshot_of, node, history), lambda: node.manager.is_closing)
     return replace(node, dashboard=feed)
-
-
-def _feed(request: Request) -> SnapshotFeed:
-    node: Node = request.scope[NODE]
-    if node.dashboard is None:
-        raise ApiError("not_enabled", "the dashboard is off; start the server with --poc-dashboard")
-    return node.dashboard

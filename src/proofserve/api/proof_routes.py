@@ -18,6 +18,7 @@ from proofserve.api.node import (
     Node,
     ServedCaller,
     ServedNode,
+    joined,
     require_engine,
     while_connected,
 )
@@ -41,14 +42,15 @@ from proofserve.api.schemas import (
     JobRequest,
     MeasureRequest,
     OpenRequest,
+    RoundRequest,
 )
-from proofserve.api.status import pow_status, stopped_body
+from proofserve.api.status import pow_status
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, check_nonces, draw
-from proofserve.rounds.errors import OutboxUnavailable, Refusal, Refused
+from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import Measure
-from proofserve.rounds.records import CommittedRound, Job, RoundSpec
+from proofserve.rounds.records import Job, RoundSpec
 from proofserve.wire.callbacks import outcome_body
 from proofserve.wire.records import opening_record, result_record
 
@@ -84,20 +86,7 @@ async def start_round(
 
     ``r_target`` in the body selects the distance protocol, ``params`` the artifact protocol.
     """
-    round_id = str(uuid.uuid4())
-    if isinstance(body, DistanceRoundRequest):
-        field = "callback_url"
-        spec = translate.distance_round(body, node.deployment, round_id)
-    else:
-        field = "url"
-        spec = translate.artifact_round(body, node.deployment, round_id)
-    warning = await translate.url_warning(field, spec.url, node.deployment)
-    await require_engine(node)
-    await node.manager.start(spec)
-    more = await node.warn(round_id, warning)
-    if isinstance(body, DistanceRoundRequest):
-        return {"status": "OK", "pow_status": await pow_status(node), **more}
-    return {"status": "OK", "pow_status": {"status": "GENERATING"}, **more}
+    return await _configure(node, body, node.manager.start)
 
 
 async def init(node: ServedNode, body: DistanceRoundRequest) -> dict[str, Any]:
@@ -128,23 +117,44 @@ async def phase_validate(node: ServedNode) -> dict[str, Any]:
 
 
 async def _configure(
-    node: Node, body: DistanceRoundRequest, configure: Callable[[RoundSpec], Awaitable[None]]
+    node: Node,
+    body: RoundRequest | DistanceRoundRequest,
+    configure: Callable[[RoundSpec], Awaitable[None]],
 ) -> dict[str, Any]:
-    spec = translate.distance_round(body, node.deployment, str(uuid.uuid4()))
-    warning = await translate.url_warning("callback_url", spec.url, node.deployment)
+    round_id = str(uuid.uuid4())
+    if isinstance(body, DistanceRoundRequest):
+        field, spec = "callback_url", translate.distance_round(body, node.deployment, round_id)
+    else:
+        field, spec = "url", translate.artifact_round(body, node.deployment, round_id)
+    of_url = await translate.url_warning(field, spec.url, node.deployment)
     await require_engine(node)
     await configure(spec)
-    return {**await _ok(node), **await node.warn(spec.round_id, warning)}
+    # For /status.
+    node.url_warnings.clear()
+    if of_url is not None:
+        node.url_warnings[round_id] = of_url
+    of_engine = None
+    with contextlib.suppress(EngineFault, EngineGone):
+        of_engine = (await node.manager.engine_gauges()).warning
+    warning = joined(of_url, of_engine)
+    more = {} if warning is None else {"warning": warning}
+    if isinstance(body, DistanceRoundRequest):
+        return await _ok(node) | more
+    return {"status": "OK", "pow_status": {"status": "GENERATING"}} | more
 
 
 async def _ok(node: Node) -> dict[str, Any]:
-    return {"status": "OK", "pow_status": await pow_status(node)}
+    return {"status": "OK", "pow_status": await pow_status(node, node.manager.status())}
 
 
 async def stop(node: ServedNode) -> dict[str, Any]:
     """Store finished results, stop the round, and cancel queued jobs."""
     await node.manager.stop()
-    return {"status": "OK", "pow_status": await stopped_body(node)}
+    status = node.manager.status()
+    body = {"status": status.state.value}
+    if status.spec is None or status.spec.target is not None:
+        body |= await pow_status(node, status)
+    return {"status": "OK", "pow_status": body}
 
 
 async def results(
@@ -270,21 +280,17 @@ async def open_vectors(node: ServedNode, body: OpenRequest) -> dict[str, Any]:
         committed = await node.outbox.committed_round(
             body.block_hash, body.public_key, body.round_id
         )
-        # A thread, because a draw hashes every nonce of the round.
-        nonces = await asyncio.to_thread(_nonces, body, committed)
+        nonces, lane, size = body.nonces or [], committed.lane, committed.next_index
+        if (seed := body.seed) is not None:
+            # A thread, because a draw hashes every nonce of the round.
+            drawn = asyncio.to_thread(lambda: draw(lane.batch(0, size), seed, body.count))
+            nonces = [*await drawn]
         openings = await node.outbox.openings(committed, nonces)
     return {
         "round_id": committed.round_id,
         "committed": committed.next_index,
         "openings": [opening_record(each) for each in openings],
     }
-
-
-def _nonces(body: OpenRequest, committed: CommittedRound) -> tuple[int, ...]:
-    if body.seed is None:
-        return tuple(body.nonces or ())
-    every = committed.lane.batch(0, committed.next_index)
-    return draw(every, body.seed, body.count)
 
 
 # -- measuring -------------------------------------------------------------------------------------

@@ -1,17 +1,12 @@
 """From a request to its response: the caller, the body, and the status of each error.
 
 Our routes belong to vLLM's application: no exception of theirs may reach vLLM's error handlers.
-
-Bodies are JSON, bounded in bytes and in values, and parsed strictly. Python's own parser also
-accepts UTF-16, byte order marks and halves of surrogate pairs. Every parser holds the event loop
-for seconds while it makes millions of small objects, so the values of a body are counted before it
-is parsed (ADR 16 has the figures).
+Bodies are bounded in bytes and in values, which are counted before they are parsed (ADR 16).
 """
 
 import logging
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response, Security
@@ -89,10 +84,10 @@ def guarded(
 
 async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: bool) -> Request:
     """Count the request of an admitted caller, and read its body. Raises ApiError."""
-    if not node.deployment.enabled:
+    limits = node.deployment
+    if not limits.enabled:
         raise ApiError("not_enabled", "PoC not enabled")
     node.call_limits.count(caller)
-    limits = node.deployment
     return await read_body(request, limits.max_body_bytes, limits.max_nonces if has_nonces else 0)
 
 
@@ -111,10 +106,7 @@ _COMMA, _LIST, _OBJECT, _QUOTE = b',[{"'
 
 
 async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJsonRequest:
-    """Read the body of ``request``: at most ``max_bytes``, and values for ``nonces`` nonces.
-
-    Raises ApiError: as soon as the body is known to be larger, or if body or client are lost.
-    """
+    """Read the body of ``request``, bounded in bytes and in values. Raises ApiError."""
     setting = "POC_MAX_BODY_BYTES"
     if not nonces and max_bytes > _BYTES_WITHOUT_LIST:
         max_bytes, setting = _BYTES_WITHOUT_LIST, "this call takes no list"
@@ -163,10 +155,7 @@ def has_upgraded_body(request: Request) -> bool:
 
 
 def holds_more_values(body: bytes, limit: int) -> bool:
-    """Whether ``body`` holds more than ``limit`` JSON values, found without parsing it.
-
-    Text inside strings does not count: a claim may be any text.
-    """
+    """Whether ``body`` has more than ``limit`` JSON values outside strings, without parsing it."""
     if len(body) <= limit:
         return False
     if b"\\" in body:
@@ -209,18 +198,15 @@ def error_response(error: Exception) -> JSONResponse:
         after = _RETRY_S.get(error.reason)
         headers = {"Retry-After": after} if after else None
         return JSONResponse({"detail": str(error)}, STATUS.get(error.reason, 409), headers)
-    status = 503 if isinstance(error, RoundsError) else 422
-    return JSONResponse({"detail": _detail(error)}, status)
-
-
-def _detail(error: Exception) -> Any:
+    if isinstance(error, RoundsError):
+        # A subclass, such as a fleet's, says what can be done.
+        text = "Engine not available" if type(error) is EngineGone else str(error)
+        return JSONResponse({"detail": text}, 503)
     if isinstance(error, RequestValidationError):
-        return problems(error.errors())
-    if isinstance(error, ProtocolError):
-        loc = ("body", *error.field.split("."))
-        return problems([{"type": "value_error", "loc": loc, "msg": str(error)}])
-    # A subclass, such as a fleet's, says what can be done.
-    return "Engine not available" if type(error) is EngineGone else str(error)
+        return JSONResponse({"detail": problems(error.errors())}, 422)
+    field = error.field if isinstance(error, ProtocolError) else ""
+    found = {"type": "value_error", "loc": ("body", *field.split(".")), "msg": str(error)}
+    return JSONResponse({"detail": problems([found])}, 422)
 
 
 def reason_of(error: Exception) -> str:

@@ -182,8 +182,6 @@ _REASONS = {
     429: "the queue is full, or a limit is reached; Retry-After says when to try again",
     503: "proofs are off, the engine or the outbox does not work, or the server is shutting down",
 }
-_ALWAYS = (413, 429)
-_WITH_KEY = (401, 403)
 
 
 def documented(answer: type[BaseModel], *refusals: int, needs_key: bool = True) -> dict[str, Any]:
@@ -198,5 +196,5 @@ def documented(answer: type[BaseModel], *refusals: int, needs_key: bool = True) 
 
 def refused(*refusals: int, needs_key: bool = True) -> dict[int | str, dict[str, Any]]:
     """The refusals of a route as FastAPI documents them, with those that every route may give."""
-    codes = (*(_WITH_KEY if needs_key else ()), *_ALWAYS, *refusals)
+    codes = (*((401, 403) if needs_key else ()), 413, 429, *refusals)
     return {code: {"model": Problem, "description": _REASONS[code]} for code in codes}

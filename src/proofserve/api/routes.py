@@ -19,7 +19,7 @@ from proofserve.api.response_models import (
     Versions,
     documented,
 )
-from proofserve.api.status import answer_of_outbox, read_engine, receipt_keys, status_of
+from proofserve.api.status import answer_of_outbox, read_engine, status_of
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.wire.paths import PROOFS, RECEIPTS
@@ -53,42 +53,23 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
     proof_routes.add_to(with_key)
     metrics.add_to(with_key)
     with_key.get("/health/deep", **documented(DeepAnswer, 503), tags=["health"])(deep)
-    all_routes = APIRouter()
-    all_routes.include_router(with_key)
-    all_routes.include_router(_health_router(get_node))
-    all_routes.include_router(_receipt_router(get_node))
-    return all_routes
-
-
-def _health_router(get_node: Callable[[Request], Node]) -> APIRouter:
-    """Health for every client: supervisors have no key."""
-    route_class = guarded(get_node, ANONYMOUS)
-    made = APIRouter(prefix=PROOFS, tags=["health"], route_class=route_class)
-    # Not guarded: a supervisor must see that the process is alive, with or without proofs.
-    made.add_api_route(
-        "/health/live",
-        live,
-        methods=["GET"],
-        route_class_override=APIRoute,
-        **documented(HealthAnswer, needs_key=False),
-    )
+    # Supervisors have no key. One must see that the process is alive, with or without proofs.
+    health = APIRouter(prefix=PROOFS, tags=["health"], route_class=guarded(get_node, ANONYMOUS))
+    alive = documented(HealthAnswer, needs_key=False)
+    health.add_api_route("/health/live", live, route_class_override=APIRoute, **alive)
     for path, check in (("/health/ready", ready), ("/health/engine", engine)):
-        made.get(path, **documented(HealthAnswer, 503, needs_key=False))(check)
-    return made
-
-
-def _receipt_router(get_node: Callable[[Request], Node]) -> APIRouter:
-    """The receipts of a response, and the public log.
-
-    No key is needed: a response's id is known to its client only, unless the client chose one that
-    others can guess; the log has no ids.
-    """
-    made = APIRouter(prefix=RECEIPTS, tags=["receipts"], route_class=guarded(get_node, _CLIENTS))
-    # The log first: the other path has every id.
-    made.get("/log", **documented(LogPage, 422, 503, needs_key=False))(log)
+        health.get(path, **documented(HealthAnswer, 503, needs_key=False))(check)
+    # No key is needed: a response's id is known to its client only, unless the client chose one
+    # that others can guess; the log has no ids. It comes first: the other path has every id.
+    of_clients = guarded(get_node, _CLIENTS)
+    public = APIRouter(prefix=RECEIPTS, tags=["receipts"], route_class=of_clients)
+    public.get("/log", **documented(LogPage, 422, 503, needs_key=False))(log)
     of_response = documented(ReceiptsAnswer, 404, 410, 422, 425, 503, needs_key=False)
-    made.get("/{response_id:path}", **of_response)(receipts)
-    return made
+    public.get("/{response_id:path}", **of_response)(receipts)
+    all_routes = APIRouter()
+    for each in (with_key, health, public):
+        all_routes.include_router(each)
+    return all_routes
 
 
 async def status(node: ServedNode) -> dict[str, Any]:
@@ -106,13 +87,20 @@ async def versions(node: ServedNode) -> dict[str, Any]:
     """
     engine_info = node.deployment.engine_info
     versions = dict(engine_info.versions)
+    keys: dict[str, Any] | None = None
+    if (service := node.receipts) is not None:
+        keys = {
+            "public_key": service.public_key.hex(),
+            "sketch_key": service.answers.sketch_key,
+            "k_dim": service.answers.k_dim,
+        }
     return {
         "vllm_version": versions.get("vllm"),
         "poc_validation_inference": True,
         "weights_digest": engine_info.facts.weights_digest,
         "versions": versions,
         "kernels": dict(engine_info.kernels),
-        "receipts": receipt_keys(node),
+        "receipts": keys,
     }
 
 
@@ -157,7 +145,8 @@ async def _engine_fault(node: Node) -> str | None:
     A core that is busy with one long step answers nothing meanwhile. Where all cores are watched,
     such an engine is ready.
     """
-    if node.is_watched:
+    cores = node.liveness()
+    if cores and all(core.watched for core in cores):
         try:
             async with asyncio.timeout(BUSY_ANSWER_S):
                 return (await read_engine(node))[1]
@@ -173,17 +162,11 @@ def _answer(node: Node, request: Request, faults: dict[str, str | None]) -> dict
     """The answer of a node whose parts have ``faults``. Raises ApiError if one has."""
     if not any(faults.values()):
         return {"status": OK}
-    if not _may_see_reasons(node, request):
-        faults = {part: fault and "failed" for part, fault in faults.items()}
-    raise ApiError("not_ready", {part: fault or OK for part, fault in faults.items()})
-
-
-def _may_see_reasons(node: Node, request: Request) -> bool:
     try:
         node.access.admit(request, Role.VIEWER)
     except ApiError:
-        return False
-    return True
+        faults = {part: fault and "failed" for part, fault in faults.items()}
+    raise ApiError("not_ready", {part: fault or OK for part, fault in faults.items()})
 
 
 # -- receipts --------------------------------------------------------------------------------------

@@ -25,10 +25,11 @@ async def status_of(node: Node) -> NodeStatusResponse:
     """Takes as long as the slowest of engine and outbox."""
     status = node.manager.status()
     of_outbox = answer_of_outbox(node.outbox.gauges())
-    of_round = _distance_fields(node, status)
+    of_round = pow_status(node, status)
     parts = await asyncio.gather(of_round, of_outbox, read_engine(node), read_receipts(node))
     fields, (outbox, outbox_error), (engine, engine_error), (receipts, receipts_error) = parts
     spec = status.spec
+    of_url = node.url_warnings.get(spec.round_id) if spec else None
     return NodeStatusResponse(
         status=status.state,
         **fields,
@@ -38,9 +39,7 @@ async def status_of(node: Node) -> NodeStatusResponse:
         scheme=node.deployment.scheme,
         paused_reason=status.paused_reason,
         error=status.error,
-        warning=joined(
-            node.url_warnings.get(spec.round_id) if spec else None, engine and engine.warning
-        ),
+        warning=joined(of_url, engine and engine.warning),
         cores=list(status.cores),
         lanes=status.lanes,
         queue=status.queue,
@@ -73,21 +72,7 @@ def _deployment(deployment: Deployment) -> DeploymentStatus:
     )
 
 
-async def pow_status(node: Node) -> dict[str, Any]:
-    """The round in the form of the distance protocol."""
-    return await _distance_fields(node, node.manager.status())
-
-
-async def stopped_body(node: Node) -> dict[str, Any]:
-    """The body of ``POST /stop``: the state and, for the distance protocol, its round's fields."""
-    status = node.manager.status()
-    state = {"status": status.state.value}
-    if status.spec is not None and status.spec.target is None:
-        return state
-    return {**state, **await _distance_fields(node, status)}
-
-
-async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
+async def pow_status(node: Node, status: Status) -> dict[str, Any]:
     """The fields that clients of the distance protocol expect in every state: ``PowStatus``."""
     spec, stats = status.spec, status.stats
     winners: Sequence[Winner] | None = []
@@ -112,18 +97,6 @@ async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
     ).model_dump(mode="json")
 
 
-def receipt_keys(node: Node) -> dict[str, Any] | None:
-    """What a client needs to check receipts; None if answers get none."""
-    if node.receipts is None:
-        return None
-    answers = node.receipts.answers
-    return {
-        "public_key": node.receipts.public_key.hex(),
-        "sketch_key": answers.sketch_key,
-        "k_dim": answers.k_dim,
-    }
-
-
 async def read_receipts(node: Node) -> tuple[ReceiptGauges | None, str | None]:
     """The counts of receipts, or None and the reason; no reason if answers get none."""
     if node.receipts is None:
@@ -132,10 +105,7 @@ async def read_receipts(node: Node) -> tuple[ReceiptGauges | None, str | None]:
 
 
 async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
-    """The engine's gauges, or None and the reason why they cannot be read.
-
-    They are the newest ones of an engine that is busy. One that hangs is not waited for.
-    """
+    """The engine's newest gauges, or None and why not; an engine that hangs is not waited for."""
     asked = asyncio.ensure_future(node.manager.engine_gauges())
     try:
         while not asked.done():

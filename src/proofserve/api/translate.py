@@ -18,7 +18,6 @@ from proofserve.api.schemas import (
     MeasureRequest,
     Params,
     RoundRequest,
-    Thresholds,
 )
 from proofserve.protocol import (
     ARTIFACT,
@@ -72,14 +71,25 @@ def job(body: JobRequest, deployment: Deployment) -> Job:
     NonceLane(body.node_id, body.node_count)
     _check_length("nonces", body.nonces, deployment)
     check_nonces("nonces", body.nonces)
+    claims = None
+    if body.validation is not None:
+        artifacts = body.validation.artifacts
+        _check_length("validation.artifacts", artifacts, deployment)
+        if {claim.nonce for claim in artifacts} != set(body.nonces):
+            raise ApiError("claims_mismatch", "validation.artifacts nonces must match nonces field")
+        claims = tuple(Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
+    test = StatTest()
+    if (asked := body.stat_test) is not None:
+        fraud = asked.fraud_threshold or asked.p_value_threshold or FRAUD_THRESHOLD
+        test = StatTest(asked.dist_threshold, asked.p_mismatch, fraud)
     return Job(
         work=work,
         nonces=tuple(body.nonces),
         batch_size=body.batch_size or deployment.default_batch_size,
         node_id=body.node_id,
         url=body.url,
-        claims=_claims(body, deployment),
-        test=_test(body.stat_test),
+        claims=claims,
+        test=test,
     )
 
 
@@ -102,7 +112,18 @@ def artifact_scheme(
     if wanted not in proved:
         deployed = deployment.scheme or list(proved)
         raise _mismatch("scheme", {"scheme": wanted}, {"scheme": deployed})
-    scheme = _scheme(wanted, params, stronger_rng)
+    # A k_dim that is left out is the scheme's own default.
+    options: dict[str, Any] = {}
+    if "k_dim" in params.model_fields_set:
+        options = {"k_dim": params.k_dim}
+    field = "params.k_dim"
+    try:
+        scheme = schemes.scheme(wanted, **options)
+        if stronger_rng:
+            field = "poc_stronger_rng"
+            scheme = schemes.scheme(wanted, **options, stronger_rng=True)
+    except ProtocolError as error:
+        raise ProtocolError(field, error.message) from None
     _match_params(params, scheme, deployment)
     _require_usable(scheme, params, deployment)
     return scheme
@@ -111,21 +132,6 @@ def artifact_scheme(
 def _mismatch(what: str, requested: Mapping[str, Any], deployed: Mapping[str, Any]) -> ApiError:
     detail = {"error": f"{what} mismatch", "requested": requested, "deployed": deployed}
     return ApiError("deployment_mismatch", detail)
-
-
-def _scheme(name: str, params: Params, stronger_rng: bool) -> Scheme:
-    # A k_dim that is left out is the scheme's own default.
-    options = {"k_dim": params.k_dim} if "k_dim" in params.model_fields_set else {}
-    try:
-        plain = schemes.scheme(name, **options)
-    except ProtocolError as error:
-        raise ProtocolError("params.k_dim", error.message) from None
-    if not stronger_rng:
-        return plain
-    try:
-        return schemes.scheme(name, **options, stronger_rng=True)
-    except ProtocolError as error:
-        raise ProtocolError("poc_stronger_rng", error.message) from None
 
 
 def _match_params(params: Params, scheme: Scheme, deployment: Deployment) -> None:
@@ -180,10 +186,7 @@ def _check_length(field: str, values: Sequence[object], deployment: Deployment) 
 
 
 async def url_warning(field: str, url: str | None, deployment: Deployment) -> str | None:
-    """A warning about a callback URL, None for none.
-
-    Raises ProtocolError for a URL to which no callback may go. Takes at most 2 s.
-    """
+    """A warning about a callback URL, if any. Raises ProtocolError if no callback may go there."""
     if url is None:
         return None
     try:
@@ -196,23 +199,6 @@ async def url_warning(field: str, url: str | None, deployment: Deployment) -> st
 def _check_fits(field: str, value: int, limit: int, what: str) -> None:
     if value > limit:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
-
-
-def _claims(body: JobRequest, deployment: Deployment) -> tuple[Claim, ...] | None:
-    if body.validation is None:
-        return None
-    artifacts = body.validation.artifacts
-    _check_length("validation.artifacts", artifacts, deployment)
-    if {claim.nonce for claim in artifacts} != set(body.nonces):
-        raise ApiError("claims_mismatch", "validation.artifacts nonces must match nonces field")
-    return tuple(Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
-
-
-def _test(asked: Thresholds | None) -> StatTest:
-    if asked is None:
-        return StatTest()
-    fraud = asked.fraud_threshold or asked.p_value_threshold or FRAUD_THRESHOLD
-    return StatTest(asked.dist_threshold, asked.p_mismatch, fraud)
 
 
 def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
@@ -249,7 +235,6 @@ def distance_claims(body: DistanceClaimsRequest, deployment: Deployment) -> Dist
 
 
 def measured_work(body: MeasureRequest, deployment: Deployment) -> Workload:
-    """The inputs of bare forwards."""
     block = Block(body.block_hash, 0)
     if body.seq_len is not None:
         return Workload(DistanceScheme(), block, body.public_key, body.seq_len)
