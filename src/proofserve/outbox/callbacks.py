@@ -1,7 +1,4 @@
-"""Callbacks: when they are due, their rows, and their bodies (protocol A.8, B.7).
-
-Functions run inside a transaction of the caller, except ``body``.
-"""
+"""Callbacks: when they are due, rows and bodies (A.8, B.7), in transactions of the caller."""
 
 import json
 import sqlite3
@@ -264,10 +261,7 @@ def add_job(
 
 
 def callback_text(endpoint: str, body: Mapping[str, Any]) -> str:
-    """The body of a callback as it is stored.
-
-    Raises ValueError for an unknown endpoint, and for a number that JSON cannot hold.
-    """
+    """The body as it is stored. Raises ValueError for an unknown endpoint, NaN and infinities."""
     if endpoint not in ENDPOINTS:
         raise ValueError(f"endpoint {endpoint!r} is not one of {', '.join(ENDPOINTS)}")
     return json.dumps(body, allow_nan=False, separators=(",", ":"))
@@ -276,13 +270,12 @@ def callback_text(endpoint: str, body: Mapping[str, Any]) -> str:
 def _add(
     connection: sqlite3.Connection, endpoint: str, url: str, now: float, about: str | Span
 ) -> None:
-    # A URL with and without a slash at its end has one sequence.
-    known = {"endpoint": endpoint, "url": url.rstrip("/"), "key": uuid.uuid4().hex, "now": now}
+    values = {**dict.fromkeys(Span.__slots__), "body": about}
     if isinstance(about, Span):
         values = {**asdict(about), "body": None}
-    else:
-        values = {**dict.fromkeys(Span.__slots__), "body": about}
-    connection.execute(_ADD, {**known, **values})
+    # A URL with and without a slash at its end has one sequence.
+    values |= {"endpoint": endpoint, "url": url.rstrip("/"), "key": uuid.uuid4().hex, "now": now}
+    connection.execute(_ADD, values)
 
 
 def acknowledge(connection: sqlite3.Connection, delivery: Delivery, now: float) -> None:
@@ -340,7 +333,9 @@ _BATCHES = """
 async def body(database: Database, delivery: Delivery) -> bytes:
     span = delivery.span
     if span is None:
-        return await database.read(_stored_body, delivery.id)
+        stored = "SELECT body FROM deliveries WHERE id = ?"
+        (text,) = await database.read(lambda c: c.execute(stored, (delivery.id,)).fetchone())
+        return bytes(text, "utf-8")
     head, tail, kind = await database.read(_parts, span)
     pages: list[dict[str, str]] = []
     after = span.first_seq - 1
@@ -351,12 +346,6 @@ async def body(database: Database, delivery: Delivery) -> bytes:
     members += [f'"{name}":[{",".join(page[name] for page in pages)}]' for name in pages[0]]
     members.append(_dumps(tail)[1:-1])
     return f"{{{','.join(members)}}}".encode()
-
-
-def _stored_body(connection: sqlite3.Connection, delivery_id: int) -> bytes:
-    row = connection.execute("SELECT body FROM deliveries WHERE id = ?", (delivery_id,)).fetchone()
-    text: str = row[0]
-    return text.encode()
 
 
 def _parts(

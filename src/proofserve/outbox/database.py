@@ -1,7 +1,4 @@
-"""One SQLite file behind one thread, so that the event loop never waits for a disk.
-
-A damaged file is renamed and never written to again, so that an operator can recover it.
-"""
+"""One SQLite file behind one thread. A damaged file is renamed, for an operator to recover."""
 
 import asyncio
 import fcntl
@@ -81,10 +78,7 @@ class Database:
         return await self._run("BEGIN IMMEDIATE", lambda c: work(c, *args, **kw))
 
     async def delete(self, *steps: Callable[[sqlite3.Connection], int]) -> int:
-        """Repeat each step, in a transaction of its own, until it returns 0. Returns their sum.
-
-        A step takes some milliseconds; the pauses leave most of the time to other transactions.
-        """
+        """Repeat each step, a transaction, until it returns 0, with pauses. Returns the sum."""
         done = 0
         for step in steps:
             while found := await self.write(step):
@@ -126,7 +120,6 @@ class Database:
 
 
 def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
-    """Our error for an error of SQLite about ``path``."""
     code = getattr(error, "sqlite_errorname", type(error).__name__)
     return OutboxUnavailable(f"the outbox {path} failed: {error} ({code})")
 
@@ -215,10 +208,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def version_of(path: Path, connection: sqlite3.Connection) -> int:
-    """The version of the schema in ``path``, 0 for a file without tables.
-
-    Raises OutboxUnavailable for a file of another version or of another program.
-    """
+    """The schema's version, or 0. Raises OutboxUnavailable for another version or program."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise OutboxUnavailable(
@@ -255,10 +245,7 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def require_sound(connection: sqlite3.Connection) -> None:
-    """Raise sqlite3.DatabaseError for a file that cannot be read to its end.
-
-    Reads the whole file: about a second for each gigabyte.
-    """
+    """Raise sqlite3.DatabaseError for a damaged file. Reads it all, about 1 s for each gigabyte."""
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         error = sqlite3.DatabaseError(verdict)
@@ -268,7 +255,6 @@ def require_sound(connection: sqlite3.Connection) -> None:
 
 
 def is_damage(path: Path, error: sqlite3.Error) -> bool:
-    """Whether ``error`` says that the database ``path`` is damaged."""
     # The lowest byte is the kind of error.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code not in _DAMAGE:
@@ -289,21 +275,14 @@ def _rename_damaged(path: Path) -> None:
     except sqlite3.Error as error:
         if not is_damage(path, error):
             raise
-        _rename(path, error)
-
-
-def _rename(path: Path, error: sqlite3.Error) -> None:
-    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
-    kept = next(name for name in names if not name.exists())
-    for part in _PARTS:
-        source = path.with_name(path.name + part)
-        if source.exists():
-            source.rename(kept.with_name(kept.name + part))
-    _log.error(
-        "the outbox %s is damaged (%s) and was renamed to %s; the server begins a new one."
-        " `sqlite3 %s .recover` may still read the old one",
-        path,
-        error,
-        kept,
-        kept,
-    )
+        names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+        kept = next(name for name in names if not name.exists())
+        for part in _PARTS:
+            source = path.with_name(path.name + part)
+            if source.exists():
+                source.rename(kept.with_name(kept.name + part))
+        text = (
+            "the outbox %s is damaged (%s) and was renamed to %s; the server begins a new one."
+            " `sqlite3 %s .recover` may still read the old one"
+        )
+        _log.error(text, path, error, kept, kept)

@@ -1,7 +1,4 @@
-"""An outbox file for operators' commands; a server may have it open.
-
-Commands do not create or rename the file; only the server does.
-"""
+"""An outbox file for operators' commands, beside a server; they never create or rename it."""
 
 import json
 import sqlite3
@@ -112,10 +109,7 @@ def _failure(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
 
 
 def prune(path: Path, before: float) -> Pruned:
-    """Delete what was delivered before ``before``, in wall-clock seconds, and shrink the file.
-
-    Returns the deleted numbers. Raises as ``reading``.
-    """
+    """Delete what was delivered before ``before`` (Unix seconds), and shrink the file."""
     with reading(path) as connection:
         at_first = pruning.totals(connection)
     try:
@@ -160,7 +154,13 @@ def retry(
     not change. Raises ValueError for an unknown round or target.
     """
     number = None if round_id is None else round_number(connection, round_id)
-    urls = [None] if origin is None else _urls(connection, origin)
+    urls: list[str | None] = [None]
+    if origin is not None:
+        known = [url for (url,) in connection.execute("SELECT DISTINCT url FROM deliveries")]
+        urls = [url for url in known if origin_of(url) == origin]
+        if not urls:
+            origins = ", ".join(sorted({str(origin_of(url)) for url in known})) or "none"
+            raise ValueError(f"no callback goes to {origin}; targets of the outbox: {origins}")
 
     def make_due(state: str) -> int:
         each = [{"url": url, "round": number, "now": now, "state": state} for url in urls]
@@ -170,20 +170,8 @@ def retry(
     return make_due("pending"), make_due("expired") if expired else 0
 
 
-def _urls(connection: sqlite3.Connection, origin: str) -> list[str]:
-    known = [url for (url,) in connection.execute("SELECT DISTINCT url FROM deliveries")]
-    urls = [url for url in known if origin_of(url) == origin]
-    if not urls:
-        origins = ", ".join(sorted({str(origin_of(url)) for url in known})) or "none"
-        raise ValueError(f"no callback goes to {origin}; targets of the outbox: {origins}")
-    return urls
-
-
 def origin_of(url: str) -> str | None:
-    """Scheme, host and port (if not the default) of ``url``; None without scheme or host.
-
-    The rest of a callback URL is not shown, because path, query and user name can hold secrets.
-    """
+    """Scheme, host and port of ``url``, None without them: the rest of it can hold secrets."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
@@ -289,10 +277,7 @@ _FIND = """
 def rows(
     connection: sqlite3.Connection, after: int = 0, round_id: str | None = None
 ) -> Iterator[StoredResult]:
-    """Results with ``seq > after`` in order, of one round or of all rounds.
-
-    Raises ValueError for a round that the outbox does not have.
-    """
+    """Results with ``seq > after`` in order. Raises ValueError for an unknown round."""
     number = None if round_id is None else round_number(connection, round_id)
     while page := results.after(connection, after, _PAGE, number):
         yield from page

@@ -89,7 +89,12 @@ class Allowlist:
             return "must not hold a user name or a password"
         if _origin(url) in self._origins:
             return None
-        outside = [str(each) for each in addresses or () if not self._contains(each)]
+        outside = []
+        for each in addresses or ():
+            # The system connects to an IPv4 address in IPv6 notation by IPv4.
+            plain = getattr(each, "ipv4_mapped", None) or each
+            if not any(plain in network for network in self._networks):
+                outside.append(str(each))
         if self._networks and not outside:
             return None
         where = f" at {outside[0]}" if outside and outside[0] != url.host else ""
@@ -97,11 +102,6 @@ class Allowlist:
             f"leads to {url.host}{where}, and callbacks may go to {', '.join(self._entries)} only;"
             " --poc-callback-allow adds to that"
         )
-
-    def _contains(self, address: Address) -> bool:
-        # The system connects to an IPv4 address in IPv6 notation by IPv4.
-        plain = getattr(address, "ipv4_mapped", None) or address
-        return any(plain in network for network in self._networks)
 
 
 def _literal(host: str) -> list[Address] | None:
@@ -284,30 +284,28 @@ async def _excerpt(response: httpx.Response) -> str:
     return text[:_EXCERPT].decode(errors="replace").strip()
 
 
+@dataclass(slots=True)
 class UrlCheck:
     """Checks a callback URL when a request names it; each attempt checks the addresses again.
 
     ``timeout_s`` limits a call in seconds. A lookup that takes longer continues on its own.
     """
 
-    def __init__(
-        self, allowlist: Allowlist, resolve: Resolve = resolve, timeout_s: float = _LOOKUP_S
-    ) -> None:
-        self._allowlist = allowlist
-        self._resolve = resolve
-        self._timeout_s = timeout_s
-        self._lookups: dict[str, asyncio.Task[Sequence[Address]]] = {}
+    allowlist: Allowlist
+    resolve: Resolve = resolve
+    timeout_s: float = _LOOKUP_S
+    _lookups: "dict[str, asyncio.Task[Sequence[Address]]]" = field(default_factory=dict)
 
     async def __call__(self, url: str) -> str | None:
         """A warning about ``url``, None for none. Raises ValueError if no callback may go there."""
-        if reason := self._allowlist.refusal(url):
+        if reason := self.allowlist.refusal(url):
             raise ValueError(reason)
         host = httpx.URL(url).host
         try:
             addresses = await self._addresses(host)
         except (OSError, UnicodeError) as error:
             return f"{host} could not be resolved ({error}): callbacks are tried nevertheless"
-        reasons = [self._allowlist.refusal(url, [address]) for address in addresses]
+        reasons = [self.allowlist.refusal(url, [address]) for address in addresses]
         refused = [reason for reason in reasons if reason]
         if refused and len(refused) == len(reasons):
             raise ValueError(refused[0])
@@ -318,13 +316,13 @@ class UrlCheck:
         if lookup is None:
             if len(self._lookups) >= _MOST_LOOKUPS:
                 raise OSError("the resolver is busy with other names")
-            lookup = asyncio.create_task(self._resolve(host, 0))
+            lookup = asyncio.create_task(self.resolve(host, 0))
             self._lookups[host] = lookup
             lookup.add_done_callback(lambda done: self._end(host, done))
         # Cancelling would not end the thread that asks the resolver, so the lookup continues.
-        await asyncio.wait({lookup}, timeout=self._timeout_s)
+        await asyncio.wait({lookup}, timeout=self.timeout_s)
         if not lookup.done():
-            raise OSError(f"no answer within {self._timeout_s:g} s")
+            raise OSError(f"no answer within {self.timeout_s:g} s")
         return lookup.result()
 
     def _end(self, host: str, lookup: "asyncio.Task[Sequence[Address]]") -> None:

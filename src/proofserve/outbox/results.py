@@ -1,7 +1,4 @@
-"""Rounds, their results and the roots of their batches as rows.
-
-Functions run inside a transaction of the caller, except ``openings``.
-"""
+"""Rounds, their results and the roots of their batches as rows, in the caller's transactions."""
 
 import base64
 import json
@@ -43,10 +40,7 @@ _FIND_OPEN = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE NOT closed"  #
 
 
 def open_round(connection: sqlite3.Connection, spec: RoundSpec, now: float) -> RoundProgress:
-    """Add a round, or reopen it with its results and progress. Closes any other round.
-
-    Raises ValueError if the id belongs to a round with other parameters.
-    """
+    """Add or reopen a round; close any other. Raises ValueError if its parameters differ."""
     columns = _spec_columns(spec)
     known = connection.execute(_FIND_SPEC, (spec.round_id,)).fetchone()
     if known not in (None, columns):
@@ -186,10 +180,7 @@ def add(
 
 
 def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row]:
-    """The rows to store. The value of a winner is its distance as JSON, with all digits.
-
-    Raises ValueError for a distance that JSON cannot hold.
-    """
+    """The value of a winner is its distance as JSON. Raises ValueError for NaN or an infinity."""
     rows: list[_Row] = []
     for one in findings:
         if isinstance(one, Claim):

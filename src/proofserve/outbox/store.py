@@ -117,10 +117,7 @@ class SqliteOutbox(Outbox):
         await self._database.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))
 
     async def prune(self, older_than_s: float) -> Pruned:
-        """Delete what was delivered more than ``older_than_s`` seconds ago. Returns the numbers.
-
-        It deletes in steps of some milliseconds, with pauses for other transactions.
-        """
+        """Delete what was delivered over ``older_than_s`` seconds ago. Returns the numbers."""
         before = self._clock() - older_than_s
         at_first = await self._database.read(pruning.totals)
         await self._database.delete(partial(pruning.step, before=before), pruning.shrink)
