@@ -1,10 +1,6 @@
-"""The gateway's own endpoints: which clients may operate it, what it answers, and its OpenAPI page.
-
-Also the declarations of the relayed endpoints, which ``http`` serves.
-"""
+"""The gateway's own endpoints and its OpenAPI page, which also lists those that it relays."""
 
 import hmac
-from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -82,10 +78,7 @@ def refusal_of(plan: GatewayPlan, connection: HTTPConnection) -> Failure | None:
 
 
 def admin_only(app: ASGIApp, plan: GatewayPlan) -> ASGIApp:
-    """``app`` for operators alone, except for its paths ``plan.self_guarded``.
-
-    Those paths need keys of their own, and a request has only one key.
-    """
+    """``app`` for operators alone, except for paths with keys of their own (``self_guarded``)."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         answering = app
@@ -180,10 +173,7 @@ class ShownBackend(BaseModel, extra="forbid"):
 
 
 def answering(answer: Any, *refusals: int, unavailable: str | None = None) -> Arguments:
-    """Arguments of a route that answers ``answer``, one of ``refusals``, or 503.
-
-    The answers are not validated: that would cost time and could change them.
-    """
+    """Arguments of a route that answers ``answer`` unvalidated, one of ``refusals``, or 503."""
     responses: Arguments = {200: {"model": answer}, **_errors(ErrorModel, *refusals)}
     if unavailable is not None:
         responses[503] = {"model": answer, "description": unavailable}
@@ -264,7 +254,7 @@ def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
 def health(gateway: Shared) -> JSONResponse:
     """Whether the gateway accepts new requests; 503 once a shutdown has begun."""
     if gateway.draining:
-        return JSONResponse({"status": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return JSONResponse({"status": "draining"}, 503)
     return JSONResponse({"status": "ok"})
 
 
@@ -272,10 +262,8 @@ def health(gateway: Shared) -> JSONResponse:
 def ready(gateway: Shared) -> JSONResponse:
     """The backends that can take a request; 503 if there is none."""
     usable = [b.name for b in gateway.pool.backends if b.healthy and not b.draining]
-    if gateway.draining or not usable:
-        body = {"status": "draining" if gateway.draining else "no backend", "backends": usable}
-        return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE)
-    return JSONResponse({"status": "ok", "backends": usable})
+    status = "draining" if gateway.draining else "ok" if usable else "no backend"
+    return JSONResponse({"status": status, "backends": usable}, 200 if status == "ok" else 503)
 
 
 @openai.get("/models", **answering(Models, 401))
@@ -344,13 +332,12 @@ ResponseId = Annotated[
 
 
 @receipts.get("/receipts/{response_id:path}", **answering(Receipts, *_RECEIPT_STATUSES))
-async def receipts_of(request: Request, response_id: ResponseId) -> Response:
+async def receipts_of(gateway: Shared, request: Request, response_id: ResponseId) -> Response:
     """The signed receipts of an answer that this key got, as the node gives them.
 
     404 for an answer of another key, and for one that this gateway has forgotten. 425 with
     Retry-After until the node's log has the receipt; 410 after the receipt's time to live.
     """
-    gateway: Gateway = request.state.gateway
     client = gateway.clients.find(bearer_key(request.scope["headers"]))
     if client is None:
         raise RefusedByGateway(failures.UNAUTHORIZED)

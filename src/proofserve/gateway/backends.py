@@ -100,10 +100,7 @@ class Backend:
 
 
 class BackendPool:
-    """The backends as they are now, and the choice of one for a request.
-
-    With ``affinity`` requests that begin alike go to the same backend.
-    """
+    """The backends as they are now. With ``affinity`` requests that begin alike share one."""
 
     def __init__(self, backends: Sequence[Backend], affinity: bool) -> None:
         self.backends = list(backends)
@@ -123,10 +120,7 @@ class BackendPool:
     def choose(
         self, model: str | None, prefix: bytes, tried: Collection[Backend]
     ) -> Backend | None:
-        """The best backend that was not ``tried``; None if there is none.
-
-        If all of them rest or are unhealthy, one of these is chosen: it may work again.
-        """
+        """The best backend that was not ``tried``; one that rests or is unhealthy if need be."""
         if len(self.backends) == 1:
             (only,) = self.backends
             return None if only in tried or only.draining or not only.serves(model) else only
@@ -136,9 +130,6 @@ class BackendPool:
             return None
         if self._affinity and prefix:
             return self._by_prefix(fit, prefix)
-        return self._least_loaded(fit)
-
-    def _least_loaded(self, fit: Sequence[Backend]) -> Backend:
         # Backends with equal load take turns.
         self._rotation += 1
         start = self._rotation % len(fit)
@@ -180,7 +171,6 @@ class Prober:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Probe in a task of its own until ``close``."""
         self._task = asyncio.create_task(self.run())
 
     async def run(self) -> None:
@@ -211,10 +201,6 @@ class Prober:
             log.info("backend %s is healthy again", backend.name)
         self._failures = 0
         backend.healthy = True
-        await self._ask_for_models()
-
-    async def _ask_for_models(self) -> None:
-        backend = self._backend
         try:
             models = await self._http.get("/v1/models")
             models.raise_for_status()
@@ -236,10 +222,7 @@ async def addresses(host: str, port: int) -> Collection[str]:
 
 
 class Roster:
-    """Keeps the backends of ``pool`` up to date until ``close``.
-
-    ``make`` makes a backend, and ``gone`` is called with the name of a removed one.
-    """
+    """Keeps the backends of ``pool`` up to date; ``gone`` gets the name of a removed one."""
 
     def __init__(
         self,
@@ -272,7 +255,13 @@ class Roster:
             if loop.time() - looked >= self._plan.lookup_interval:
                 looked = loop.time()
                 await self.look()
-            await self.remove_idle()
+            for backend in [each for each in self._leaving if not each.outstanding]:
+                del self._leaving[backend]
+                self._pool.backends.remove(backend)
+                await self._probers.pop(backend).close()
+                backend.pool.close()
+                self._gone(backend.name)
+                log.info("backend %s is removed", backend.name)
 
     async def close(self) -> None:
         while self._probers:
@@ -280,16 +269,17 @@ class Roster:
             await prober.close()
 
     async def look(self) -> None:
-        """Look all names up: add new addresses, and drain those that are gone.
-
-        A name that has no answer keeps the addresses of its last one.
-        """
+        """Look all names up: add new addresses, drain lost ones; without an answer all stay."""
         await asyncio.gather(*(self._look_up(name) for name in self._plan.names))
         found = {spec.url: spec for specs in self._found.values() for spec in specs}
         fixed = {spec.url for spec in self._plan.backends}
         for backend in self._pool.backends:
             if backend.name not in found and backend.name not in fixed:
-                self._leave(backend)
+                if backend not in self._leaving:
+                    self._leaving[backend] = backend.draining
+                    log.info("backend %s is no longer in DNS: no new requests", backend.name)
+                # Each time: an operator may have undrained it meanwhile.
+                backend.draining = True
             elif backend in self._leaving:
                 backend.draining = self._leaving.pop(backend)
                 log.info("backend %s is in DNS again", backend.name)
@@ -299,16 +289,6 @@ class Roster:
         self._pool.backends += new
         for backend in new:
             log.info("backend %s is new", backend.name)
-
-    async def remove_idle(self) -> None:
-        """Remove the backends that have left and have no request any more."""
-        for backend in [each for each in self._leaving if not each.outstanding]:
-            del self._leaving[backend]
-            self._pool.backends.remove(backend)
-            await self._probers.pop(backend).close()
-            backend.pool.close()
-            self._gone(backend.name)
-            log.info("backend %s is removed", backend.name)
 
     async def _look_up(self, name: BackendSpec) -> None:
         parts = urlsplit(name.url)
@@ -326,13 +306,6 @@ class Roster:
             BackendSpec(f"http://{f'[{each}]' if ':' in each else each}:{port}", name.weight)
             for each in found
         )
-
-    def _leave(self, backend: Backend) -> None:
-        if backend not in self._leaving:
-            self._leaving[backend] = backend.draining
-            log.info("backend %s is no longer in DNS: no new requests", backend.name)
-        # Each time: an operator may have undrained it meanwhile.
-        backend.draining = True
 
     async def _probe(self, backend: Backend) -> None:
         """Probe until ``close``. Returns once the models are known, before the first request."""

@@ -1,9 +1,7 @@
 """Connections to one backend, and the writes of one turn of the event loop.
 
-Connections speak HTTP/1.1 and pass bodies on unchanged. Their writes are collected: first those to
-backends, then those to clients. To wake a process that waits in a read costs the writer more than
-the write itself. If there is a pause between two writes, the reading process handles the first one
-and waits again. If there is none, it is still awake at the second one (ADR 15 has the figures).
+Connections speak HTTP/1.1 and pass bodies on unchanged. Their writes are collected, first those to
+backends, then those to clients: so a reading process is woken once for all of them (ADR 15).
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The page of a gateway: what it shows of this process, now and in the newest minutes.
-
-Its data are for operators, as ``/admin`` is.
-"""
+"""The page of a gateway, for operators: what this process does, now and in the newest minutes."""
 
 import asyncio
 import importlib.metadata
@@ -34,8 +31,6 @@ from proofserve.gateway.relay.gateway import Gateway
 COLUMNS = ("rate", "in_flight", "connections", "faults")
 # Keys that the page shows: those with most errors, then those with most requests.
 _MOST_KEYS = 50
-# Of requests that no client was found for.
-_UNKNOWN = "unknown"
 # Values of the load's chart: half an hour.
 _CHART = 360
 # A share of errors above which an operator should look.
@@ -63,13 +58,9 @@ class LoadHistory:
         self.look()
 
     def feed(self) -> SnapshotFeed:
-        gateway = self._gateway
-
-        def is_ending() -> bool:
-            # The server waits for open streams once the last request has ended.
-            return gateway.draining and gateway.deadlines.idle.is_set()
-
-        return SnapshotFeed(partial(snapshot_of, gateway, self), is_ending)
+        read, gateway = partial(snapshot_of, self._gateway, self), self._gateway
+        # The server waits for open streams once the last request has ended.
+        return SnapshotFeed(read, lambda: gateway.draining and gateway.deadlines.idle.is_set())
 
     async def watch(self) -> None:
         while True:
@@ -118,12 +109,8 @@ class LoadHistory:
 
     def _requests(self) -> tuple[int, int]:
         outcomes = self._gateway.totals.outcomes
-        errors = sum(n for (_, outcome), n in outcomes.items() if is_error(outcome))
+        errors = sum(n for (_, outcome), n in outcomes.items() if outcome not in _NO_ERRORS)
         return sum(outcomes.values()), errors
-
-
-def is_error(outcome: str) -> bool:
-    return outcome not in _NO_ERRORS
 
 
 def answers(gateway: Gateway) -> dict[str, int]:
@@ -136,26 +123,22 @@ def answers(gateway: Gateway) -> dict[str, int]:
 
 
 async def snapshot_of(gateway: Gateway, history: LoadHistory) -> DashboardSnapshot:
-    answered = answers(gateway)
+    answered, note = answers(gateway), ""
+    if (processes := gateway.plan.processes) > 1:
+        note = f"This is one of {processes} processes of the gateway, with its own counts."
+    if gateway.draining:
+        note = "This gateway is shutting down: it refuses new requests and finishes the others."
     return DashboardSnapshot(
         kind="gateway",
         title="Gateway",
         at=time.time(),
         version=f"proofserve {importlib.metadata.version('proofserve')}",
-        note=_note(gateway),
+        note=note,
         figures=tuple(_figures(gateway, history)),
         columns=COLUMNS,
         members=tuple(_member(b, history, answered[b.name]) for b in gateway.pool.backends),
         gateway=_panel(gateway, history),
     )
-
-
-def _note(gateway: Gateway) -> str:
-    if gateway.draining:
-        return "This gateway is shutting down: it refuses new requests and finishes the others."
-    if (processes := gateway.plan.processes) > 1:
-        return f"This is one of {processes} processes of the gateway, with its own counts."
-    return ""
 
 
 def _member(backend: Backend, history: LoadHistory, answered: int) -> MemberRow:
@@ -274,9 +257,9 @@ def _keys(gateway: Gateway) -> Iterator[KeyTraffic]:
     # The totals count a request that a limit refused as of an unknown key.
     for name, client in clients.items():
         by_key[name] += client.refused
-        by_key[_UNKNOWN] -= client.refused
+        by_key["unknown"] -= client.refused
     for key, outcomes in by_key.items():
-        errors = {outcome: n for outcome, n in outcomes.items() if is_error(outcome)}
+        errors = {outcome: n for outcome, n in outcomes.items() if outcome not in _NO_ERRORS}
         if key in clients or outcomes:
             yield KeyTraffic(
                 key=key,

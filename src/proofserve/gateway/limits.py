@@ -1,8 +1,4 @@
-"""What each client may use: keys, what a request may cost, and limits that gateways share (ADR 39).
-
-Limits count in windows of a minute: a gateway's own, or those that several gateways spend together
-and tell each other of through Redis.
-"""
+"""What each client may use: its own gateway's limits, or those that several share (ADR 39)."""
 
 import asyncio
 import logging
@@ -44,10 +40,7 @@ ANSWER_S = 1.0
 
 
 class RequestFields(msgspec.Struct, gc=False):
-    """The fields that decide where a request goes and what it may cost.
-
-    The prompt stays raw JSON: it is passed on, never read.
-    """
+    """What decides where a request goes and what it may cost. The prompt stays raw JSON."""
 
     model: str | None = None
     stream: bool | None = False
@@ -340,7 +333,6 @@ class SharedBudgets:
         self._wake.set()
 
     def _tell(self, failure: str | None) -> None:
-        """Log the first failure, and its end."""
         if failure is not None and self.up:
             text = "limits are not shared, this gateway counts alone: Redis does not answer (%s)"
             _logger.error(text, failure)

@@ -74,10 +74,7 @@ Gauge = tuple[str, str, list[str], Callable[[], Values]]
 
 
 class GatewayCollector(Collector):
-    """Shows the totals, and gauges that other objects provide.
-
-    Scrapes run in a thread while the event loop counts: dicts that may grow are copied first.
-    """
+    """Shows totals and gauges. Scrapes run in a thread: dicts that may grow are copied first."""
 
     def __init__(self, totals: GatewayTotals, gauges: list[Gauge]) -> None:
         self._totals = totals

@@ -41,20 +41,14 @@ def request_head(
     length: int,
     own: bytes,
 ) -> bytes:
-    """The head of a POST to a backend: ``headers`` without those named in ``dropped``.
-
-    ``own`` are header lines of ours, ending with CRLF.
-    """
+    """The head of a POST to a backend, without ``dropped`` headers and with our ``own`` lines."""
     kept = b"".join([b"%s: %s\r\n" % header for header in headers if header[0] not in dropped])
     line = b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: %d\r\n%s\r\n"
     return line % (target, host, kept, length, own)
 
 
 def response_head(head: bytes, own: bytes, keep_alive: bool) -> bytes:
-    """A backend's head as the client gets it, with ``own`` lines of ours.
-
-    ``head`` comes without its final empty line.
-    """
+    """A backend's head (without its empty line) as the client gets it, with our ``own`` lines."""
     close = b"" if keep_alive else b"connection: close\r\n"
     return b"%s\r\n%s%s\r\n" % (_ONE_HOP.sub(b"", head), own, close)
 
@@ -96,10 +90,7 @@ class Attempts:
         self.upstream: Upstream | None = None
 
     def choose(self) -> bool:
-        """Take a place at the best backend not tried yet, in exchange for the present one.
-
-        Returns False, and changes nothing, if no other backend may be tried.
-        """
+        """Exchange the place for one at the best backend not tried yet; False if there is none."""
         before, tried = self.backend, self._tried
         if before is not None:
             tried = (*tried, before)
@@ -207,10 +198,7 @@ class BackendResponse:
         return self._stream and self._chunked and between
 
     def end(self, seconds: float) -> int | None:
-        """Tokens that the whole answer cost, None if the backend did not say; it took ``seconds``.
-
-        A refusal has cost nothing.
-        """
+        """Tokens that the answer cost, None if the backend did not say; a refusal costs 0."""
         series = self._series
         series.duration.observe(seconds)
         usage = read_usage(self._tail)
