@@ -46,9 +46,13 @@ def why_not_local(connection: HTTPConnection) -> str | None:
     for origin in connection.headers.getlist("origin"):
         if not _is_local_page(origin):
             return "a web page of another site sent this request"
-    if not _is_local_peer(connection):
-        return "this request comes from another machine"
-    return None
+    if connection.client is not None:
+        is_local = is_loopback(connection.client.host)
+    else:
+        # A unix socket has a path and no port; its peer may open the socket's file.
+        server = connection.scope.get("server")
+        is_local = server is not None and server[1] is None
+    return None if is_local else "this request comes from another machine"
 
 
 def is_loopback(host: str) -> bool:
@@ -60,14 +64,6 @@ def is_loopback(host: str) -> bool:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return address.is_loopback
-
-
-def _is_local_peer(connection: HTTPConnection) -> bool:
-    if connection.client is not None:
-        return is_loopback(connection.client.host)
-    # A unix socket has a path and no port; its peer is a process that may open the socket's file.
-    server = connection.scope.get("server")
-    return server is not None and server[1] is None
 
 
 def _is_local_page(origin: str) -> bool:
@@ -99,10 +95,7 @@ def bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def key_of(authorization: bytes) -> bytes:
-    """The key in the value of an Authorization header (RFC 6750); empty if it has none.
-
-    The scheme is matched without regard to case (RFC 9110).
-    """
+    """The key of an Authorization header (RFC 6750), its scheme in any case; else empty."""
     return authorization[7:].strip() if authorization[:7].lower() == b"bearer " else b""
 
 
@@ -112,20 +105,14 @@ def digest(key: bytes) -> bytes:
 
 
 def request_id_of(given: bytes | None) -> bytes:
-    """``given``, the client's id, if it is fit for a log line; else a new id.
-
-    A new id cannot be guessed: the id of an answer is made of it, and opens the answer's receipt.
-    """
+    """``given`` if fit for a log line, else a new id. None can guess it, as it opens a receipt."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return os.urandom(16).hex().encode()
 
 
 class StrictJsonRequest(Request):
-    """A request whose body is JSON by the standard, in UTF-8.
-
-    NaN and the infinities pass, because the error for the field can then name the field.
-    """
+    """A request with JSON in UTF-8; NaN and infinities pass, so that an error names the field."""
 
     async def json(self) -> Any:
         """The parsed body. Raises JSONDecodeError for every fault in it."""
@@ -178,10 +165,7 @@ def route_class(around: Callable[[APIRoute, Handle], Handle]) -> type[APIRoute]:
 
 
 class FixedWindow:
-    """At most ``limit`` units in each window of ``seconds``, which begins with its first use.
-
-    A count per minute or hour (ADR 17). ``clock`` gives seconds.
-    """
+    """At most ``limit`` units in each window of ``seconds``, from its first use on (ADR 17)."""
 
     __slots__ = ("_clock", "_seconds", "_used", "end", "limit")
 

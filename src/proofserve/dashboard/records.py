@@ -109,10 +109,7 @@ class ActionField(DashboardRecord, frozen=True, kw_only=True):
 
 
 class ActionOffer(DashboardRecord, frozen=True, kw_only=True):
-    """A call that an operator may make from the page, after a confirmation.
-
-    The page sends ``body``, with the values of ``fields`` in it, to ``path`` of the same server.
-    """
+    """A call that the page makes after a confirmation: ``body`` with ``fields``, to ``path``."""
 
     id: str
     label: str

@@ -1,8 +1,4 @@
-"""``GET /dashboard``: the page, its files, one snapshot, and a stream of snapshots.
-
-A snapshot is read once per interval for all open pages, however many they are. Each page shows a
-part of its members, those first that need an operator.
-"""
+"""``GET /dashboard``: the page, its files, and snapshots that are read once for all open pages."""
 
 import asyncio
 import hashlib
@@ -10,8 +6,8 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated
@@ -90,11 +86,12 @@ def ranked(snapshot: DashboardSnapshot) -> DashboardSnapshot:
 def page_of(snapshot: DashboardSnapshot, view: PageView) -> DashboardSnapshot:
     """The part of a ranked ``snapshot`` that ``view`` shows. A page after the last is the last."""
     words = view.search.casefold().split()
-    found = [
-        member
-        for member in snapshot.members
-        if view.level in (None, member.level) and _has(member, words)
-    ]
+    found = []
+    for member in snapshot.members:
+        texts = (member.name, member.state, member.reason, member.model, member.version)
+        text = " ".join(texts).casefold() if words else ""
+        if view.level in (None, member.level) and all(word in text for word in words):
+            found.append(member)
     pages = max(1, -(-len(found) // view.limit))
     page = min(view.page, pages)
     first = (page - 1) * view.limit
@@ -122,21 +119,11 @@ def _rank(member: MemberRow) -> tuple[int, bool, float, float, str]:
     return _WORST_FIRST[member.level], not convicted, -(member.stalled_s or 0.0), -age, member.name
 
 
-def _has(member: MemberRow, words: list[str]) -> bool:
-    if not words:
-        return True
-    texts = (member.name, member.state, member.reason, member.model, member.version)
-    text = " ".join(texts).casefold()
-    return all(word in text for word in words)
-
-
-Read = Callable[[], Awaitable[DashboardSnapshot]]
-
-
 class SnapshotUnavailable(Exception):
     """The server cannot read its state at the moment. The text says why, and reaches the page."""
 
 
+@dataclass(slots=True, eq=False)
 class SnapshotFeed:
     """Hands out what ``read`` returns, to all who show it.
 
@@ -144,41 +131,20 @@ class SnapshotFeed:
     not hold up the end of the server. ``clock`` gives monotonic seconds.
     """
 
-    def __init__(
-        self,
-        read: Read,
-        is_ending: Callable[[], bool] = lambda: False,
-        interval_s: float = INTERVAL_S,
-        most_streams: int = MOST_STREAMS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._read = read
-        self._is_ending = is_ending
-        self._interval_s = interval_s
-        self._most_streams = most_streams
-        self._clock = clock
-        self._latest: DashboardSnapshot | None = None
-        self._read_at = 0.0
-        self._reading: asyncio.Task[DashboardSnapshot] | None = None
-        self.open_streams = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self.open_streams >= self._most_streams
-
-    @contextmanager
-    def one_stream(self) -> Iterator[None]:
-        """Count a stream until the context ends."""
-        self.open_streams += 1
-        try:
-            yield
-        finally:
-            self.open_streams -= 1
+    read: Callable[[], Awaitable[DashboardSnapshot]]
+    is_ending: Callable[[], bool] = lambda: False
+    interval_s: float = INTERVAL_S
+    most_streams: int = MOST_STREAMS
+    clock: Callable[[], float] = time.monotonic
+    open_streams: int = 0
+    _latest: DashboardSnapshot | None = None
+    _read_at: float = 0.0
+    _reading: "asyncio.Task[DashboardSnapshot] | None" = None
 
     async def latest(self) -> DashboardSnapshot:
         """The newest snapshot, its members sorted. Raises SnapshotUnavailable."""
         # Streams wake up a little before the interval is over.
-        if self._latest is not None and self._clock() - self._read_at < 0.9 * self._interval_s:
+        if self._latest is not None and self.clock() - self._read_at < 0.9 * self.interval_s:
             return self._latest
         if self._reading is None:
             self._reading = asyncio.create_task(self._renew())
@@ -187,16 +153,13 @@ class SnapshotFeed:
         return await asyncio.shield(self._reading)
 
     async def events(self, view: PageView) -> AsyncIterator[bytes]:
-        """Server-sent events: ``snapshot``, ``same`` (nothing has changed) or ``problem``.
-
-        While a reading takes long there are comments, so that the page knows the connection works.
-        """
+        """Server-sent events: ``snapshot``, ``same`` or ``problem``; comments while it reads."""
         shown = ""
-        while not self._is_ending():
-            began = self._clock()
+        while not self.is_ending():
+            began = self.clock()
             reading = asyncio.ensure_future(self.latest())
             try:
-                while not (await asyncio.wait({reading}, timeout=self._interval_s))[0]:
+                while not (await asyncio.wait({reading}, timeout=self.interval_s))[0]:
                     yield b": reading\n\n"
                 snapshot = page_of(reading.result(), view)
             except SnapshotUnavailable as error:
@@ -211,11 +174,11 @@ class SnapshotFeed:
                 shown = tag
             finally:
                 reading.cancel()
-            await asyncio.sleep(max(0.0, began + self._interval_s - self._clock()))
+            await asyncio.sleep(max(0.0, began + self.interval_s - self.clock()))
 
     async def _renew(self) -> DashboardSnapshot:
-        snapshot = ranked(await self._read())
-        self._latest, self._read_at = snapshot, self._clock()
+        snapshot = ranked(await self.read())
+        self._latest, self._read_at = snapshot, self.clock()
         return snapshot
 
     def _read_ended(self, task: "asyncio.Task[DashboardSnapshot]") -> None:
@@ -239,8 +202,11 @@ class EventStream(StreamingResponse):
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._feed.one_stream():
+        self._feed.open_streams += 1
+        try:
             await super().__call__(scope, receive, send)
+        finally:
+            self._feed.open_streams -= 1
 
 
 def router(get_feed: Callable[[Request], SnapshotFeed], guarded: type[APIRoute]) -> APIRouter:
@@ -264,7 +230,7 @@ def router(get_feed: Callable[[Request], SnapshotFeed], guarded: type[APIRoute])
 
     async def events(request: Request, view: Viewed) -> Response:
         feed = get_feed(request)
-        if feed.is_full:
+        if feed.open_streams >= feed.most_streams:
             return JSONResponse({"detail": _BUSY}, 429, {"Retry-After": "30"})
         return EventStream(feed, view)
 

@@ -1,7 +1,4 @@
-"""Callbacks: their bodies (protocol A.8, B.5, B.6), headers and signature.
-
-The signature proves the sender of a callback and its time.
-"""
+"""Callbacks: bodies (protocol A.8, B.5, B.6), headers, and the signature of sender and time."""
 
 import hashlib
 import hmac
@@ -30,10 +27,7 @@ def callback(about: CompletedJob | DistanceVerdict) -> tuple[str, dict[str, Any]
 
 
 def _verdict_body(verdict: DistanceVerdict) -> dict[str, Any]:
-    """The fields of A.8, and those that a reader needs to check the verdict.
-
-    A claimed distance that is not finite is null, because JSON has no number for it.
-    """
+    """The fields of A.8, and those to check the verdict by; null for a claim that is not finite."""
     claims, target = verdict.claims, verdict.target
     return {
         "nonces": list(claims.nonces),
@@ -53,10 +47,7 @@ def _verdict_body(verdict: DistanceVerdict) -> dict[str, Any]:
 
 
 def outcome_body(job: Job, outcome: Outcome) -> dict[str, Any]:
-    """Block and key, and the artifacts and their encoding or the verdict.
-
-    ``failed`` is present only if a nonce has no artifact.
-    """
+    """Block, key, and artifacts or the verdict; ``failed`` only if a nonce has no artifact."""
     about: dict[str, Any] = {
         "block_hash": job.work.block.hash,
         "block_height": job.work.block.height,

@@ -150,10 +150,7 @@ class SignedReceiptRecord(BaseModel, strict=True):
 
 
 def signed_receipt(body: object) -> SignedReceipt:
-    """The record of a JSON object. Raises ProtocolError naming the field that is wrong.
-
-    Only the form is checked: signatures, path and times are not.
-    """
+    """The record of a JSON object, unverified. ProtocolError names the field that is wrong."""
     parsed = _parsed(SignedReceiptRecord, body)
     found = parsed.inclusion
     signed = parsed.receipt.to_receipt(), parsed.public_key, parsed.signature

@@ -223,10 +223,7 @@ _MAX_TEXT = 200
 
 
 def by_field(artifact: str, distance: str, roots: str | None = None) -> Discriminator:
-    """Choose the protocol by the field that only one of them has.
-
-    A body with several of the fields or with none is refused, and the error names all.
-    """
+    """Choose the protocol by the field that only one has; several or none of them is an error."""
     tags = {artifact: ARTIFACT, distance: DISTANCE} | ({roots: ROOTS} if roots else {})
 
     def protocol_of(body: Any) -> str | None:
@@ -260,10 +257,7 @@ def problems(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def first_problem(error: ValidationError, nameless: str = "body") -> tuple[str, str]:
-    """The first wrong field, its parts with dots between them, and what is wrong with it.
-
-    ``nameless``: the field's name if the whole is wrong.
-    """
+    """The first wrong field, with dots (``nameless`` for the whole), and what is wrong with it."""
     first = error.errors(include_url=False, include_input=False)[0]
     return ".".join(map(str, first["loc"])) or nameless, first["msg"]
 

@@ -3,6 +3,7 @@
 Readers ignore fields that newer nodes add. Rates are in nonces per second, durations in seconds.
 """
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -65,27 +66,17 @@ class RoundConfig(BaseModel):
         work, lane, target = spec.work, spec.lane, spec.target
         scheme = work.scheme.to_wire()
         if target is None:
-            commit = "roots" if spec.commits_roots else "vectors"
-            own: dict[str, Any] = {
-                "k_dim": scheme["k_dim"],
-                "scheme": scheme["name"],
-                "commit": commit,
-            }
+            own: dict[str, Any] = {"k_dim": scheme["k_dim"], "scheme": scheme["name"]}
+            own["commit"] = "roots" if spec.commits_roots else "vectors"
         else:
-            own = {
-                "r_target": target.r_target,
-                "fraud_threshold": target.fraud_threshold,
-                "scheme": scheme,
-            }
+            own = {**asdict(target), "scheme": scheme}
+        numbers = ("node_id", "node_count", "group_id", "n_groups")
         return cls(
             block_hash=work.block.hash,
             block_height=work.block.height,
             public_key=work.public_key,
-            node_id=lane.node_id if lane else None,
-            node_count=lane.node_count if lane else None,
-            group_id=lane.group_id if lane else None,
-            n_groups=lane.n_groups if lane else None,
             seq_len=work.seq_len,
+            **(asdict(lane) if lane else dict.fromkeys(numbers)),
             **own,
         )
 
