@@ -85,11 +85,7 @@ def http_parts(url: str) -> SplitResult | None:
 
 
 def bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The key in a request's Authorization header, in the bytes that the client sent.
-
-    Empty, which is the key of no client, if the request has no bearer key or several Authorization
-    headers. Names are in lower case.
-    """
+    """The bearer key of a request; empty, the key of no client, if it has none or several."""
     found = [value for name, value in headers if name == b"authorization"]
     return key_of(found[0]) if len(found) == 1 else b""
 

@@ -21,10 +21,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """A vLLM server: ``http://host:port``, ``https://…`` or ``unix:/path``.
-
-    A server of weight 2 gets twice as many requests as one of weight 1.
-    """
+    """A vLLM server, ``http(s)://host:port`` or ``unix:/path``; its ``weight`` is its share."""
 
     url: str
     weight: float = 1.0

@@ -132,10 +132,7 @@ def plan(
     flushing: bool,
     now: float,
 ) -> SendPlan:
-    """Make the callbacks of rounds that are due, and choose which to post.
-
-    Posts to ``busy`` targets are in flight; ``flushing`` makes every result due at once.
-    """
+    """Make the due callbacks, all if ``flushing``, and choose which to post: none to ``busy``."""
     waits = _cut_rounds(connection, policy, flushing, now)
     undelivered = bool(waits)
     due: list[Delivery] = []
@@ -183,10 +180,7 @@ def _cut_rounds(
 def _next_span(
     connection: sqlite3.Connection, uncut: Span, commits_roots: bool, most: int
 ) -> Span | None:
-    """The first ``most`` values of ``uncut``; None if it has only failures.
-
-    Of a round that commits roots the first ``most`` batches: ``uncut`` always holds whole ones.
-    """
+    """The first ``most`` values of ``uncut``, or batches of a round with roots; None: no values."""
     place = (uncut.round_number, uncut.first_seq, uncut.last_seq)
     first_seq, nth = uncut.first_seq, _NTH_BATCH
     if not commits_roots:

@@ -61,10 +61,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """A transaction in an undamaged file. It is on disk when the context ends without an error.
-
-    The server's transactions and this one wait for each other. Raises as ``reading``.
-    """
+    """A transaction in an undamaged file, beside those of a server. Raises as ``reading``."""
     with reading(path):
         pass
     try:
@@ -232,16 +229,9 @@ def read_statistics(connection: sqlite3.Connection, now: float) -> dict[str, Any
     """The numbers of the whole file, without what is already deleted, as JSON values.
 
     ``uncut_rounds`` have results that are in no callback yet; ``deleted_results`` were delivered.
-    ``receipts`` are those kept, ``log_entries`` those of their log.
-
-    ``targets`` has the callbacks of each origin: ``pending`` are not delivered yet; ``failing`` of
-    these have failed since they were queued or retried by the operator. ``delivered`` are those
-    that are not deleted yet. ``expired`` had too many failures; ``revived`` counts expired ones
-    that the operator made due again. ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait,
-    None where nothing is pending. ``last_error`` is the kind of the newest failure among
-    undelivered callbacks.
-
-    ``newest_rounds`` has the ``results`` that each keeps, failures among them.
+    Of the callbacks to each origin ``failing`` ones are pending and have failed since they were
+    queued or retried, and ``revived`` ones had expired before an operator made them due again.
+    ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait, None where nothing is pending.
     """
     connection.create_function("origin", 1, cache(lambda url: origin_of(url) or "not an address"))
     # ``HTTP 503``, ``ConnectError``, ...; the text after it may come from the target.

@@ -148,10 +148,7 @@ async def resolve(host: str, port: int) -> Sequence[Address]:
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):
-    """HTTP to allowed addresses only.
-
-    Raises ForbiddenTarget before it sends anything, and the errors of any transport.
-    """
+    """HTTP to allowed addresses only. Raises ForbiddenTarget before it sends anything."""
 
     def __init__(self, allowlist: Allowlist, resolve: Resolve) -> None:
         self._allowlist = allowlist
@@ -190,10 +187,7 @@ class CheckedTransport(httpx.AsyncBaseTransport):
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """Where callbacks may go, and the secret that signs them; None for no signature.
-
-    ``clock`` gives wall-clock seconds.
-    """
+    """Where callbacks may go, and the secret that signs them, if any. ``clock``: Unix seconds."""
 
     allowlist: Allowlist = field(default_factory=Allowlist)
     secret: bytes | None = field(default=None, repr=False)
@@ -286,10 +280,7 @@ async def _excerpt(response: httpx.Response) -> str:
 
 @dataclass(slots=True)
 class UrlCheck:
-    """Checks a callback URL when a request names it; each attempt checks the addresses again.
-
-    ``timeout_s`` limits a call in seconds. A lookup that takes longer continues on its own.
-    """
+    """Checks the URL that a request names within ``timeout_s``; a slow lookup continues alone."""
 
     allowlist: Allowlist
     resolve: Resolve = resolve

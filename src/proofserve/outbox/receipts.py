@@ -41,10 +41,7 @@ MOST_IN_CALLBACK = 1000
 
 
 class SqliteReceipts(ReceiptStorage):
-    """All methods raise OutboxUnavailable if the disk fails; nothing is changed then.
-
-    ``news`` is set when the sender of callbacks may have work. ``clock`` gives wall-clock seconds.
-    """
+    """Receipts and their log. ``news`` is set when the sender of callbacks may have work."""
 
     def __init__(self, database: Database, clock: Callable[[], float], news: asyncio.Event) -> None:
         self._database = database
@@ -78,11 +75,7 @@ class SqliteReceipts(ReceiptStorage):
         return await self._database.read(_gauges)
 
     async def prune(self, older_than_s: float, forget_s: float) -> int:
-        """Delete receipts stored more than ``older_than_s`` seconds ago.
-
-        Their ids stay for ``forget_s`` seconds more. Returns the number of rows deleted. It deletes
-        in steps of some milliseconds, with pauses for other transactions.
-        """
+        """Delete receipts over ``older_than_s`` old, ids ``forget_s`` later. Returns the rows."""
         before = self._clock() - older_than_s
         step = partial(_prune, bodies_before=before, rows_before=before - forget_s)
         deleted = await self._database.delete(step)
@@ -148,11 +141,7 @@ def _add(
     without: Mapping[str, int],
     now: float,
 ) -> int:
-    """Store ``receipts`` and count the answers that have none, by reason.
-
-    A receipt for a response and choice that have one is counted as ``repeated_id``, unless it is
-    the same receipt once more. Returns how many were stored.
-    """
+    """Store ``receipts``, and count answers without one by reason. Returns how many were stored."""
     stored = sum(_add_one(connection, *each, now) for each in receipts)
     connection.execute("UPDATE receipt_totals SET stored = stored + ?", (stored,))
     connection.executemany(_COUNT, list(without.items()))
@@ -195,10 +184,7 @@ def _gauges(connection: sqlite3.Connection) -> ReceiptGauges:
 
 
 def _prune(connection: sqlite3.Connection, bodies_before: float, rows_before: float) -> int:
-    """Delete some receipts stored before ``bodies_before``, and ids before ``rows_before``.
-
-    Times are wall-clock seconds. Returns the number of rows deleted, 0 if nothing was left.
-    """
+    """Delete some bodies or rows that were stored before these times. Returns how many."""
     bodies = connection.execute(_DELETE_BODIES, (bodies_before, _BODIES)).rowcount
     connection.execute("UPDATE receipt_totals SET deleted = deleted + ?", (bodies,))
     return bodies or connection.execute(_DELETE_ROWS, (rows_before, _ROWS)).rowcount
@@ -218,10 +204,7 @@ _PENDING = "SELECT 1 FROM deliveries WHERE state = 'pending' AND endpoint = ? LI
 def _add_entry(
     connection: sqlite3.Connection, sign: Callable[[bytes], bytes], now_ms: int
 ) -> SignedEntry | None:
-    """Add the next entry, over the oldest receipts without one; None if all have one.
-
-    Times of entries never fall, and are not before their receipts', whatever the clock does.
-    """
+    """Add an entry over the oldest receipts without one, if any. Times of entries never fall."""
     rows = connection.execute(_UNLOGGED, (MOST_IN_ENTRY,)).fetchall()
     if not rows:
         return None
@@ -250,10 +233,7 @@ def _entries(connection: sqlite3.Connection, index: int, limit: int) -> list[Sig
 
 
 def _cut_callback(connection: sqlite3.Connection, url: str, public_key: bytes, now: float) -> bool:
-    """Queue a callback with the entries that are in none yet, unless one is undelivered.
-
-    So a target that does not answer has one callback waiting, however long the log becomes.
-    """
+    """Queue the entries that are in no callback yet, unless one waits: it is the only one."""
     if connection.execute(_PENDING, (LOGGED,)).fetchone() is not None:
         return False
     (posted,) = connection.execute("SELECT posted FROM receipt_totals").fetchone()

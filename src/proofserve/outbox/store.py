@@ -31,13 +31,10 @@ from proofserve.wire.callbacks import callback
 
 
 class SqliteOutbox(Outbox):
-    """Keeps everything on disk; made by ``open``, and closes when its context is left.
-
-    It is also the sender's ``CallbackStore``.
+    """Keeps everything on disk, also for the sender; made by ``open``.
 
     Methods raise ValueError for an unknown round, and OutboxUnavailable if the disk fails: nothing
     is stored then, and the outbox stays usable. ``news`` is set when the sender may have work.
-    ``receipts`` are in the same file. Only ``prune`` deletes anything.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:

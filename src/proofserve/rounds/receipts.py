@@ -197,11 +197,14 @@ class ReceiptService:
                 _logger.warning("no more receipts: %s", error)
                 return
             else:
-                self._waiting.extend(answers)
-                self._waiting_bytes += sum(map(_size, answers))
-                self._has_answers.set()
-                if self._waiting_bytes > self.most_waiting_bytes:
-                    self._has_room.clear()
+                self._take(answers)
+
+    def _take(self, answers: Sequence[FinishedAnswer]) -> None:
+        self._waiting.extend(answers)
+        self._waiting_bytes += sum(map(_size, answers))
+        self._has_answers.set()
+        if self._waiting_bytes > self.most_waiting_bytes:
+            self._has_room.clear()
 
     async def _store_for_ever(self) -> None:
         pause_s = _FIRST_PAUSE_S

@@ -229,12 +229,9 @@ def tail_of(before: bytes, data: bytes) -> bytes:
 
 
 def read_usage(tail: bytes) -> tuple[int, int] | None:
-    """Tokens of prompt and completion, by the last usage in ``tail``.
+    """Tokens of prompt and completion, by the last usage in ``tail``; None if it has none.
 
-    None if there is no usage, or if it lies further back.
-
-    A quoted ``"usage":`` of the model's own text cannot be mistaken for it: inside a JSON string
-    its quotes are escaped.
+    A ``"usage":`` in the model's own text cannot be mistaken for it: its quotes are escaped.
     """
     at = tail.rfind(_MARK)
     text = _object(tail, at + len(_MARK)) if at >= 0 else None

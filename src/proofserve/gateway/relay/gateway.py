@@ -167,11 +167,8 @@ class Deadlines:
 class AnsweredRequests:
     """Which client got which answer from which backend, for the answers' receipts.
 
-    Knows at least the newest ``most`` / 2 answers, at most ``most``, up to ``keep_s`` seconds.
-
-    Two generations: when the younger is full or old, it becomes the older, and the older is
-    forgotten. So an answer costs no time of its own and no place in an order. ``clock`` gives
-    seconds.
+    Knows at least the newest ``most`` / 2 answers, at most ``most``, up to ``keep_s`` seconds: when
+    the younger generation is full or old, it becomes the older, and the older is forgotten.
     """
 
     def __init__(self, most: int, clock: Callable[[], float], keep_s: float = KEEP_S) -> None:
