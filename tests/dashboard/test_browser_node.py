@@ -66,7 +66,7 @@ def give_past(node: ServedNode, minutes: int, slow: range = range(0)) -> None:
     if slow and slow.stop < minutes * 12:
         paused = "paused: outbox: database or disk is full"
         events += [(slow.start, paused, Level.WARNING), (slow.stop, "goes on", Level.GOOD)]
-    history._events = deque(
+    history.events = deque(
         TimelineEvent(at=history.started_at + step * 5, text=text, level=level)
         for step, text, level in events
     )
