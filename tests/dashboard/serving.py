@@ -157,7 +157,7 @@ class ServedNode:
     def history(self) -> NodeHistory:
         assert self.node is not None
         feed: Any = self.node.dashboard
-        history: NodeHistory = feed._read.args[1]
+        history: NodeHistory = feed.read.args[1]
         return history
 
     @property
@@ -182,7 +182,7 @@ class ServedNode:
             running = running_node(self.engine, self._settings, liveness=lambda: self.cores)
             async with running as node:
                 assert node.dashboard is not None
-                node.dashboard._interval_s = QUICK_S
+                node.dashboard.interval_s = QUICK_S
                 self.node = node
                 yield
 

@@ -123,7 +123,7 @@ _PAST = ("in_flight", "queued", "requests", "errors", "tokens")
 
 def history_of(gateway: PageServer) -> LoadHistory:
     feed = gateway.state["dashboard"]
-    history: LoadHistory = feed._read.args[1]
+    history: LoadHistory = feed.read.args[1]
     return history
 
 

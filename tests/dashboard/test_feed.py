@@ -110,8 +110,9 @@ async def test_streams_are_counted_and_bounded() -> None:
     source = Source()
     feed = source.feed(most_streams=1)
     async with application(feed) as client:
-        with feed.one_stream():
-            refused = await client.get(f"{routes.PAGE}/events")
+        feed.open_streams += 1
+        refused = await client.get(f"{routes.PAGE}/events")
+        feed.open_streams -= 1
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
         # The double of a transport collects a whole answer, so the server ends this one.
         source.ends_after_a_reading = True
