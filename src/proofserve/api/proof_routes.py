@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 
-from proofserve.api import translate
+from proofserve.api import schemas, translate
 from proofserve.api.access import ApiError, Role
 from proofserve.api.node import (
     Deployment,
@@ -33,17 +33,6 @@ from proofserve.api.response_models import (
     StopAnswer,
     documented,
 )
-from proofserve.api.schemas import (
-    ARTIFACT_ROUND_EXAMPLE,
-    DISTANCE_ROUND_EXAMPLE,
-    AnyRoundRequest,
-    DistanceClaimsRequest,
-    DistanceRoundRequest,
-    JobRequest,
-    MeasureRequest,
-    OpenRequest,
-    RoundRequest,
-)
 from proofserve.api.status import pow_status
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.errors import ProtocolError
@@ -55,8 +44,8 @@ from proofserve.wire.callbacks import outcome_body
 from proofserve.wire.records import opening_record, result_record
 
 _EXAMPLES = {
-    "artifact": {"summary": "artifact protocol", "value": ARTIFACT_ROUND_EXAMPLE},
-    "distance": {"summary": "distance protocol", "value": DISTANCE_ROUND_EXAMPLE},
+    "artifact": {"summary": "artifact protocol", "value": schemas.ARTIFACT_ROUND_EXAMPLE},
+    "distance": {"summary": "distance protocol", "value": schemas.DISTANCE_ROUND_EXAMPLE},
 }
 
 
@@ -80,7 +69,7 @@ def add_to(router: APIRouter) -> None:
 
 
 async def start_round(
-    node: ServedNode, body: Annotated[AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
+    node: ServedNode, body: Annotated[schemas.AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
 ) -> dict[str, Any]:
     """Start generating proofs, until stopped. 409 while a round runs.
 
@@ -89,12 +78,12 @@ async def start_round(
     return await _configure(node, body, node.manager.start)
 
 
-async def init(node: ServedNode, body: DistanceRoundRequest) -> dict[str, Any]:
+async def init(node: ServedNode, body: schemas.DistanceRoundRequest) -> dict[str, Any]:
     """Configure a round without starting it. 409 while a round generates."""
     return await _configure(node, body, node.manager.init)
 
 
-async def init_validate(node: ServedNode, body: DistanceRoundRequest) -> dict[str, Any]:
+async def init_validate(node: ServedNode, body: schemas.DistanceRoundRequest) -> dict[str, Any]:
     """Configure the round by which claims are judged, and send verdicts to its callback_url.
 
     409 while a round generates.
@@ -118,11 +107,11 @@ async def phase_validate(node: ServedNode) -> dict[str, Any]:
 
 async def _configure(
     node: Node,
-    body: RoundRequest | DistanceRoundRequest,
+    body: schemas.RoundRequest | schemas.DistanceRoundRequest,
     configure: Callable[[RoundSpec], Awaitable[None]],
 ) -> dict[str, Any]:
     round_id = str(uuid.uuid4())
-    if isinstance(body, DistanceRoundRequest):
+    if isinstance(body, schemas.DistanceRoundRequest):
         field, spec = "callback_url", translate.distance_round(body, node.deployment, round_id)
     else:
         field, spec = "url", translate.artifact_round(body, node.deployment, round_id)
@@ -138,7 +127,7 @@ async def _configure(
         of_engine = (await node.manager.engine_gauges()).warning
     warning = joined(of_url, of_engine)
     more = {} if warning is None else {"warning": warning}
-    if isinstance(body, DistanceRoundRequest):
+    if isinstance(body, schemas.DistanceRoundRequest):
         return await _ok(node) | more
     return {"status": "OK", "pow_status": {"status": "GENERATING"}} | more
 
@@ -178,7 +167,7 @@ async def results(
 
 
 async def generate(
-    request: Request, node: ServedNode, caller: ServedCaller, body: JobRequest
+    request: Request, node: ServedNode, caller: ServedCaller, body: schemas.JobRequest
 ) -> dict[str, Any]:
     """Prove the given nonces, or judge claims about them, after the running round.
 
@@ -212,7 +201,7 @@ async def job_result(node: ServedNode, request_id: str) -> dict[str, Any]:
     return body
 
 
-def _require_challenge(body: JobRequest, deployment: Deployment) -> None:
+def _require_challenge(body: schemas.JobRequest, deployment: Deployment) -> None:
     """Raise ApiError for what only an operator may order, and ProtocolError for long nonces."""
     if not body.wait or body.validation is not None or body.url is not None:
         raise ApiError(
@@ -245,7 +234,7 @@ async def _require_callback_room(node: Node, job: Job) -> None:
 
 
 async def validate(
-    request: Request, node: ServedNode, caller: ServedCaller, body: DistanceClaimsRequest
+    request: Request, node: ServedNode, caller: ServedCaller, body: schemas.DistanceClaimsRequest
 ) -> dict[str, Any]:
     """Recompute a prover's winners and judge them by the configured round.
 
@@ -269,7 +258,7 @@ async def validate(
 # -- openings --------------------------------------------------------------------------------------
 
 
-async def open_vectors(node: ServedNode, body: OpenRequest) -> dict[str, Any]:
+async def open_vectors(node: ServedNode, body: schemas.OpenRequest) -> dict[str, Any]:
     """The vectors of some nonces of a committed round, with their paths to the posted roots.
 
     404 for a round or nonce that is unknown, 409 for a round that publishes vectors, 410 for
@@ -303,7 +292,9 @@ def measure_router(
 ) -> APIRouter:
     """``POST /measure``: bare forwards, for benchmarks; only on servers with ``--poc-measure``."""
 
-    async def measure(request: Request, node: ServedNode, body: MeasureRequest) -> dict[str, Any]:
+    async def measure(
+        request: Request, node: ServedNode, body: schemas.MeasureRequest
+    ) -> dict[str, Any]:
         """Nonces per second of the worker alone: no HTTP, no rounds, no outbox."""
         work = translate.measured_work(body, node.deployment)
         nonces = range(body.batch_size)

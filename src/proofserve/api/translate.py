@@ -7,18 +7,9 @@ for a number that is too large or too small for the deployment or for the rest o
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proofserve.api import schemas
 from proofserve.api.access import ApiError
 from proofserve.api.node import Deployment
-from proofserve.api.schemas import (
-    UNSET,
-    CommonFields,
-    DistanceClaimsRequest,
-    DistanceRoundRequest,
-    JobRequest,
-    MeasureRequest,
-    Params,
-    RoundRequest,
-)
 from proofserve.protocol import (
     ARTIFACT,
     ARTIFACT_LAYERS,
@@ -48,7 +39,7 @@ from proofserve.rounds.records import (
 ARTIFACT_SCHEMES = (ARTIFACT, ARTIFACT_LAYERS, *SKETCHES)
 
 
-def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
+def artifact_round(body: schemas.RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
     work = _workload(body, deployment)
     batch_size = body.batch_size or deployment.default_batch_size
     commits_roots = body.commit == "roots"
@@ -64,7 +55,7 @@ def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) ->
     )
 
 
-def job(body: JobRequest, deployment: Deployment) -> Job:
+def job(body: schemas.JobRequest, deployment: Deployment) -> Job:
     """The job that ``body`` describes. Raises ApiError for claims about other nonces."""
     work = _workload(body, deployment)
     # The nonces are given, not taken from the lane; this only checks the node's numbers.
@@ -93,7 +84,7 @@ def job(body: JobRequest, deployment: Deployment) -> Job:
     )
 
 
-def _workload(body: CommonFields, deployment: Deployment) -> Workload:
+def _workload(body: schemas.CommonFields, deployment: Deployment) -> Workload:
     scheme = artifact_scheme(body.scheme, body.params, deployment, body.poc_stronger_rng)
     served = deployment.engine_info.facts.weights_digest
     if body.weights_digest not in (None, served):
@@ -104,7 +95,7 @@ def _workload(body: CommonFields, deployment: Deployment) -> Workload:
 
 
 def artifact_scheme(
-    name: str | None, params: Params, deployment: Deployment, stronger_rng: bool = False
+    name: str | None, params: schemas.Params, deployment: Deployment, stronger_rng: bool = False
 ) -> Scheme:
     """The scheme that a request names, or its default, on the deployed model."""
     wanted = name or deployment.scheme or DEFAULT_SCHEME
@@ -134,7 +125,7 @@ def _mismatch(what: str, requested: Mapping[str, Any], deployed: Mapping[str, An
     return ApiError("deployment_mismatch", detail)
 
 
-def _match_params(params: Params, scheme: Scheme, deployment: Deployment) -> None:
+def _match_params(params: schemas.Params, scheme: Scheme, deployment: Deployment) -> None:
     models, k_dim = deployment.engine_info.model_names, scheme.to_wire()["k_dim"]
     if (
         params.model not in models
@@ -146,7 +137,7 @@ def _match_params(params: Params, scheme: Scheme, deployment: Deployment) -> Non
         raise _mismatch("params", requested, deployed)
 
 
-def _require_usable(scheme: Scheme, params: Params, deployment: Deployment) -> None:
+def _require_usable(scheme: Scheme, params: schemas.Params, deployment: Deployment) -> None:
     """Raise for a scheme that the deployed model cannot have."""
     engine = deployment.engine_info
     facts = engine.facts
@@ -163,7 +154,7 @@ def _require_usable(scheme: Scheme, params: Params, deployment: Deployment) -> N
         raise _mismatch("scheme", requested, deployed)
 
 
-def _lane(body: RoundRequest | DistanceRoundRequest, batch_size: int) -> NonceLane:
+def _lane(body: schemas.RoundRequest | schemas.DistanceRoundRequest, batch_size: int) -> NonceLane:
     """Raises ProtocolError for a lane with less than one batch of nonces."""
     lane = NonceLane(body.node_id, body.node_count, body.group_id, body.n_groups)
     try:
@@ -201,7 +192,9 @@ def _check_fits(field: str, value: int, limit: int, what: str) -> None:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
 
 
-def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
+def distance_round(
+    body: schemas.DistanceRoundRequest, deployment: Deployment, round_id: str
+) -> RoundSpec:
     """The round that ``body`` describes; it has a lane if the node's numbers are set."""
     if deployment.seq_len not in (None, body.seq_len):
         raise _mismatch("params", {"seq_len": body.seq_len}, {"seq_len": deployment.seq_len})
@@ -209,7 +202,7 @@ def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id:
     scheme = DistanceScheme(sign_flips=body.use_sign_flips, layer_hooks=body.use_layer_hooks)
     block = Block(body.block_hash, body.block_height)
     batch_size = body.batch_size or deployment.default_batch_size
-    is_unset = UNSET in (body.node_id, body.node_count)
+    is_unset = schemas.UNSET in (body.node_id, body.node_count)
     if is_unset and body.node_count == 0:
         raise ProtocolError("node_count", "0 is below 1")
     return RoundSpec(
@@ -222,7 +215,7 @@ def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id:
     )
 
 
-def distance_claims(body: DistanceClaimsRequest, deployment: Deployment) -> DistanceClaims:
+def distance_claims(body: schemas.DistanceClaimsRequest, deployment: Deployment) -> DistanceClaims:
     _check_length("nonces", body.nonces, deployment)
     check_nonces("nonces", body.nonces)
     return DistanceClaims(
@@ -234,7 +227,7 @@ def distance_claims(body: DistanceClaimsRequest, deployment: Deployment) -> Dist
     )
 
 
-def measured_work(body: MeasureRequest, deployment: Deployment) -> Workload:
+def measured_work(body: schemas.MeasureRequest, deployment: Deployment) -> Workload:
     block = Block(body.block_hash, 0)
     if body.seq_len is not None:
         return Workload(DistanceScheme(), block, body.public_key, body.seq_len)

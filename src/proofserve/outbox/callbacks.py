@@ -5,6 +5,7 @@ import sqlite3
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from sqlite3 import Connection
 from typing import Any
 
 from proofserve.outbox.database import Database
@@ -126,11 +127,7 @@ _NTH_BATCH = """
 
 
 def plan(
-    connection: sqlite3.Connection,
-    policy: CallbackPolicy,
-    busy: frozenset[str],
-    flushing: bool,
-    now: float,
+    connection: Connection, policy: CallbackPolicy, busy: frozenset[str], flushing: bool, now: float
 ) -> SendPlan:
     """Make the due callbacks, all if ``flushing``, and choose which to post: none to ``busy``."""
     waits = _cut_rounds(connection, policy, flushing, now)
@@ -151,7 +148,7 @@ def plan(
 
 
 def _cut_rounds(
-    connection: sqlite3.Connection, policy: CallbackPolicy, flushing: bool, now: float
+    connection: Connection, policy: CallbackPolicy, flushing: bool, now: float
 ) -> list[float]:
     """Make callbacks of due results. Returns the waits of the rounds that are not due yet.
 
@@ -177,9 +174,7 @@ def _cut_rounds(
     return waits
 
 
-def _next_span(
-    connection: sqlite3.Connection, uncut: Span, commits_roots: bool, most: int
-) -> Span | None:
+def _next_span(connection: Connection, uncut: Span, commits_roots: bool, most: int) -> Span | None:
     """The first ``most`` values of ``uncut``, or batches of a round with roots; None: no values."""
     place = (uncut.round_number, uncut.first_seq, uncut.last_seq)
     first_seq, nth = uncut.first_seq, _NTH_BATCH
@@ -240,7 +235,7 @@ _GAUGES = """
 """
 
 
-def _first_of(connection: sqlite3.Connection, url: str) -> Delivery:
+def _first_of(connection: Connection, url: str) -> Delivery:
     row = connection.execute(_FIRST, (url,)).fetchone()
     number, endpoint, url, key, sequence, attempts, round_id, *place = row
     span = None if round_id is None else Span(*place)
@@ -248,7 +243,7 @@ def _first_of(connection: sqlite3.Connection, url: str) -> Delivery:
 
 
 def add_job(
-    connection: sqlite3.Connection, endpoint: str, url: str, body: Mapping[str, Any], now: float
+    connection: Connection, endpoint: str, url: str, body: Mapping[str, Any], now: float
 ) -> None:
     """Queue a callback whose body is stored. Raises as ``callback_text``."""
     _add(connection, endpoint, url, now, callback_text(endpoint, body))
@@ -261,9 +256,7 @@ def callback_text(endpoint: str, body: Mapping[str, Any]) -> str:
     return json.dumps(body, allow_nan=False, separators=(",", ":"))
 
 
-def _add(
-    connection: sqlite3.Connection, endpoint: str, url: str, now: float, about: str | Span
-) -> None:
+def _add(connection: Connection, endpoint: str, url: str, now: float, about: str | Span) -> None:
     values = {**dict.fromkeys(Span.__slots__), "body": about}
     if isinstance(about, Span):
         values = {**asdict(about), "body": None}
@@ -272,7 +265,7 @@ def _add(
     connection.execute(_ADD, values)
 
 
-def acknowledge(connection: sqlite3.Connection, delivery: Delivery, now: float) -> None:
+def acknowledge(connection: Connection, delivery: Delivery, now: float) -> None:
     connection.execute(
         "UPDATE deliveries SET attempts = attempts + 1, state = 'done', delivered_at = ?"
         " WHERE id = ?",
@@ -281,11 +274,7 @@ def acknowledge(connection: sqlite3.Connection, delivery: Delivery, now: float) 
 
 
 def fail(
-    connection: sqlite3.Connection,
-    delivery: Delivery,
-    error: str,
-    pause_s: float | None,
-    now: float,
+    connection: Connection, delivery: Delivery, error: str, pause_s: float | None, now: float
 ) -> None:
     """Count a failure. The next attempt is due after ``pause_s`` seconds, None for never."""
     values = {
@@ -298,7 +287,7 @@ def fail(
     connection.execute(_FAIL, values)
 
 
-def gauges(connection: sqlite3.Connection, now: float) -> OutboxGauges:
+def gauges(connection: Connection, now: float) -> OutboxGauges:
     """The counters; ``last_error`` is the newest error of an undelivered callback."""
     return OutboxGauges(*connection.execute(_GAUGES, {"now": now}).fetchone())
 
@@ -342,9 +331,7 @@ async def body(database: Database, delivery: Delivery) -> bytes:
     return f"{{{','.join(members)}}}".encode()
 
 
-def _parts(
-    connection: sqlite3.Connection, span: Span
-) -> tuple[dict[str, Any], dict[str, Any], str]:
+def _parts(connection: Connection, span: Span) -> tuple[dict[str, Any], dict[str, Any], str]:
     """The members of the body before and after its lists (B.7 or A.8), and the lists' kind."""
     cursor = connection.cursor()
     cursor.row_factory = sqlite3.Row
@@ -364,7 +351,7 @@ def _parts(
 
 
 def _page(
-    connection: sqlite3.Connection, span: Span, kind: str, after: int
+    connection: Connection, span: Span, kind: str, after: int
 ) -> tuple[int, dict[str, str]] | None:
     """The next rows of ``span`` behind seq ``after``: the last one's seq, and their lists by name.
 

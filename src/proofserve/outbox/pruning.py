@@ -5,8 +5,8 @@ are in no callback yet stay.
 """
 
 import operator
-import sqlite3
 from collections.abc import Sequence
+from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 # The most that one step deletes: it takes some milliseconds, and a new result may have to wait.
@@ -54,11 +54,11 @@ class Pruned(NamedTuple):
         return Pruned(*map(operator.sub, self, earlier))
 
 
-def totals(connection: sqlite3.Connection) -> Pruned:
+def totals(connection: Connection) -> Pruned:
     return Pruned(*connection.execute("SELECT results, callbacks, rounds FROM pruned").fetchone())
 
 
-def step(connection: sqlite3.Connection, before: float) -> bool:
+def step(connection: Connection, before: float) -> bool:
     """Delete a part of what was delivered before ``before``, in wall-clock seconds.
 
     Results of a round without a callback URL count as delivered when the round has ended. Returns
@@ -83,7 +83,7 @@ def step(connection: sqlite3.Connection, before: float) -> bool:
     return True
 
 
-def shrink(connection: sqlite3.Connection) -> bool:
+def shrink(connection: Connection) -> bool:
     """Give some free pages back to the file system. False if no more are left."""
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     # Python runs this statement for one page only, whatever number it names.
@@ -94,7 +94,7 @@ def shrink(connection: sqlite3.Connection) -> bool:
     return 0 < int(left) < int(free)
 
 
-def _prune_callbacks(connection: sqlite3.Connection, delivered: Sequence[Any]) -> None:
+def _prune_callbacks(connection: Connection, delivered: Sequence[Any]) -> None:
     room = _RESULTS
     for number, url, sequence, round_number, first_seq, last_seq in delivered:
         if round_number is not None:
@@ -108,7 +108,7 @@ def _prune_callbacks(connection: sqlite3.Connection, delivered: Sequence[Any]) -
 
 
 def _prune_results(
-    connection: sqlite3.Connection, round_number: int, seqs: tuple[int, int], limit: int
+    connection: Connection, round_number: int, seqs: tuple[int, int], limit: int
 ) -> int:
     found = connection.execute(_DELETE_RESULTS, (round_number, *seqs, limit)).fetchall()
     errors = sum(is_error for (is_error,) in found)

@@ -4,11 +4,11 @@ import asyncio
 import json
 import logging
 import os
-import sqlite3
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from proofserve.outbox import callbacks, pruning
@@ -136,7 +136,7 @@ def _readable(receipt: Receipt) -> str:
 
 
 def _add(
-    connection: sqlite3.Connection,
+    connection: Connection,
     receipts: Sequence[tuple[NewReceipt, str]],
     without: Mapping[str, int],
     now: float,
@@ -148,7 +148,7 @@ def _add(
     return stored
 
 
-def _add_one(connection: sqlite3.Connection, new: NewReceipt, body: str, now: float) -> bool:
+def _add_one(connection: Connection, new: NewReceipt, body: str, now: float) -> bool:
     signed, digest = new
     receipt = signed.receipt
     place = (receipt.response_id, receipt.choice)
@@ -177,13 +177,13 @@ def _signed(row: Sequence[Any]) -> SignedReceipt | None:
     return SignedReceipt(receipt, public_key, signature, inclusion, entry_signature)
 
 
-def _gauges(connection: sqlite3.Connection) -> ReceiptGauges:
+def _gauges(connection: Connection) -> ReceiptGauges:
     without = dict(connection.execute("SELECT reason, count FROM answers_without_receipt"))
     stored, kept, entries, unlogged = connection.execute(_GAUGES).fetchone()
     return ReceiptGauges(stored, kept, entries, unlogged, without)
 
 
-def _prune(connection: sqlite3.Connection, bodies_before: float, rows_before: float) -> int:
+def _prune(connection: Connection, bodies_before: float, rows_before: float) -> int:
     """Delete some bodies or rows that were stored before these times. Returns how many."""
     bodies = connection.execute(_DELETE_BODIES, (bodies_before, _BODIES)).rowcount
     connection.execute("UPDATE receipt_totals SET deleted = deleted + ?", (bodies,))
@@ -202,7 +202,7 @@ _PENDING = "SELECT 1 FROM deliveries WHERE state = 'pending' AND endpoint = ? LI
 
 
 def _add_entry(
-    connection: sqlite3.Connection, sign: Callable[[bytes], bytes], now_ms: int
+    connection: Connection, sign: Callable[[bytes], bytes], now_ms: int
 ) -> SignedEntry | None:
     """Add an entry over the oldest receipts without one, if any. Times of entries never fall."""
     rows = connection.execute(_UNLOGGED, (MOST_IN_ENTRY,)).fetchall()
@@ -228,11 +228,11 @@ def _add_entry(
     return SignedEntry(entry, signature)
 
 
-def _entries(connection: sqlite3.Connection, index: int, limit: int) -> list[SignedEntry]:
+def _entries(connection: Connection, index: int, limit: int) -> list[SignedEntry]:
     return [_signed_entry(row) for row in connection.execute(_ENTRIES_AFTER, (index, limit))]
 
 
-def _cut_callback(connection: sqlite3.Connection, url: str, public_key: bytes, now: float) -> bool:
+def _cut_callback(connection: Connection, url: str, public_key: bytes, now: float) -> bool:
     """Queue the entries that are in no callback yet, unless one waits: it is the only one."""
     if connection.execute(_PENDING, (LOGGED,)).fetchone() is not None:
         return False

@@ -2,9 +2,9 @@
 
 import base64
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from sqlite3 import Connection
 from typing import Any
 
 from proofserve.outbox.database import Database
@@ -39,7 +39,7 @@ _FIND_SPEC = f"SELECT {_SPEC_COLUMNS} FROM rounds WHERE round_id = ?"  # noqa: S
 _FIND_OPEN = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE NOT closed"  # noqa: S608 - too
 
 
-def open_round(connection: sqlite3.Connection, spec: RoundSpec, now: float) -> RoundProgress:
+def open_round(connection: Connection, spec: RoundSpec, now: float) -> RoundProgress:
     """Add or reopen a round; close any other. Raises ValueError if its parameters differ."""
     columns = _spec_columns(spec)
     known = connection.execute(_FIND_SPEC, (spec.round_id,)).fetchone()
@@ -55,19 +55,19 @@ def open_round(connection: sqlite3.Connection, spec: RoundSpec, now: float) -> R
     return progress(connection, spec.round_id)
 
 
-def open_spec(connection: sqlite3.Connection) -> RoundSpec | None:
+def open_spec(connection: Connection) -> RoundSpec | None:
     row = connection.execute(_FIND_OPEN).fetchone()
     return None if row is None else _spec(*row)
 
 
-def close_round(connection: sqlite3.Connection, round_id: str, now: float) -> None:
+def close_round(connection: Connection, round_id: str, now: float) -> None:
     number, *_ = _find(connection, round_id)
     connection.execute(
         "UPDATE rounds SET closed = 1, closed_at = ? WHERE number = ? AND NOT closed", (now, number)
     )
 
 
-def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
+def progress(connection: Connection, round_id: str) -> RoundProgress:
     row = connection.execute(
         "SELECT next_index, count(value) + pruned_values, count(error) + pruned_errors"
         " FROM rounds LEFT JOIN results ON results.round = rounds.number"
@@ -77,7 +77,7 @@ def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
     return RoundProgress(*row)
 
 
-def _find(connection: sqlite3.Connection, round_id: str) -> tuple[int, bool]:
+def _find(connection: Connection, round_id: str) -> tuple[int, bool]:
     row = connection.execute(
         "SELECT number, url IS NOT NULL AND (closed OR last_seq <= cut_seq)"
         " FROM rounds WHERE round_id = ?",
@@ -160,7 +160,7 @@ _ADVANCE = """
 
 
 def add(
-    connection: sqlite3.Connection, round_id: str, next_index: int, rows: Sequence[_Row], now: float
+    connection: Connection, round_id: str, next_index: int, rows: Sequence[_Row], now: float
 ) -> bool:
     """Store ``rows``, the roots of their batches if the round publishes these, and the progress.
 
@@ -191,14 +191,14 @@ def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row
 
 
 def after(
-    connection: sqlite3.Connection, seq: int, limit: int, number: int | None = None
+    connection: Connection, seq: int, limit: int, number: int | None = None
 ) -> list[StoredResult]:
     which = _AFTER if number is None else _AFTER_IN_ROUND
     found = connection.execute(which, {"seq": seq, "limit": limit, "number": number})
     return [_stored(*row) for row in found]
 
 
-def newest_winners(connection: sqlite3.Connection, round_id: str, limit: int) -> list[Winner]:
+def newest_winners(connection: Connection, round_id: str, limit: int) -> list[Winner]:
     """The last ``limit`` winners of a distance round, oldest first; empty for any other round."""
     found = connection.execute(_NEWEST_WINNERS, (round_id, limit)).fetchall()
     return [Winner(nonce, float(value)) for nonce, value in reversed(found)]
@@ -228,7 +228,7 @@ _LAST_ROOT = "SELECT root FROM batches WHERE round = ? ORDER BY first_index DESC
 _ADD_BATCH = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)"
 
 
-def _add_batches(connection: sqlite3.Connection, round_number: int, next_index: int) -> None:
+def _add_batches(connection: Connection, round_number: int, next_index: int) -> None:
     """Store the roots of the results between the round's progress and ``next_index``.
 
     They are of the rows as stored, in the transaction that stores them. No change for a round that
@@ -253,7 +253,7 @@ def _add_batches(connection: sqlite3.Connection, round_number: int, next_index: 
 
 
 def _results_of(
-    connection: sqlite3.Connection, round_number: int, nonces: Sequence[int]
+    connection: Connection, round_number: int, nonces: Sequence[int]
 ) -> list[_StoredNonce]:
     """The results of a batch's ``nonces`` that are not deleted, in their order."""
     place = (round_number, nonces[0], nonces[-1])
@@ -280,7 +280,7 @@ _BATCH_OF = """
 
 
 def committed_round(
-    connection: sqlite3.Connection, block_hash: str, public_key: str, round_id: str | None
+    connection: Connection, block_hash: str, public_key: str, round_id: str | None
 ) -> CommittedRound:
     """As the port's ``committed_round``."""
     rows = connection.execute(_OF_BLOCK, (block_hash, public_key, round_id)).fetchall()
@@ -326,7 +326,7 @@ def _index(committed: CommittedRound, nonce: int) -> int:
 
 
 def _open_batch(
-    connection: sqlite3.Connection, committed: CommittedRound, indices: Sequence[int]
+    connection: Connection, committed: CommittedRound, indices: Sequence[int]
 ) -> list[Opening]:
     """Open the first of ``indices``, which rise, and all others that are in its batch."""
     row = connection.execute(_BATCH_OF, (committed.round_id, indices[0])).fetchone()

@@ -1,12 +1,12 @@
 """The outbox: results, progress and callbacks in one SQLite file."""
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any, Concatenate, Self
 
 from proofserve.outbox import callbacks, pruning, results
@@ -140,10 +140,7 @@ class SqliteOutbox(Outbox):
         self._failed_attempts += 1
 
     async def _announce(
-        self,
-        work: Callable[Concatenate[sqlite3.Connection, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Write and wake the sender, also after an error: the rows may be stored nevertheless."""
         try:
