@@ -43,12 +43,9 @@ _RUNNING = (State.GENERATING, State.VALIDATING)
 
 # -- the past --------------------------------------------------------------------------------------
 
-# Seconds between two looks at the round, and the looks between two values of the rate.
+# Seconds between two looks at the round.
 LOOK_S = 1.0
-_LOOKS_PER_STEP = round(STEP_S / LOOK_S)
 _NOTHING: tuple[State | None, str | None, str | None, str | None] = (None, None, None, None)
-# The newest events of a round; older ones are in the log.
-_EVENTS = 40
 # Values of the round's chart: half an hour.
 _CHART = 360
 _TEXT_OF = {
@@ -57,8 +54,6 @@ _TEXT_OF = {
     State.STOPPED: "stopped",
     State.IDLE: "configured",
 }
-# Most characters of a reason; the whole text is in /status and in the log.
-_MOST_TEXT = 300
 
 
 @dataclass
@@ -78,8 +73,8 @@ class NodeHistory:
         # The state at the last look, and the reasons of a pause, of a fault and of a hang.
         self._seen = _NOTHING
         self._deferred_calls = 0
-        self.events: deque[TimelineEvent] = deque(maxlen=_EVENTS)
-        """What happened in the round, oldest first."""
+        self.events: deque[TimelineEvent] = deque(maxlen=40)
+        """What happened in the round, oldest first; older events are in the log."""
         self.chat_holds_back = False
         """Whether chat deferred proofs in the last step."""
         self.started_at = self.rate_until = self._clock()
@@ -88,7 +83,7 @@ class NodeHistory:
 
     async def watch(self) -> None:
         for look in count():
-            if look % _LOOKS_PER_STEP == 0:
+            if look % round(STEP_S / LOOK_S) == 0:
                 self.measure()
             self.look()
             await asyncio.sleep(LOOK_S)
@@ -143,7 +138,8 @@ class NodeHistory:
             self._add("the engine steps again")
 
     def _add(self, text: str, level: Level = Level.GOOD) -> None:
-        self.events.append(TimelineEvent(at=self._clock(), text=text[:_MOST_TEXT], level=level))
+        # The whole text is in /status and in the log.
+        self.events.append(TimelineEvent(at=self._clock(), text=text[:300], level=level))
 
 
 # -- the present -----------------------------------------------------------------------------------
@@ -151,8 +147,6 @@ class NodeHistory:
 COLUMNS = ("stalled_s", "rate", "chat_wait_s", "held_back_by", "outbox_age_s")
 # An outbox that has not delivered for so long deserves a look, seconds.
 LATE_S = 60.0
-# The part of the job queue above which new jobs may soon be refused.
-_FULL = 0.8
 # Versions in the head of the page.
 _SHOWN = {"proofserve": "proofserve", "vllm": "vLLM"}
 
@@ -285,7 +279,8 @@ def work_figures(
     if outbox is not None:
         late = Level.WARNING if outbox.oldest_pending_s > LATE_S else Level.GOOD
         yield KeyFigure(label="Callbacks waiting", value=outbox.pending, level=late)
-    full = Level.WARNING if queue.queued_nonces > _FULL * queue.limit else Level.GOOD
+    # New jobs may soon be refused.
+    full = Level.WARNING if queue.queued_nonces > 0.8 * queue.limit else Level.GOOD
     hint = "nonces that wait or run"
     yield KeyFigure(label="Jobs", value=queue.queued_nonces, of=queue.limit, hint=hint, level=full)
 

@@ -39,7 +39,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, check_nonces, draw
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import Measure
-from proofserve.rounds.records import Job, RoundSpec
+from proofserve.rounds.records import RoundSpec
 from proofserve.wire.callbacks import outcome_body
 from proofserve.wire.records import opening_record, result_record
 
@@ -180,7 +180,8 @@ async def generate(
     more = {"warning": warning} if warning else {}
     await require_engine(node)
     if not body.wait:
-        await _require_callback_room(node, job)
+        if job.url is not None:
+            await _require_callback_room(node)
         request_id = await node.manager.submit(job)
         queued = {"status": "queued", "request_id": request_id, "queued_count": len(job.nonces)}
         return queued | more
@@ -219,10 +220,8 @@ def _require_challenge(body: schemas.JobRequest, deployment: Deployment) -> None
         )
 
 
-async def _require_callback_room(node: Node, job: Job) -> None:
+async def _require_callback_room(node: Node) -> None:
     """Raises Refused. The outbox never drops a callback to make room for another."""
-    if job.url is None:
-        return
     limit, waiting = node.deployment.max_callbacks, 0
     # While the outbox cannot be read, work is still accepted.
     with contextlib.suppress(OutboxUnavailable):

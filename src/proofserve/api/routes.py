@@ -32,13 +32,10 @@ OK = "ok"
 BUSY_ANSWER_S = 1.0
 # For how long an engine that is not watched may be busy, seconds.
 UNWATCHED_S = 60.0
-# All clients of receipts together; operators' calls have their own limits.
-_CLIENTS = Caller("receipts", Role.VIEWER)
-# As long as every id that a client may choose, with what a server adds to it.
-_LONGEST_ID = 512
 
+# As long as every id that a client may choose, with what a server adds to it.
 ResponseId = Annotated[
-    str, Path(max_length=_LONGEST_ID, description="The `id` of the answer, as chatcmpl-….")
+    str, Path(max_length=512, description="The `id` of the answer, as chatcmpl-….")
 ]
 
 
@@ -61,7 +58,8 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
         health.get(path, **documented(HealthAnswer, 503, needs_key=False))(check)
     # No key is needed: a response's id is known to its client only, unless the client chose one
     # that others can guess; the log has no ids. It comes first: the other path has every id.
-    of_clients = guarded(get_node, _CLIENTS)
+    # All clients are counted together; operators' calls have their own limits.
+    of_clients = guarded(get_node, Caller("receipts", Role.VIEWER))
     public = APIRouter(prefix=RECEIPTS, tags=["receipts"], route_class=of_clients)
     public.get("/log", **documented(LogPage, 422, 503, needs_key=False))(log)
     of_response = documented(ReceiptsAnswer, 404, 410, 422, 425, 503, needs_key=False)

@@ -32,13 +32,10 @@ MAX_BYTES = 64 * 1024
 # A node waits 2 s for a receipt that it does not know yet.
 _RECEIPT_TIMEOUT_S = 10.0
 _RECEIPT_STATUSES = (401, 404, 410, 422, 425, 429, 502, 503, 504)
-# Headers of a backend's answer about receipts that are passed on.
-_PASSED = ("content-type", "retry-after")
 # Only for the page: the endpoints check the keys themselves.
 CLIENTS = Security(HTTPBearer(scheme_name="client", auto_error=False, description="A client key."))
 ADMIN = Security(HTTPBearer(scheme_name="admin", auto_error=False, description="The admin key."))
 
-UNREAD = {"description": "Passed on, like every field that is not listed."}
 _REASONS: dict[int | str, str] = {
     400: "the request is not valid HTTP, its body is not a JSON object or has a field of a wrong"
     " type, or it may cost more tokens than the key has per minute",
@@ -182,10 +179,11 @@ def answering(answer: Any, *refusals: int, unavailable: str | None = None) -> Ar
 
 def relaying(example: Any, *prompts: str) -> Arguments:
     """Arguments of a relayed route, whose requests have one of the fields ``prompts``."""
+    unread = {"description": "Passed on, like every field that is not listed."}
     count = {"type": ["integer", "null"], "maximum": 2**31 - 1}
     fields: Arguments = {
         "model": {"type": ["string", "null"], "description": "As GET /v1/models names it."},
-        **dict.fromkeys(prompts, UNREAD),
+        **dict.fromkeys(prompts, unread),
         "stream": {"type": ["boolean", "null"]},
         "n": count,
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), count),
@@ -354,7 +352,8 @@ async def receipts_of(gateway: Shared, request: Request, response_id: ResponseId
         raise RefusedByGateway(failures.FIRST_BYTE_TIMEOUT) from None
     except httpx.HTTPError:
         raise RefusedByGateway(failures.UNREACHABLE) from None
-    headers = {each: found.headers[each] for each in _PASSED if each in found.headers}
+    passed = ("content-type", "retry-after")
+    headers = {each: found.headers[each] for each in passed if each in found.headers}
     return Response(found.content, found.status_code, headers)
 
 

@@ -174,15 +174,12 @@ class Clients:
         new_window: NewWindow | None = None,
     ) -> None:
         new_window = new_window or (lambda _name, limit: FixedWindow(limit, clock))
-        self.open = not specs
         self._anonymous = Client(ANONYMOUS, new_window)
         # By digest: the time of a look-up tells nothing about a key, and no key lies in memory.
         self._by_digest = {digest(s.key.encode()): Client(s, new_window) for s in specs}
 
     def find(self, key: bytes) -> Client | None:
-        if self.open:
-            return self._anonymous
-        return self._by_digest.get(digest(key))
+        return self._by_digest.get(digest(key)) if self._by_digest else self._anonymous
 
     def all(self) -> list[Client]:
         return list(self._by_digest.values()) or [self._anonymous]
@@ -298,20 +295,18 @@ class SharedBudgets:
             return None
         try:
             async with asyncio.timeout(ANSWER_S):
-                sums, seen = await self._ask(KEY.format(end), sent, looks)
+                totals = await self._ask(KEY.format(end), sent, looks)
         except self._errors as error:
             for name, amount in sent.items():
                 self._windows[name].not_sent(amount, end)
                 self._changed[name] = None
             return str(error) or type(error).__name__
-        for name, total in [*seen.items(), *sums.items()]:
+        for name, total in totals.items():
             if name in self._windows:
                 self._windows[name].learn(total, end)
         return None
 
-    async def _ask(
-        self, key: str, sent: dict[str, int], looks: bool
-    ) -> tuple[dict[str, int], dict[str, int]]:
+    async def _ask(self, key: str, sent: dict[str, int], looks: bool) -> dict[str, int]:
         """The sums of the windows in ``sent`` after it was added, and all sums if ``looks``.
 
         Raises the client's errors and ValueError.
@@ -326,7 +321,7 @@ class SharedBudgets:
                 pipeline.hgetall(key)
             answers = await pipeline.execute()
         seen = answers[-1] if looks else {}
-        return dict(zip(sent, answers, strict=False)), {n: int(seen[n]) for n in seen}
+        return {n: int(seen[n]) for n in seen} | dict(zip(sent, answers, strict=False))
 
     def _note(self, name: str) -> None:
         self._changed[name] = None

@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
@@ -40,13 +41,13 @@ MOST_IN_ENTRY = 4096
 MOST_IN_CALLBACK = 1000
 
 
+@dataclass(slots=True)
 class SqliteReceipts(ReceiptStorage):
     """Receipts and their log. ``news`` is set when the sender of callbacks may have work."""
 
-    def __init__(self, database: Database, clock: Callable[[], float], news: asyncio.Event) -> None:
-        self._database = database
-        self._clock = clock
-        self._news = news
+    _database: Database
+    _clock: Callable[[], float]
+    _news: asyncio.Event
 
     async def add(self, receipts: Sequence[NewReceipt], without: Mapping[str, int]) -> int:
         """As the port. A receipt that no reader could parse is not stored, but counted."""

@@ -103,12 +103,12 @@ def artifacts_of(batch: ProofBatch) -> tuple[Claim, ...]:
     return tuple(Claim(n, text) for n, text in zip(batch.nonces, texts, strict=True))
 
 
+@dataclass(slots=True)
 class NonceLimit:
     """Counts the nonces that wait for the engine."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._queued = 0
+    _limit: int
+    _queued: int = 0
 
     @property
     def gauges(self) -> QueueGauges:

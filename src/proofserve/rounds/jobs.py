@@ -25,7 +25,6 @@ class JobQueue:
         self._outbox = outbox
         self._limits = limits
         self._places_in_order = WaitQueue()
-        self._admission = computation.admission
         self._entries: dict[str, _QueuedJob] = {}
         # The entries whose job has ended, oldest first, and the sum of their nonces.
         self._ended: dict[str, _QueuedJob] = {}
@@ -33,7 +32,7 @@ class JobQueue:
 
     def submit(self, job: Job) -> str:
         """Queue ``job`` and return its id. Raises Refused if too many nonces wait."""
-        self._admission.admit(len(job.nonces))
+        self._computation.admission.admit(len(job.nonces))
         entry = _QueuedJob(str(uuid.uuid4()), job, self._places_in_order.join())
         self._entries[entry.request_id] = entry
         entry.task = asyncio.create_task(self._carry_out(entry))
@@ -47,7 +46,7 @@ class JobQueue:
         ``cancel`` does not end this job; cancelling the caller does. Raises Refused
         (QUEUE_FULL) and as ``Computation.run``.
         """
-        with self._admission.admitted(len(job.nonces)):
+        with self._computation.admission.admitted(len(job.nonces)):
             async with self._places_in_order.turn():
                 return await self._computation.run(job, started=lambda: None)
 
@@ -89,7 +88,7 @@ class JobQueue:
 
     def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[CompletedJob]") -> None:
         self._places_in_order.leave(entry.place)
-        self._admission.leave(len(entry.job.nonces))
+        self._computation.admission.leave(len(entry.job.nonces))
         loop, limits = asyncio.get_running_loop(), self._limits
         entry.expiry = loop.call_later(limits.result_ttl_s, self._forget, entry.request_id)
         entry.settle(task)

@@ -34,10 +34,6 @@ class _Round:
     generation: Generation | None = None
     task: "asyncio.Task[None] | None" = None
 
-    @property
-    def kind(self) -> Configured:
-        return Configured.ARTIFACT if self.spec.target is None else Configured.DISTANCE
-
 
 class RoundManager(NodeManager):
     """Configures, starts, stops and shows the rounds and jobs of one node."""
@@ -166,7 +162,11 @@ class RoundManager(NodeManager):
     def _step(self, move: Move) -> State:
         if move is not Move.STOP:
             self.require_open()
-        return step(self._state, move, self._round.kind if self._round else Configured.NOTHING)
+        kind = Configured.NOTHING
+        if self._round is not None:
+            is_artifact = self._round.spec.target is None
+            kind = Configured.ARTIFACT if is_artifact else Configured.DISTANCE
+        return step(self._state, move, kind)
 
     async def _configure(self, move: Move, spec: RoundSpec) -> None:
         async with self._changing:

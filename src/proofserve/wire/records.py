@@ -31,7 +31,6 @@ ARTIFACT = "artifact protocol"
 DISTANCE = "distance protocol"
 ROOTS = "artifact protocol, committed"
 
-
 # Bytes of SHA-256.
 _HASH = 32
 # A path has one hash for each doubling of the batch: more than 63 cannot occur.
@@ -180,14 +179,8 @@ def result_record(row: StoredResult) -> dict[str, Any]:
 
 def result_of(record: Mapping[str, Any]) -> StoredResult:
     """The row that ``result_record`` wrote. Raises KeyError."""
-    return StoredResult(
-        seq=record["seq"],
-        round_id=record["round_id"],
-        nonce=record["nonce"],
-        value=record.get("vector_b64"),
-        error=record.get("error"),
-        distance=record.get("dist"),
-    )
+    optional = map(record.get, ("vector_b64", "error", "dist"))
+    return StoredResult(record["seq"], record["round_id"], record["nonce"], *optional)
 
 
 def root_record(batch: CommittedBatch) -> dict[str, Any]:
