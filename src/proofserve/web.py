@@ -1,8 +1,4 @@
-"""Rules of HTTP that several servers share; this module knows nothing of proofs.
-
-Who calls: this machine or another, with which key and which request's id. How much: a bounded body,
-and a count in fixed windows. And the pages of templates.
-"""
+"""Rules of HTTP for several servers: who calls, how much, strict JSON; and pages of templates."""
 
 import hashlib
 import json

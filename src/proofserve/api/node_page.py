@@ -58,10 +58,7 @@ _TEXT_OF = {
 
 @dataclass
 class NodeHistory:
-    """Looks at ``status`` each second while ``watch`` runs, and whenever the page is shown.
-
-    ``stall`` says why engine cores hang, ``clock`` gives Unix seconds.
-    """
+    """Looks at ``status`` each second while ``watch`` runs, and whenever the page is shown."""
 
     _status: Callable[[], Status]
     _stall: Callable[[], str | None]

@@ -31,10 +31,7 @@ _KNOWN = (HTTPException, ApiError, RequestValidationError, ProtocolError, Rounds
 
 
 def proof_router(get_node: Callable[[Request], Node], has_keys: bool) -> APIRouter:
-    """A router without routes yet, whose routes are guarded.
-
-    The OpenAPI page declares authorization where the server ``has_keys``.
-    """
+    """A router for guarded routes. The OpenAPI page declares keys if the server ``has_keys``."""
     # For the OpenAPI page only: the route class itself checks the key, before the body.
     said = "An operator's, a validator's or a viewer's key."
     key = Security(HTTPBearer(auto_error=False, description=said))

@@ -1,9 +1,6 @@
 """What a dashboard shows, as frozen records, and the history of a number that it shows as a trend.
 
-The page leaves out what a server does not give.
-
-Times are Unix seconds, durations seconds, rates per second. In JSON a field is absent that has its
-default value.
+Times are Unix seconds, durations seconds, rates per second. JSON leaves out default values.
 """
 
 from collections import deque
@@ -41,10 +38,7 @@ class DashboardRecord(
 
 
 class Trend(DashboardRecord, frozen=True, kw_only=True):
-    """Values at even steps, oldest first; None where there was nothing to measure.
-
-    ``baseline`` is the usual value of the same member, None until enough is known.
-    """
+    """Values at even steps, oldest first; ``baseline`` is the usual value. None: not measured."""
 
     step_s: float
     values: tuple[float | None, ...]

@@ -162,10 +162,7 @@ class Client:
 
 
 class Clients:
-    """All clients. Without keys every request is of one anonymous client without limits.
-
-    ``new_window`` makes the windows of all limits; without it they are this gateway's own.
-    """
+    """All clients; without keys an anonymous one that has no limits."""
 
     def __init__(
         self,
@@ -174,12 +171,13 @@ class Clients:
         new_window: NewWindow | None = None,
     ) -> None:
         new_window = new_window or (lambda _name, limit: FixedWindow(limit, clock))
+        self.open = not specs
         self._anonymous = Client(ANONYMOUS, new_window)
         # By digest: the time of a look-up tells nothing about a key, and no key lies in memory.
         self._by_digest = {digest(s.key.encode()): Client(s, new_window) for s in specs}
 
     def find(self, key: bytes) -> Client | None:
-        return self._by_digest.get(digest(key)) if self._by_digest else self._anonymous
+        return self._anonymous if self.open else self._by_digest.get(digest(key))
 
     def all(self) -> list[Client]:
         return list(self._by_digest.values()) or [self._anonymous]
@@ -307,10 +305,7 @@ class SharedBudgets:
         return None
 
     async def _ask(self, key: str, sent: dict[str, int], looks: bool) -> dict[str, int]:
-        """The sums of the windows in ``sent`` after it was added, and all sums if ``looks``.
-
-        Raises the client's errors and ValueError.
-        """
+        """Add ``sent`` and return the sums, all if ``looks``. Raises the client's errors."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             for name, amount in sent.items():
                 pipeline.hincrby(key, name, amount)

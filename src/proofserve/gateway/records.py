@@ -7,10 +7,7 @@ from pydantic import BaseModel, Field
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each part of a request may take.
-
-    ``total`` begins at the permit, ``queue`` before it; ``stall`` is a silence within an answer.
-    """
+    """Longest times: for a permit (``queue``), after it (``total``), of silence (``stall``)."""
 
     queue: float = 60.0
     connect: float = 5.0

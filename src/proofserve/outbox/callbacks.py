@@ -353,10 +353,7 @@ def _parts(connection: Connection, span: Span) -> tuple[dict[str, Any], dict[str
 def _page(
     connection: Connection, span: Span, kind: str, after: int
 ) -> tuple[int, dict[str, str]] | None:
-    """The next rows of ``span`` behind seq ``after``: the last one's seq, and their lists by name.
-
-    The lists are JSON without the brackets. None if there are no more rows.
-    """
+    """The next rows of ``span`` behind ``after``: last seq, and lists as JSON without brackets."""
     place = (span.round_number, after, span.last_seq, _PAGE)
     rows = connection.execute(_BATCHES if kind == ROOTS else _ROWS, place).fetchall()
     if not rows:

@@ -28,6 +28,7 @@ _PARTS = ("", "-wal", "-shm")
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Work = Callable[Concatenate[sqlite3.Connection, P], T]
 
 _log = logging.getLogger(__name__)
 
@@ -62,18 +63,14 @@ class Database:
             raise
         return cls(path, connection, lock, thread)
 
-    async def read(
-        self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kw: P.kwargs
-    ) -> T:
+    async def read(self, work: Work[P, T], *args: P.args, **kw: P.kwargs) -> T:
         """Run ``work`` in a transaction and return its result. Raises OutboxUnavailable.
 
         Here and in ``write`` a cancelled call may still complete; calls keep their order.
         """
         return await self._run("BEGIN", lambda c: work(c, *args, **kw))
 
-    async def write(
-        self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kw: P.kwargs
-    ) -> T:
+    async def write(self, work: Work[P, T], *args: P.args, **kw: P.kwargs) -> T:
         """As ``read``; then all changes of ``work`` are on disk, or none of them."""
         return await self._run("BEGIN IMMEDIATE", lambda c: work(c, *args, **kw))
 

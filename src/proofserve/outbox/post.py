@@ -147,15 +147,14 @@ async def resolve(host: str, port: int) -> Sequence[Address]:
     return [ip_address(address[0]) for *_, address in found]
 
 
-class CheckedTransport(httpx.AsyncBaseTransport):
+class CheckedTransport(httpx.AsyncHTTPTransport):
     """HTTP to allowed addresses only. Raises ForbiddenTarget before it sends anything."""
 
     def __init__(self, allowlist: Allowlist, resolve: Resolve) -> None:
+        # No connection is kept, because another name may lead to the same address.
+        super().__init__(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
         self._allowlist = allowlist
         self._resolve = resolve
-        # No connection is kept, because another name may lead to the same address.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self._inner = httpx.AsyncHTTPTransport(trust_env=False, limits=limits)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request`` to the first address of its host that accepts a connection."""
@@ -176,13 +175,10 @@ class CheckedTransport(httpx.AsyncBaseTransport):
                 extensions={**request.extensions, "sni_hostname": host},
             )
             try:
-                return await self._inner.handle_async_request(sent)
+                return await super().handle_async_request(sent)
             except httpx.ConnectError as error:
                 refused = error
         raise refused
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,13 @@ _FIND_SPEC = f"SELECT {_SPEC_COLUMNS} FROM rounds WHERE round_id = ?"  # noqa: S
 _FIND_OPEN = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE NOT closed"  # noqa: S608 - too
 
 
+_PROGRESS = """
+    SELECT next_index, count(value) + pruned_values, count(error) + pruned_errors
+    FROM rounds LEFT JOIN results ON results.round = rounds.number
+    WHERE round_id = ? GROUP BY rounds.number
+"""
+
+
 def open_round(connection: Connection, spec: RoundSpec, now: float) -> RoundProgress:
     """Add or reopen a round; close any other. Raises ValueError if its parameters differ."""
     columns = _spec_columns(spec)
@@ -49,9 +56,8 @@ def open_round(connection: Connection, spec: RoundSpec, now: float) -> RoundProg
     if known is None:
         connection.execute(_ADD_ROUND, (spec.round_id, *columns))
     else:
-        connection.execute(
-            "UPDATE rounds SET closed = 0, closed_at = NULL WHERE round_id = ?", (spec.round_id,)
-        )
+        reopen = "UPDATE rounds SET closed = 0, closed_at = NULL WHERE round_id = ?"
+        connection.execute(reopen, (spec.round_id,))
     return progress(connection, spec.round_id)
 
 
@@ -62,19 +68,12 @@ def open_spec(connection: Connection) -> RoundSpec | None:
 
 def close_round(connection: Connection, round_id: str, now: float) -> None:
     number, *_ = _find(connection, round_id)
-    connection.execute(
-        "UPDATE rounds SET closed = 1, closed_at = ? WHERE number = ? AND NOT closed", (now, number)
-    )
+    close = "UPDATE rounds SET closed = 1, closed_at = ? WHERE number = ? AND NOT closed"
+    connection.execute(close, (now, number))
 
 
 def progress(connection: Connection, round_id: str) -> RoundProgress:
-    row = connection.execute(
-        "SELECT next_index, count(value) + pruned_values, count(error) + pruned_errors"
-        " FROM rounds LEFT JOIN results ON results.round = rounds.number"
-        " WHERE round_id = ? GROUP BY rounds.number",
-        (round_id,),
-    ).fetchone()
-    return RoundProgress(*row)
+    return RoundProgress(*connection.execute(_PROGRESS, (round_id,)).fetchone())
 
 
 def _find(connection: Connection, round_id: str) -> tuple[int, bool]:
@@ -286,19 +285,15 @@ def committed_round(
     rows = connection.execute(_OF_BLOCK, (block_hash, public_key, round_id)).fetchall()
     which = f"block {block_hash}, key {public_key}" + (f", id {round_id}" if round_id else "")
     if not rows:
-        raise Refused(
-            Refusal.UNKNOWN_ROUND,
-            f"there is no round of {which}: there never was one, or it is deleted",
-        )
+        text = f"there is no round of {which}: there never was one, or it is deleted"
+        raise Refused(Refusal.UNKNOWN_ROUND, text)
     committed = [row[1:] for row in rows if row[0]]
     if not committed:
         raise Refused(Refusal.NOT_COMMITTED, f"the round of {which} publishes vectors, not roots")
     if len(committed) > 1:
         named = ", ".join(row[0] for row in committed[-_NAMED:])
-        raise Refused(
-            Refusal.SEVERAL_ROUNDS,
-            f"several rounds of {which} publish roots; give round_id: {named}",
-        )
+        text = f"several rounds of {which} publish roots; give round_id: {named}"
+        raise Refused(Refusal.SEVERAL_ROUNDS, text)
     ((found, next_index, *numbers),) = committed
     return CommittedRound(found, NonceLane(*numbers), next_index)
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from sqlite3 import Connection
-from typing import Any, Concatenate, Self
+from typing import Any, Self
 
 from proofserve.outbox import callbacks, pruning, results
 from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan
-from proofserve.outbox.database import SCHEMA_VERSION, Database, P, T
+from proofserve.outbox.database import SCHEMA_VERSION, Database, P, T, Work
 from proofserve.outbox.pruning import Pruned
 from proofserve.outbox.receipts import SqliteReceipts
 from proofserve.protocol.commitments import Opening
@@ -69,10 +68,7 @@ class SqliteOutbox(Outbox):
     async def record(
         self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
     ) -> None:
-        """As the port. Raises ValueError also for a distance that is not finite.
-
-        In a round that publishes roots, the roots of all new batches are stored as well.
-        """
+        """As the port. Raises ValueError also for a distance that is not finite."""
         rows = results.rows_of(findings, failed)
         news = True
         try:
@@ -139,9 +135,7 @@ class SqliteOutbox(Outbox):
         await self._database.write(callbacks.fail, delivery, error, pause_s, self._clock())
         self._failed_attempts += 1
 
-    async def _announce(
-        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def _announce(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Write and wake the sender, also after an error: the rows may be stored nevertheless."""
         try:
             return await self._database.write(work, *args, **kwargs)

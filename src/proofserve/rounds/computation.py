@@ -117,10 +117,8 @@ class NonceLimit:
     def admit(self, nonces: int) -> None:
         """Add ``nonces``; ``leave`` must follow. Raises Refused and then adds nothing."""
         if self._queued + nonces > self._limit:
-            raise Refused(
-                Refusal.QUEUE_FULL,
-                f"Queue full: {self._queued} nonces queued, limit is {self._limit}",
-            )
+            text = f"Queue full: {self._queued} nonces queued, limit is {self._limit}"
+            raise Refused(Refusal.QUEUE_FULL, text)
         self._queued += nonces
 
     def leave(self, nonces: int) -> None:
@@ -201,10 +199,8 @@ class Computation:
         for field in ("hash", "height"):
             claimed, ours = getattr(claims.block, field), getattr(spec.work.block, field)
             if claimed != ours:
-                raise Refused(
-                    Refusal.OTHER_ROUND,
-                    f"block_{field} {claimed!r} is not the {ours!r} of the configured round",
-                )
+                text = f"block_{field} {claimed!r} is not the {ours!r} of the configured round"
+                raise Refused(Refusal.OTHER_ROUND, text)
         return await self.totals.judged(self._recompute(spec, target, claims))
 
     async def _recompute(

@@ -11,7 +11,6 @@ class Refusal(StrEnum):
     """Why the present state does not allow a valid request. The metric of refusals has these."""
 
     ALREADY_GENERATING = "already_generating"
-    """A round is running; stop it before starting another."""
     NOT_INITIALISED = "not_initialised"
     """No round of the distance protocol is configured."""
     OTHER_PROTOCOL = "other_protocol"
@@ -37,7 +36,6 @@ class Refusal(StrEnum):
     UNKNOWN_RECEIPT = "unknown_receipt"
     """No answer with this id has a receipt, or not yet, or its receipt was deleted long ago."""
     RECEIPT_DELETED = "receipt_deleted"
-    """The receipt was deleted after its time to live."""
     RECEIPT_NOT_LOGGED = "receipt_not_logged"
     """The receipt is stored, and enters the log within about a second."""
     WAITS_FULL = "waits_full"
@@ -45,7 +43,6 @@ class Refusal(StrEnum):
     CHAT_BUSY = "chat_busy"
     """Chat used the engine for as long as the call may wait."""
     SHUTTING_DOWN = "shutting_down"
-    """The server shuts down and starts nothing new."""
     UNKNOWN_MEMBER = "unknown_member"
     """No member of the fleet has this id: there never was one, or it was removed."""
     UNKNOWN_LANE = "unknown_lane"
@@ -53,7 +50,6 @@ class Refusal(StrEnum):
     NO_LANE = "no_lane"
     """A fleet's round gives a member no lane: the text says why. A lane is never given twice."""
     FLEET_FULL = "fleet_full"
-    """The fleet has as many members as it may have."""
     NOTHING_TO_VERIFY = "nothing_to_verify"
     """No verdict about the member is possible: the text says what is missing."""
 

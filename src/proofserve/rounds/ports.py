@@ -79,10 +79,7 @@ class AnsweringEngine(Protocol):
     def k_dim(self) -> int: ...
 
     async def finished_answers(self) -> list[FinishedAnswer]:
-        """The chat answers that ended since the last call, in that order; waits for the first.
-
-        Each is handed over once. Raises EngineGone.
-        """
+        """The answers that ended since the last call; waits for one. Raises EngineGone."""
 
 
 class PublishedResults(Protocol):

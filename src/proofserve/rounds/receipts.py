@@ -152,24 +152,19 @@ class ReceiptService:
             )
         kept = [each for each in found if each is not None]
         if len(kept) < len(found):
-            raise Refused(
-                Refusal.RECEIPT_DELETED, "the receipt is deleted: its time to live has passed"
-            )
+            text = "the receipt is deleted: its time to live has passed"
+            raise Refused(Refusal.RECEIPT_DELETED, text)
         if any(each.inclusion is None for each in kept):
-            raise Refused(
-                Refusal.RECEIPT_NOT_LOGGED,
-                "the receipt is stored, and enters the log within a second",
-            )
+            text = "the receipt is stored, and enters the log within a second"
+            raise Refused(Refusal.RECEIPT_NOT_LOGGED, text)
         return kept
 
     @contextmanager
     def _arrival(self, response_id: str) -> Iterator[asyncio.Event]:
         """An event that a receipt of ``response_id`` sets. Raises Refused (WAITS_FULL)."""
         if len(self._arrivals) >= MOST_WAITS:
-            waiting = len(self._arrivals)
-            raise Refused(
-                Refusal.WAITS_FULL, f"{waiting} requests wait for receipts that are not known yet"
-            )
+            text = f"{len(self._arrivals)} requests wait for receipts that are not known yet"
+            raise Refused(Refusal.WAITS_FULL, text)
         came = asyncio.Event()
         self._arrivals[came] = response_id
         try:

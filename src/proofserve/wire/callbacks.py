@@ -78,10 +78,7 @@ class Envelope:
     timestamp: int
 
     def sign(self, secret: bytes, body: bytes) -> str:
-        """The value of the signature header: HMAC-SHA-256, in hexadecimal.
-
-        A large body takes a tenth of a second, during which other threads run.
-        """
+        """The signature header: HMAC-SHA-256 in hexadecimal. Other threads run meanwhile."""
         parts = (_VERSION, self.timestamp, self.endpoint, self.key, self.sequence)
         head = "".join(f"{part}\n" for part in parts).encode()
         mac = hmac.new(secret, head, hashlib.sha256)

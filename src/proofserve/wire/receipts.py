@@ -1,7 +1,4 @@
-"""Signed receipts and entries of their log as JSON; hashes, keys and signatures in hexadecimal.
-
-Parsing is strict: no conversions, and no unknown field in what is signed.
-"""
+"""Signed receipts and their log as strict JSON; hashes, keys and signatures in hexadecimal."""
 
 import base64
 import re

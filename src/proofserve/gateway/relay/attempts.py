@@ -71,10 +71,7 @@ class CrossOrigin:
 
 
 class Attempts:
-    """Holds a place at one backend at a time, and the connection to it.
-
-    ``model`` and ``prefix`` (the beginning of the conversation, or nothing) decide the choice.
-    """
+    """Holds a place at one backend, chosen by ``model`` and ``prefix``, and a connection to it."""
 
     __slots__ = ("_backends", "_sender", "_tried", "backend", "model", "prefix", "upstream")
 
@@ -144,11 +141,7 @@ class Attempts:
             self.backend.failed()
 
     def lost(self) -> bool:
-        """The connection has ended. True if the backend closed it before it saw the request.
-
-        So it is with an idle connection that the backend was closing while we wrote to it: that is
-        no fault of the backend's.
-        """
+        """Whether the backend closed the idle connection before it saw the request: no fault."""
         upstream, self.upstream = self.upstream, None
         return upstream is not None and upstream.used and upstream.silent
 
