@@ -97,7 +97,7 @@ def digest(key: bytes) -> bytes:
 
 
 def request_id_of(given: bytes | None) -> bytes:
-    """``given`` if fit for a log line, else a new id. None can guess it, as it opens a receipt."""
+    """``given`` if fit for a log line; else a new id, which is secret: it opens a receipt."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return os.urandom(16).hex().encode()

@@ -76,7 +76,7 @@ class SqliteReceipts(ReceiptStorage):
         return await self._database.read(_gauges)
 
     async def prune(self, older_than_s: float, forget_s: float) -> int:
-        """Delete receipts over ``older_than_s`` old, ids ``forget_s`` later. Returns the rows."""
+        """Delete old receipts, and their ids ``forget_s`` later. Returns the number of rows."""
         before = self._clock() - older_than_s
         step = partial(_prune, bodies_before=before, rows_before=before - forget_s)
         deleted = await self._database.delete(step)
@@ -234,7 +234,7 @@ def _entries(connection: Connection, index: int, limit: int) -> list[SignedEntry
 
 
 def _cut_callback(connection: Connection, url: str, public_key: bytes, now: float) -> bool:
-    """Queue the entries that are in no callback yet, unless one waits: it is the only one."""
+    """Queue the entries that are in no callback yet, unless one waits: at most one does."""
     if connection.execute(_PENDING, (LOGGED,)).fetchone() is not None:
         return False
     (posted,) = connection.execute("SELECT posted FROM receipt_totals").fetchone()

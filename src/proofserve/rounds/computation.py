@@ -216,7 +216,7 @@ class Computation:
         return await asyncio.to_thread(_judged, target, claims, done)
 
     async def _until_computed(self, prove: Prove, nonces: Sequence[int], width: int) -> ProofBatch:
-        """Ask until chat lets the engine compute. Raises EngineGone, and EngineFault in time."""
+        """Ask again while chat defers, but not for ever. Raises EngineFault and EngineGone."""
         deadline = self.clock() + self.chunk_timeout_s
         while True:
             answer = await ask(prove, nonces, width)

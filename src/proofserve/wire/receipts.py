@@ -147,7 +147,7 @@ class SignedReceiptRecord(BaseModel, strict=True):
 
 
 def signed_receipt(body: object) -> SignedReceipt:
-    """The record of a JSON object, unverified. ProtocolError names the field that is wrong."""
+    """The record of a JSON object, not verified. Raises ProtocolError with the wrong field."""
     parsed = _parsed(SignedReceiptRecord, body)
     found = parsed.inclusion
     signed = parsed.receipt.to_receipt(), parsed.public_key, parsed.signature
