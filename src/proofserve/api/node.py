@@ -26,7 +26,7 @@ T = TypeVar("T")
 _WAIT_ENDS_S = 5.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CallLimits:
     """How much clients may ask: requests a minute, calls that wait, and validators' challenges."""
 

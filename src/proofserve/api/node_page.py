@@ -56,7 +56,7 @@ _TEXT_OF = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class NodeHistory:
     """Looks at ``status`` each second while ``watch`` runs, and whenever the page is shown."""
 

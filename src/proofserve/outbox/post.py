@@ -274,7 +274,7 @@ async def _excerpt(response: httpx.Response) -> str:
     return text[:_EXCERPT].decode(errors="replace").strip()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class UrlCheck:
     """Checks the URL that a request names within ``timeout_s``; a slow lookup continues alone."""
 

@@ -41,7 +41,7 @@ MOST_IN_ENTRY = 4096
 MOST_IN_CALLBACK = 1000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SqliteReceipts(ReceiptStorage):
     """Receipts and their log. ``news`` is set when the sender of callbacks may have work."""
 

@@ -103,7 +103,7 @@ def artifacts_of(batch: ProofBatch) -> tuple[Claim, ...]:
     return tuple(Claim(n, text) for n, text in zip(batch.nonces, texts, strict=True))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class NonceLimit:
     """Counts the nonces that wait for the engine."""
 
