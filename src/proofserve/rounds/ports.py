@@ -54,10 +54,7 @@ class ProofEngine(Protocol):
     async def gauges(self) -> EngineGauges: ...
 
     async def fit(self, work: Workload) -> None:
-        """Choose anew how many nonces of ``work`` a forward has, unless chat uses the engine.
-
-        Raises EngineFault and EngineGone.
-        """
+        """Choose anew the size of forwards of ``work`` unless chat is busy. Raises as ``Prove``."""
 
 
 # Times a number of forwards of the nonces back to back; chat waits for all of them. Gives how many
@@ -145,11 +142,7 @@ class NodeManager(Protocol):
         """Configure ``spec`` and judge claims by it. Raises Refused (ALREADY_GENERATING)."""
 
     async def start(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and generate; jobs wait until the round ends.
-
-        Raises Refused (ALREADY_GENERATING, LANE_UNSET) and OutboxUnavailable (the round could not
-        be stored).
-        """
+        """Configure ``spec`` and generate; jobs wait. Raises as ``init`` and ``generate``."""
 
     async def generate(self) -> None:
         """Start the configured round, or continue it; no change if it already generates.
@@ -169,10 +162,7 @@ class NodeManager(Protocol):
         """
 
     async def stop(self) -> None:
-        """End the running round, if any, and cancel the submitted jobs. Always allowed.
-
-        Finished batches are stored before this returns, if the outbox can store them.
-        """
+        """End the round and cancel submitted jobs, always; finished batches are stored first."""
 
     def status(self) -> Status: ...
 
@@ -205,10 +195,7 @@ class NodeManager(Protocol):
             )
 
     async def aclose(self) -> None:
-        """End every task and start nothing new. A second call does nothing.
-
-        A running round stays open in the outbox, so that ``--resume`` can continue it.
-        """
+        """End every task; a running round stays open in the outbox, for ``--resume``."""
 
 
 # A signed receipt with its digest, which is made once.

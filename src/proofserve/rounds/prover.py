@@ -132,11 +132,7 @@ class Prover:
         return next(iter(troubles)) if all(troubles) else None
 
     async def next(self) -> ProofBatch:
-        """The next batch of the lane; later calls are already in flight.
-
-        Raises EngineFault (every core had ``max_faults`` faults in a row), EngineGone and
-        ProtocolError (the lane has no further nonces).
-        """
+        """The next batch. Raises EngineFault once no core proves, EngineGone and ProtocolError."""
         for core in self._cores:
             if not core.calls:
                 core.calls = [
