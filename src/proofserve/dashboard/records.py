@@ -232,10 +232,9 @@ class KeyTraffic(DashboardRecord, frozen=True, kw_only=True):
 
 
 class GatewayPanel(DashboardRecord, frozen=True, kw_only=True):
-    """Load and answers of a gateway. ``waits`` is a histogram of waits for a permit, in seconds.
+    """Load and answers of a gateway, and waits for permits in the last ``waits_over_s`` seconds.
 
-    ``waits`` has one count for each of ``wait_bounds`` and a last one for longer waits, of the last
-    ``waits_over_s`` seconds. Keys beyond a limit are left out: ``keys_left_out`` says how many.
+    ``waits`` has one count for each of ``wait_bounds`` and a last one for longer waits.
     """
 
     load: tuple[NamedTrend, ...]

@@ -186,9 +186,8 @@ class Clients:
 class SharedWindow(FixedWindow):
     """At most ``limit`` units in each whole minute of the clock, as far as this gateway knows.
 
-    Several gateways spend them together. ``clock`` gives seconds since the epoch, as those of the
-    other gateways do. ``changed`` is called with ``name`` after each change that the others must
-    learn.
+    Several gateways spend them together. ``clock`` gives seconds since the epoch; ``changed`` gets
+    ``name`` after each change that the others must learn.
     """
 
     __slots__ = ("_changed", "_unsent", "name")

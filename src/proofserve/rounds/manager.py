@@ -89,12 +89,12 @@ class RoundManager(NodeManager):
         if configured is None or configured.spec.target is None:
             raise AssertionError("state.step allows judging only with a distance round")
         spec, target = configured.spec, configured.spec.target
-        pushing = self._state is State.VALIDATING and spec.url is not None
+        url = spec.url if self._state is State.VALIDATING else None
         verdict = await self._computation.judge(spec, target, claims)
         if not of_round:
             return verdict
-        if pushing and spec.url is not None:
-            await self._outbox.push(spec.url, verdict)
+        if url is not None:
+            await self._outbox.push(url, verdict)
         configured.counters.judged(len(claims.nonces), winners_among(verdict))
         return verdict
 

@@ -37,10 +37,9 @@ KEEP_S = 7 * 86_400.0
 
 
 class PendingRequest(Protocol):
-    """A request that waits for a permit, and gives up when its deadline has passed.
+    """A request that waits for a permit, and gives up in ``check`` after its deadline.
 
-    ``check`` looks at the deadline, ``now`` is the loop's clock in seconds; ``shut_down`` gives up
-    at once. ``keep_alive``: its connection may serve another one.
+    ``now`` is the loop's clock in seconds. ``keep_alive``: its connection may serve another one.
     """
 
     keep_alive: bool
