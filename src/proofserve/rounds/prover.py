@@ -34,6 +34,8 @@ class SharedLane(Generic[T]):
     _results: dict[int, T] = field(default_factory=dict, init=False)
     # Batches that a core gave back, and that core.
     _returned: dict[int, int] = field(default_factory=dict, init=False)
+    changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set when a core may take another batch, or a result may be handed on."""
 
     def __post_init__(self) -> None:
         self._oldest = self.start
@@ -58,18 +60,22 @@ class SharedLane(Generic[T]):
     def give_back(self, batch: int, core: int) -> None:
         """``core`` has no result of ``batch``, which another core may prove now."""
         self._returned[batch] = core
+        self.changed.set()
 
     def leave(self, core: int) -> None:
         self.cores.discard(core)
+        self.changed.set()
 
     def finish(self, batch: int, result: T) -> None:
         self._results[batch] = result
+        self.changed.set()
 
     def pop(self) -> T | None:
         """The result of the oldest batch, which then counts as handed on; None without one."""
         result = self._results.pop(self._oldest, None)
         if result is not None:
             self._oldest += self.size
+            self.changed.set()
         return result
 
 
@@ -118,7 +124,6 @@ class Prover:
         self._lane = SharedLane[ProofBatch | ProtocolError](
             first_index, spec.batch_size, ahead, set(range(len(sessions)))
         )
-        self._changed = asyncio.Event()
         self._failure: Exception | None = None
 
     @property
@@ -143,7 +148,6 @@ class Prover:
             if self._failure is not None:
                 raise self._failure
             await self._until_changed()
-        self._changed.set()
         if isinstance(result, ProtocolError):
             raise result
         return result
@@ -155,8 +159,8 @@ class Prover:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _until_changed(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+        self._lane.changed.clear()
+        await self._lane.changed.wait()
 
     async def _prove_for_ever(self, core: _Core, number: int) -> None:
         """One of the ``depth`` calls of ``core`` after the other."""
@@ -171,7 +175,6 @@ class Prover:
                 except EngineFault as fault:
                     faults += 1
                     self._lane.give_back(batch, core.index)
-                    self._changed.set()
                     await self._back_off(core, number, faults, fault)
                     continue
                 if finished is not None:
@@ -179,7 +182,7 @@ class Prover:
                     core.troubles.pop(number, None)
         except Exception as error:  # noqa: BLE001 - ``next`` raises it
             self._failure = error
-            self._changed.set()
+            self._lane.changed.set()
 
     async def _prove(self, core: _Core, batch: int) -> ProofBatch | None:
         """Prove ``batch``, or give it back because chat has the core. Raises EngineFault."""
@@ -187,17 +190,14 @@ class Prover:
             nonces = self._nonces.batch(batch, self._spec.batch_size)
         except ProtocolError as error:
             self._lane.finish(batch, error)
-            self._changed.set()
             return None
         answer = await ask(core.prove, nonces, self._spec.work.scheme.width)
         if isinstance(answer, Deferred):
             self._counters.deferred(answer.seconds)
             self._lane.give_back(batch, core.index)
-            self._changed.set()
             return None
         core.proved += len(nonces)
         self._lane.finish(batch, answer)
-        self._changed.set()
         return answer
 
     async def _back_off(self, core: _Core, number: int, faults: int, fault: EngineFault) -> None:
@@ -212,7 +212,6 @@ class Prover:
             return
         core.error = f"{faults} faults in a row, the last one: {fault}"
         self._lane.leave(core.index)
-        self._changed.set()
         left = sum(each.error is None for each in self._cores)
         if not left:
             raise EngineFault(core.error)
