@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from itertools import takewhile
@@ -111,21 +111,17 @@ def prune(path: Path, before: float) -> Pruned:
         at_first = pruning.totals(connection)
     try:
         with closing(connect(path, "mode=rw")) as connection:
-            _in_steps(connection, partial(pruning.step, before=before))
-            _in_steps(connection, pruning.shrink)
+            for step in (partial(pruning.step, before=before), pruning.shrink):
+                again = True
+                while again:
+                    connection.execute("BEGIN IMMEDIATE")
+                    with connection:
+                        again = step(connection)
+                    # A waiting server tries again and again to lock the file; this lets it succeed.
+                    time.sleep(PAUSE_S)
             return pruning.totals(connection).since(at_first)
     except sqlite3.Error as error:
         raise _failure(path, error) from error
-
-
-def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection], bool]) -> None:
-    again = True
-    while again:
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            again = step(connection)
-        # A waiting server tries again and again to lock the file: this pause lets it succeed.
-        time.sleep(PAUSE_S)
 
 
 # -- retrying --------------------------------------------------------------------------------------
