@@ -107,7 +107,7 @@ class CallLimits:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, or ApiError once the client leaves. ``request`` must have been read."""
+    """The result of ``work``, or ApiError once the client leaves. The body must be read before."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_left(request))
     try:
