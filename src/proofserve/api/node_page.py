@@ -346,7 +346,7 @@ _CONTINUE = ActionOffer(
 
 
 def offered(deployment: Deployment, status: Status) -> tuple[ActionOffer, ...]:
-    if status.state in (State.GENERATING, State.VALIDATING):
+    if status.state in _RUNNING:
         return (_STOP,)
     start = _start(deployment, status.spec)
     is_distance = status.spec is not None and status.spec.target is not None

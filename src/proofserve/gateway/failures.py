@@ -1,4 +1,4 @@
-"""The gateway's own errors, in OpenAI's shape; ``code`` is stable and names metrics' outcomes."""
+"""The gateway's own errors, in OpenAI's shape; ``code`` is stable, and the outcome in metrics."""
 
 import json
 import math
