@@ -19,12 +19,9 @@ from starlette.types import Message
 
 # Headers that a proxy adds when it passes on the request of another client.
 _PROXY_HEADERS = {"forwarded", "via", "x-real-ip"}
-_PROXY_PREFIX = "x-forwarded-"
 # Characters with which a client cannot forge a log line.
 _REQUEST_ID = re.compile(rb"[\w.:+/=-]{1,128}", re.ASCII)
 _HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
-# Digits of the largest length that a request could have.
-_MAX_DIGITS = 19
 MINUTE_S, HOUR_S = 60.0, 3600.0
 
 
@@ -36,7 +33,7 @@ def why_not_local(connection: HTTPConnection) -> str | None:
     """
     # Behind a proxy every peer is the proxy; a trusted one may even show a local peer address.
     for name in connection.headers:
-        if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX):
+        if name in _PROXY_HEADERS or name.startswith("x-forwarded-"):
             return f"a proxy passed this request on (header {name})"
     # A browser on this machine also sends requests of pages from other sites.
     for origin in connection.headers.getlist("origin"):
@@ -126,7 +123,8 @@ async def with_body(request: Request, max_bytes: int, too_large: Exception) -> S
     its Content-Length, else while it is read. Raises ClientDisconnect.
     """
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and (len(announced) > _MAX_DIGITS or int(announced) > max_bytes):
+    # No length that a request could have has more than 19 digits.
+    if announced.isdecimal() and (len(announced) > 19 or int(announced) > max_bytes):
         raise too_large
     received = 0
 

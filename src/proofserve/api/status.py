@@ -14,10 +14,6 @@ T = TypeVar("T")
 
 # The longest wait for the outbox, in seconds; the engine's answer has its own limit.
 OUTBOX_ANSWER_S = 5.0
-# How often a call that waits for the engine looks whether the engine hangs, seconds.
-STALL_LOOK_S = 0.25
-# Older winners are in GET /results.
-NEWEST_WINNERS = 100
 _NOTHING = RoundStats(0, 0, 0.0, 0.0, 0, 0.0, 0, 0.0, 0)
 
 
@@ -82,7 +78,8 @@ async def pow_status(node: Node, status: Status) -> dict[str, Any]:
     else:
         r_target = spec.target.r_target
         try:
-            winners = await node.outbox.winners(spec.round_id, NEWEST_WINNERS)
+            # Older ones are in GET /results.
+            winners = await node.outbox.winners(spec.round_id, 100)
         except OutboxUnavailable:
             winners = None
     return PowStatus(
@@ -111,7 +108,7 @@ async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
         while not asked.done():
             if (reason := node.stall) is not None:
                 return None, reason
-            await asyncio.wait({asked}, timeout=STALL_LOOK_S)
+            await asyncio.wait({asked}, timeout=0.25)
         engine = asked.result()
     except EngineFault as error:
         return None, node.stall or str(error)

@@ -13,13 +13,8 @@ import msgspec
 # Seconds between two values, and how many are kept: an hour of them.
 STEP_S = 5.0
 KEPT = 720
-# The newest values, a minute of them, are what an operator compares with the usual value.
-_NEWEST = 12
-# Without so many older values there is no usual value.
-_ENOUGH = 24
-# Values between two computations of the usual value, which sorts the whole history.
-_EVERY = 12
-_DIGITS = 4
+# Values of a minute: an operator compares the newest ones with the usual value.
+_MINUTE = 12
 
 
 class Level(StrEnum):
@@ -56,9 +51,10 @@ class History:
     def add(self, value: float | None) -> None:
         self._values.append(None if value is None else rounded(value))
         self._added += 1
-        if self._added % _EVERY == 0:
-            older = [each for each in list(self._values)[:-_NEWEST] if each]
-            self._baseline = rounded(median(older)) if len(older) >= _ENOUGH else None
+        # Once in a minute, because this sorts the whole history.
+        if self._added % _MINUTE == 0:
+            older = [each for each in list(self._values)[:-_MINUTE] if each]
+            self._baseline = rounded(median(older)) if len(older) >= 2 * _MINUTE else None
 
     def trend(self, last: int = 60) -> Trend:
         """The ``last`` values. The baseline is the median before the newest minute, without 0."""
@@ -69,7 +65,7 @@ class History:
 
 def rounded(value: float) -> float:
     """``value`` with four digits that count: a page with many histories stays small."""
-    return float(f"{value:.{_DIGITS}g}")
+    return float(f"{value:.4g}")
 
 
 class Fact(DashboardRecord, frozen=True, kw_only=True):

@@ -33,8 +33,6 @@ COLUMNS = ("rate", "in_flight", "connections", "faults")
 _MOST_KEYS = 50
 # Values of the load's chart: half an hour.
 _CHART = 360
-# A share of errors above which an operator should look.
-_MANY_ERRORS = 0.02
 # Outcomes that are no errors: a client may leave its own stream.
 _NO_ERRORS = frozenset({"ok", "client_left"})
 # Steps over which waits and errors are counted: five minutes.
@@ -210,7 +208,8 @@ def _figures(gateway: Gateway, history: LoadHistory) -> Iterator[KeyFigure]:
     wait = quantile(SHORT_SECONDS, history.waits(), 0.95)
     yield KeyFigure(label="Wait, 95th percentile", value=wait, unit="s", hint=minutes)
     ended, errors = history.ended()
-    level = Level.WARNING if errors > _MANY_ERRORS * ended else Level.GOOD
+    # More than one in fifty deserves a look.
+    level = Level.WARNING if errors > 0.02 * ended else Level.GOOD
     yield KeyFigure(label="Errors", value=errors, of=ended, hint=minutes, level=level)
     tokens = history.tokens.trend()
     yield KeyFigure(label="Tokens", value=(tokens.values or (None,))[-1], unit="/s", trend=tokens)

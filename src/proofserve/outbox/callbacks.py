@@ -22,8 +22,6 @@ from proofserve.wire.records import (
 )
 
 ENDPOINTS = (GENERATED, VALIDATED, LOGGED)
-# Keeps the power of two within the range of a float; the longest pause is reached much earlier.
-_LAST_DOUBLING = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,8 @@ class CallbackPolicy:
 
     def pause_s(self, failures: int) -> float:
         """The pause after failure number ``failures`` = 1, 2, ... in a row."""
-        doublings = min(failures - 1, _LAST_DOUBLING)
-        return min(self.backoff_first_s * 2.0**doublings, self.backoff_longest_s)
+        # Bounded, so that the power stays a float; the longest pause is reached much earlier.
+        return min(self.backoff_first_s * 2.0 ** min(failures - 1, 32), self.backoff_longest_s)
 
     def expires(self, failures: int) -> bool:
         return 0 < self.max_retries <= failures
@@ -196,8 +194,6 @@ def wait_until(at: float, now: float, longest_s: float) -> float:
 
 # -- rows ------------------------------------------------------------------------------------------
 
-# Characters of an error that are kept: a target's error page may be large.
-_ERROR_LENGTH = 500
 _ADD = """
     INSERT INTO deliveries (round, endpoint, url, first_seq, last_seq, body, idempotency_key,
                             sequence, created_at, next_attempt_at)
@@ -279,7 +275,8 @@ def fail(
     """Count a failure. The next attempt is due after ``pause_s`` seconds, None for never."""
     values = {
         "id": delivery.id,
-        "error": error[:_ERROR_LENGTH],
+        # A target's error page may be large.
+        "error": error[:500],
         "now": now,
         "state": "expired" if pause_s is None else "pending",
         "next_attempt_at": now + (pause_s or 0.0),

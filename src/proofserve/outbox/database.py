@@ -22,9 +22,6 @@ PAUSE_S = 0.05
 
 # The first bytes of every SQLite file; a file without them is not a damaged outbox.
 _MAGIC = b"SQLite format 3\0"
-_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# Endings of a database's files: itself, changes that are not in it yet, and their index.
-_PARTS = ("", "-wal", "-shm")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -254,7 +251,7 @@ def require_sound(connection: sqlite3.Connection) -> None:
 def is_damage(path: Path, error: sqlite3.Error) -> bool:
     # The lowest byte is the kind of error.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code not in _DAMAGE:
+    if code not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
         return False
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
@@ -274,7 +271,8 @@ def _rename_damaged(path: Path) -> None:
             raise
         names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
         kept = next(name for name in names if not name.exists())
-        for part in _PARTS:
+        # The file itself, changes that are not in it yet, and their index.
+        for part in ("", "-wal", "-shm"):
             source = path.with_name(path.name + part)
             if source.exists():
                 source.rename(kept.with_name(kept.name + part))

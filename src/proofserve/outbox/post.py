@@ -29,7 +29,6 @@ Address = IPv4Address | IPv6Address
 
 # The entry for this machine; the only one by default.
 LOOPBACK = "loopback"
-_LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 _NAME = re.compile(r"[a-z0-9._-]+", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 
@@ -68,7 +67,7 @@ class Allowlist:
             if "://" in entry:
                 self._origins.add(_entry_origin(entry))
             else:
-                texts = _LOOPBACK_NETWORKS if entry == LOOPBACK else (entry,)
+                texts = ("127.0.0.0/8", "::1/128") if entry == LOOPBACK else (entry,)
                 self._networks += [_network(text) for text in texts]
 
     def refusal(

@@ -23,16 +23,12 @@ _logger = logging.getLogger(__name__)
 _BATCH = 256
 # Beyond this many bytes no more answers are taken from the engine, which then bounds its own.
 MOST_WAITING_BYTES = 64 * 1024 * 1024
-# What an answer takes besides its sketches and 8 bytes for each token. Bytes.
-_OVERHEAD = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 ENTRY_EVERY_S = 1.0
 # How long a request waits for a receipt that is not known: the answer may just have ended.
 WAIT_S = 2.0
 # More requests than this do not wait.
 MOST_WAITS = 256
-# Token ids in a receipt's hashes are u32.
-_MOST_ID = 2**32 - 1
 
 
 def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: int) -> Receipt:
@@ -45,7 +41,8 @@ def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: i
     if answer.sketches is None or facts.weights_digest is None:
         raise ProtocolError("sketches", "a receipt needs sketches and a digest of the weights")
     for name, ids in (("prompt_ids", answer.prompt_ids), ("output_ids", answer.output_ids)):
-        if ids and not 0 <= min(ids) <= max(ids) <= _MOST_ID:
+        # They are u32 in the receipt's hashes.
+        if ids and not 0 <= min(ids) <= max(ids) < 2**32:
             raise ProtocolError(name, "has a token id that is not in 0..2^32 - 1")
     return Receipt(
         response_id=answer.response_id,
@@ -283,4 +280,5 @@ class ReceiptService:
 
 def _size(answer: FinishedAnswer) -> int:
     tokens = len(answer.prompt_ids) + len(answer.output_ids)
-    return _OVERHEAD + 8 * tokens + len(answer.sketches or b"")
+    # Token ids have 8 bytes each; besides them and the sketches an answer takes about a kilobyte.
+    return 1024 + 8 * tokens + len(answer.sketches or b"")

@@ -15,10 +15,6 @@ from proofserve.protocol.receipts.record import LEAST, MOST, SCHEME, Receipt, Sa
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
 from proofserve.wire.records import UnicodeText, Whole, base64_bytes, first_problem
 
-# Entries of one ``LoggedEntries``: a node sends at most a tenth.
-_MOST_ENTRIES = 10_000
-# A path has one hash for each doubling of the entry's receipts: more than 63 cannot occur.
-_LONGEST_PATH = 63
 _HEX = re.compile("(?:[0-9a-f]{2})*")
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -127,14 +123,16 @@ class LoggedEntries(BaseModel, strict=True):
     """The body of ``/logged``: new entries of a node's log. Fields of newer nodes are ignored."""
 
     public_key: _Hash
-    entries: list[SignedEntryRecord] = Field(min_length=1, max_length=_MOST_ENTRIES)
+    # A node sends at most a tenth.
+    entries: list[SignedEntryRecord] = Field(min_length=1, max_length=10_000)
 
 
 class InclusionRecord(SignedEntryRecord):
     """The place of a receipt in an entry, and the hashes beside its way to the root."""
 
     index: Whole
-    path: list[_Hash] = Field(max_length=_LONGEST_PATH)
+    # One hash for each doubling of the entry's receipts: more than 63 cannot occur.
+    path: list[_Hash] = Field(max_length=63)
 
 
 class SignedReceiptRecord(BaseModel, strict=True):
