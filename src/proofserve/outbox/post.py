@@ -214,8 +214,13 @@ async def post(
         "Content-Type": "application/json",
         KEY_HEADER: delivery.key,
         SEQUENCE_HEADER: str(delivery.sequence),
-        **await _signature(outward, delivery, body),
     }
+    if outward.secret is not None:
+        now = int(outward.clock())
+        envelope = Envelope(delivery.endpoint, delivery.key, delivery.sequence, now)
+        # In a thread: a body of a million artifacts would block the loop for a tenth of a second.
+        signature = await asyncio.to_thread(envelope.sign, outward.secret, body)
+        headers |= {TIMESTAMP_HEADER: str(now), SIGNATURE_HEADER: signature}
     url = f"{delivery.url}/{delivery.endpoint}"
     allowed_s = timeout_s + len(body) / _SLOWEST_UPLOAD
     accepted = False
@@ -235,16 +240,6 @@ async def post(
         error = f"{type(problem).__name__}: {problem}"
     # After a 2xx status, an error in the rest of the answer does not matter.
     return None if accepted else error
-
-
-async def _signature(outward: Outward, delivery: Delivery, body: bytes) -> dict[str, str]:
-    if outward.secret is None:
-        return {}
-    now = int(outward.clock())
-    envelope = Envelope(delivery.endpoint, delivery.key, delivery.sequence, now)
-    # In a thread: a body of a million artifacts would block the loop for a tenth of a second.
-    signature = await asyncio.to_thread(envelope.sign, outward.secret, body)
-    return {TIMESTAMP_HEADER: str(now), SIGNATURE_HEADER: signature}
 
 
 def _redirect(response: httpx.Response, endpoint: str) -> str | None:
