@@ -43,7 +43,10 @@ MOST_IN_CALLBACK = 1000
 
 @dataclass(slots=True, eq=False)
 class SqliteReceipts(ReceiptStorage):
-    """Receipts and their log. ``news`` is set when the sender of callbacks may have work."""
+    """All methods raise OutboxUnavailable if the disk fails; nothing is changed then.
+
+    ``news`` is set when the sender of callbacks may have work. ``clock`` gives wall-clock seconds.
+    """
 
     _database: Database
     _clock: Callable[[], float]

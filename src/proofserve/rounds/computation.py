@@ -55,7 +55,10 @@ def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 async def ask(prove: Prove, nonces: Sequence[int], width: int) -> ProofBatch | Deferred:
-    """The checked batch of ``nonces``, or ``Deferred``. Raises EngineFault and EngineGone."""
+    """The checked batch of ``nonces``, or ``Deferred`` after at least 50 ms.
+
+    Raises EngineFault (the computation failed, or its answer cannot be used) and EngineGone.
+    """
     loop = asyncio.get_running_loop()
     began = loop.time()
     answer = await prove(nonces)

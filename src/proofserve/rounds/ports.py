@@ -105,7 +105,7 @@ class Outbox(PublishedResults, Protocol):
         """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
 
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
-        """Store a round, or continue the stored one. Any other open round is closed."""
+        """Store a round, or continue the stored one; close any other. Raises OutboxUnavailable."""
 
     async def interrupted(self) -> RoundSpec | None:
         """The open round: after a restart, the round that the earlier process was running."""
