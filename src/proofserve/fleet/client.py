@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from email.utils import parsedate_to_datetime
@@ -231,46 +231,23 @@ def round_order(
     spec: RoundSpec, lane: NonceLane, deployed: DeploymentStatus, url: str
 ) -> dict[str, Any]:
     """The body of ``/init/generate`` for the nonces of ``lane``, with callbacks to ``url``."""
-    body = {**_work(spec.work), **asdict(lane), "batch_size": spec.batch_size}
+    body = {**asdict(lane), "batch_size": spec.batch_size}
     if spec.target is not None:
-        return {
-            **body,
-            **_distance(spec.work),
-            "r_target": spec.target.r_target,
-            "fraud_threshold": spec.target.fraud_threshold,
-            "callback_url": url,
-        }
+        return {**body, **distance_fields(spec.work), **asdict(spec.target), "callback_url": url}
     if spec.commits_roots:
         body["commit"] = "roots"
-    return {**body, **_artifact(spec.work, deployed), "url": url}
+    return {**body, **artifact_fields(spec.work, deployed), "url": url}
 
 
-def prove_order(
-    work: Workload, nonces: Sequence[int], deployed: DeploymentStatus
-) -> dict[str, Any]:
-    """The body of ``/generate`` that waits for the vectors of ``nonces``."""
-    listed = {"node_id": 0, "node_count": 1, "nonces": list(nonces), "wait": True}
-    return {**_work(work), **_artifact(work, deployed), **listed}
-
-
-def judging_order(work: Workload) -> dict[str, Any]:
-    """The body of ``/init`` for a distance round by which the member can recompute distances."""
-    return {**_work(work), **_distance(work), "r_target": 1.0}
-
-
-def judge_order(work: Workload, nonces: Sequence[int]) -> dict[str, Any]:
-    """The body of ``/validate`` that recomputes ``nonces``; its claims do not matter."""
-    return {**_work(work), "nonces": list(nonces), "dist": [0.0] * len(nonces), "node_id": 0}
-
-
-def _work(work: Workload) -> dict[str, Any]:
+def work_fields(work: Workload) -> dict[str, Any]:
     block = work.block
     return {"block_hash": block.hash, "block_height": block.height, "public_key": work.public_key}
 
 
-def _artifact(work: Workload, deployed: DeploymentStatus) -> dict[str, Any]:
+def artifact_fields(work: Workload, deployed: DeploymentStatus) -> dict[str, Any]:
     wire: Mapping[str, Any] = work.scheme.to_wire()
-    body: dict[str, Any] = {
+    body = {
+        **work_fields(work),
         "scheme": wire["name"],
         "params": {"model": deployed.models[0], "seq_len": work.seq_len, "k_dim": wire["k_dim"]},
     }
@@ -281,10 +258,7 @@ def _artifact(work: Workload, deployed: DeploymentStatus) -> dict[str, Any]:
     return body
 
 
-def _distance(work: Workload) -> dict[str, Any]:
+def distance_fields(work: Workload) -> dict[str, Any]:
     wire: Mapping[str, Any] = work.scheme.to_wire()
-    return {
-        "seq_len": work.seq_len,
-        "use_sign_flips": wire["sign_flips"],
-        "use_layer_hooks": wire["layer_hooks"],
-    }
+    options = {"use_sign_flips": wire["sign_flips"], "use_layer_hooks": wire["layer_hooks"]}
+    return {**work_fields(work), "seq_len": work.seq_len, **options}

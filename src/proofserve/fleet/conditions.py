@@ -88,7 +88,7 @@ def conditions(
     lanes_of: dict[str, list[Lane]] = {member.id: [] for member in members}
     for lane in lanes:
         lanes_of.setdefault(lane.member_id, []).append(lane)
-    kind = _common_kind(_voters(members, desired, lanes_of), rules)
+    kind = _common_kind(members, desired, lanes_of, rules)
     found = []
     for member in members:
         look = member.seen
@@ -187,8 +187,10 @@ def _refusal(look: MemberLook, kind: _Kind | None, rules: Rules) -> str | None:
     theirs, digest = _kind(look.status.deployment), look.status.deployment.weights_digest
     if rules.weights_digest not in (None, digest):
         return f"its weights have the digest {digest}, the fleet is for {rules.weights_digest}"
-    if kind is not None and theirs != kind:
-        return _difference(theirs, kind)
+    names = ("weights", "fixed scheme", "fixed seq_len", "fixed k_dim")
+    for name, their, common in zip(names, theirs, kind or theirs, strict=True):
+        if their != common:
+            return f"its {name}: {their}; that of most members: {common}"
     return _wrong_clock(look.clock_offset_s, rules)
 
 
@@ -208,36 +210,27 @@ def _kind(deployment: DeploymentStatus) -> _Kind:
     return weights, deployment.scheme, deployment.seq_len, deployment.k_dim
 
 
-def _difference(theirs: _Kind, kind: _Kind) -> str:
-    names = ("weights", "fixed scheme", "fixed seq_len", "fixed k_dim")
-    for name, their, common in zip(names, theirs, kind, strict=True):
-        if their != common:
-            return f"its {name}: {their}; that of most members: {common}"
-    raise AssertionError("the two kinds are equal")
+def _common_kind(
+    members: Sequence[Member],
+    desired: DesiredState,
+    lanes_of: Mapping[str, Sequence[Lane]],
+    rules: Rules,
+) -> _Kind | None:
+    """The kind that most have; of two equally frequent ones that of the oldest member.
 
-
-def _voters(
-    members: Sequence[Member], desired: DesiredState, lanes_of: Mapping[str, Sequence[Lane]]
-) -> list[DeploymentStatus]:
-    """The deployments that decide what the fleet serves, of the members by age.
-
-    Only members with a lane of the desired round, if there are any: however many others join, the
-    round goes on.
+    Only members with a lane of the desired round count, if there are any: however many others join,
+    the round goes on.
     """
     round_id = desired.round.id if desired.round else None
     by_age = sorted(members, key=lambda each: (each.added_at, each.id))
     deployed = [(e.id, e.seen.status.deployment) for e in by_age if e.seen and e.seen.status]
     proving = [
-        deployment
+        (member_id, deployment)
         for member_id, deployment in deployed
         if any(e.round_id == round_id and e.ended_at is None for e in lanes_of[member_id])
     ]
-    return proving or [deployment for _, deployment in deployed]
-
-
-def _common_kind(voters: Sequence[DeploymentStatus], rules: Rules) -> _Kind | None:
-    """The kind that most have; of two equally frequent ones the first."""
-    kinds = [_kind(each) for each in voters if rules.weights_digest in (None, each.weights_digest)]
-    # A Counter keeps the order in which it met them, and max takes the first of equals.
-    counted = Counter(kinds)
-    return max(counted, key=lambda each: counted[each]) if counted else None
+    voters = [deployment for _, deployment in proving or deployed]
+    counted = Counter(
+        _kind(each) for each in voters if rules.weights_digest in (None, each.weights_digest)
+    )
+    return next((kind for kind, _ in counted.most_common(1)), None)

@@ -18,9 +18,9 @@ from proofserve.fleet.client import (
     MemberClient,
     MemberError,
     Unreachable,
-    judge_order,
-    judging_order,
-    prove_order,
+    artifact_fields,
+    distance_fields,
+    work_fields,
 )
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.errors import NoMemberReady
@@ -266,7 +266,8 @@ async def compute_share(
 async def _vectors(
     client: MemberClient, work: Workload, nonces: Sequence[int], deployed: DeploymentStatus
 ) -> Rows:
-    answer = await client.job("/generate", prove_order(work, nonces, deployed))
+    asked = {"node_id": 0, "node_count": 1, "nonces": list(nonces), "wait": True}
+    answer = await client.job("/generate", artifact_fields(work, deployed) | asked)
     proved = _ShareProofs.model_validate(answer)
     width = work.scheme.width
     try:
@@ -287,8 +288,10 @@ async def _distances(client: MemberClient, work: Workload, nonces: Sequence[int]
         raise BadAnswer(f"answered nonsense to GET /status: {error}") from error
     if not status.judges(work):
         # Not always: this replaces the configured round, which may go on in its lane later.
-        await client.change("/init", judging_order(work))
-    answer = await client.job("/validate", judge_order(work, nonces))
+        await client.change("/init", {**distance_fields(work), "r_target": 1.0})
+    # The claims do not matter.
+    claims = {"node_id": 0, "nonces": list(nonces), "dist": [0.0] * len(nonces)}
+    answer = await client.job("/validate", work_fields(work) | claims)
     computed = _ShareDistances.model_validate(answer).computed_distances
     if len(computed) != len(nonces):
         raise BadAnswer("answered for other nonces than it was asked for")

@@ -77,9 +77,14 @@ class MemberList:
         wanted = {each.url: each for each in (*await self._of_dns(), *self._listed)}
         known = {each.member.url: each for each in overview.members}
         changed = False
-        for url, each in wanted.items():
-            if url not in known:
-                changed |= await self._add(store, each)
+        for each in (each for url, each in wanted.items() if url not in known):
+            try:
+                member = await store.put_member(each.url, each.name, each.source)
+            except Refused as error:
+                _logger.error("member %s is not added: %s", each.name, error)  # noqa: TRY400
+            else:
+                _logger.info("member %s (%s) is in the fleet", member.name, member.url)
+                changed = True
         for url, condition in known.items():
             member = condition.member
             if url not in wanted and (reason := self._why_gone(condition, overview.view.at)):
@@ -97,15 +102,6 @@ class MemberList:
             return "its address is named no more" if self._dns_known else None
         silent_s = now - (member.seen.at if member.seen else member.added_at)
         return "it was silent for a day" if silent_s > FORGOTTEN_AFTER_S else None
-
-    async def _add(self, store: FleetStore, each: Address) -> bool:
-        try:
-            member = await store.put_member(each.url, each.name, each.source)
-        except Refused as error:
-            _logger.error("member %s is not added: %s", each.name, error)  # noqa: TRY400
-            return False
-        _logger.info("member %s (%s) is in the fleet", member.name, member.url)
-        return True
 
     async def _of_dns(self) -> Sequence[Address]:
         if self._dns is None:
@@ -190,9 +186,10 @@ class Reconciler:
             overview = await self.watch.refresh()
         looked_at = await self._look(overview)
         overview = await self.watch.refresh()
-        held = {each.member.id for each in overview.members} - looked_at
-        held |= self._actions.keys() | self._resting()
-        actions = plan(overview.desired, overview.members, overview.lanes, held, time.time())
+        now, held = time.time(), {each.member.id for each in overview.members} - looked_at
+        held |= self._actions.keys()
+        held |= {id_ for id_, (_, until) in self._troubles.items() if now < until}
+        actions = plan(overview.desired, overview.members, overview.lanes, held, now)
         if actions:
             await self._act(overview, actions)
             await self.watch.refresh()
@@ -228,7 +225,12 @@ class Reconciler:
             return replace(before, answered=False, error=text)
 
     async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
-        await self._note(actions)
+        started = {e.lane: e.member_round_id for e in actions if isinstance(e, AdoptLane)}
+        ended = {e.lane: e.reason for e in actions if isinstance(e, EndLane)}
+        for lane, reason in ended.items():
+            _logger.info("lane %d of member %s ends: %s", lane.lane, lane.member_id, reason)
+        if started or ended:
+            await self.store.note_lanes(started, ended)
         given = await self._give(overview, actions)
         conditions = {each.member.id: each for each in overview.members}
         by_member: dict[str, list[Action]] = {}
@@ -272,15 +274,6 @@ class Reconciler:
             self._rest(id_)
         finally:
             del self._actions[id_]
-
-    async def _note(self, actions: Sequence[Action]) -> None:
-        """Store which lanes members have started, and which ended. Raises StoreUnavailable."""
-        started = {e.lane: e.member_round_id for e in actions if isinstance(e, AdoptLane)}
-        ended = {e.lane: e.reason for e in actions if isinstance(e, EndLane)}
-        for lane, reason in ended.items():
-            _logger.info("lane %d of member %s ends: %s", lane.lane, lane.member_id, reason)
-        if started or ended:
-            await self.store.note_lanes(started, ended)
 
     async def _give(
         self, overview: Overview, actions: Sequence[Action]
@@ -331,10 +324,6 @@ class Reconciler:
         failures, _ = self._troubles.get(id_, (0, 0.0))
         pause_s = min(_FIRST_REST_S * 2.0**failures, _LONGEST_REST_S)
         self._troubles[id_] = (min(failures + 1, 10), time.time() + pause_s)
-
-    def _resting(self) -> set[str]:
-        now = time.time()
-        return {id_ for id_, (_, until) in self._troubles.items() if now < until}
 
 
 async def delete_for_ever(store: FleetStore, keep_s: float) -> None:

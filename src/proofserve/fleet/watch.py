@@ -19,7 +19,7 @@ from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.state import State
-from proofserve.rounds.status import LaneUse, OutboxGauges, RoundStats
+from proofserve.rounds.status import LaneUse, RoundStats
 
 _logger = logging.getLogger(__name__)
 
@@ -159,9 +159,17 @@ class Overview:
             return f"{condition.reason} ({left})"
         if condition.reason or status is None:
             return condition.reason
-        return (
-            self._why_no_lane(condition) or _why_no_results(status.outbox) or status.paused_reason
-        )
+        outbox = status.outbox
+        if (why := self._why_no_lane(condition)) or outbox is None:
+            return why or status.paused_reason
+        if outbox.last_error and outbox.pending:
+            return f"its callbacks fail: {outbox.last_error}"
+        if outbox.expired:
+            return (
+                f"{outbox.expired} of its callbacks have expired: run `proofserve outbox retry"
+                " --expired` there, and give it POC_CALLBACK_MAX_RETRIES=0"
+            )
+        return status.paused_reason
 
     def _why_no_lane(self, condition: MemberCondition) -> str | None:
         """Why a ready member has no lane of the running round."""
@@ -173,19 +181,6 @@ class Overview:
         if not lanes_left(desired.round, self.lanes):
             return f"no lane is left of the round's {desired.round.lanes}"
         return f"its last lane ended: {lane.end_reason}" if lane else None
-
-
-def _why_no_results(outbox: OutboxGauges | None) -> str | None:
-    if outbox is None:
-        return None
-    if outbox.last_error and outbox.pending:
-        return f"its callbacks fail: {outbox.last_error}"
-    if not outbox.expired:
-        return None
-    return (
-        f"{outbox.expired} of its callbacks have expired: run `proofserve outbox retry --expired`"
-        " there, and give it POC_CALLBACK_MAX_RETRIES=0"
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -223,7 +218,14 @@ class FleetWatch:
                 self.error = str(error)
                 raise
             self.error, self._read_at = None, began
-            self.current = self._overview(view, open_lanes, verification)
+            known = {(lane.round_id, lane.lane): lane for lane in (*open_lanes, *view.lanes)}
+            lanes = tuple(known.values())
+            found = conditions(view.members, view.desired, lanes, self._rules, self.clock())
+            deployment = fleet_deployment(found, self.limits, self._version)
+            # Lanes are given in the order of their numbers.
+            newest = {lane.member_id: lane for lane in view.lanes}
+            counted = _counts(view, found, self.current.counted)
+            self.current = Overview(view, found, lanes, newest, deployment, verification, counted)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
             return self.current
@@ -246,19 +248,6 @@ class FleetWatch:
                 self.error = "the database holds what this controller cannot read"
                 _logger.exception("the fleet's database cannot be read")
             await asyncio.sleep(_INTERVAL_S)
-
-    def _overview(
-        self, view: FleetView, open_lanes: list[Lane], verification: VerificationView
-    ) -> Overview:
-        known = {(lane.round_id, lane.lane): lane for lane in open_lanes}
-        known |= {(lane.round_id, lane.lane): lane for lane in view.lanes}
-        lanes = tuple(known.values())
-        found = conditions(view.members, view.desired, lanes, self._rules, self.clock())
-        deployment = fleet_deployment(found, self.limits, self._version)
-        # Lanes are given in the order of their numbers.
-        newest = {lane.member_id: lane for lane in view.lanes}
-        counted = _counts(view, found, self.current.counted)
-        return Overview(view, found, lanes, newest, deployment, verification, counted)
 
 
 def _counts(

@@ -20,11 +20,12 @@ from proofserve.fleet.records import (
     MemberFindings,
     MemberSource,
 )
-from proofserve.fleet.sql import rounds as rows
-from proofserve.fleet.sql.rounds import find_round
+from proofserve.fleet.sql.callbacks import add_callback
+from proofserve.fleet.sql.rounds import find_round, lanes_where
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.sql.tables import jobs
+from proofserve.fleet.sql.tables import jobs, rounds
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
+from proofserve.outbox.callbacks import callback_text
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
@@ -82,8 +83,7 @@ async def round_of(store: FleetStore, round_id: str) -> FleetRound | None:
 
 async def lanes_of(store: FleetStore, round_id: str) -> list[Lane]:
     """The given lanes of a round, by number."""
-    found = await round_of(store, round_id)
-    return await store.database.read(rows.lanes_of, found.number) if found else []
+    return await store.database.read(lanes_where, rounds.c.id == round_id)
 
 
 async def attempts_of(store: FleetStore, job_id: str) -> int | None:
@@ -162,6 +162,13 @@ async def send(
     """What the fleet does with a callback."""
     found = read(json.dumps(body).encode(), opened, lane.lane)
     return await store.ingest(opened, lane, key, found)
+
+
+async def enqueue(store: FleetStore, endpoint: str, url: str, body: dict[str, Any]) -> None:
+    """Queue a callback with any body."""
+    text, now = callback_text(endpoint, body), store.clock()
+    await store.database.write(add_callback, endpoint, url, now, body=text)
+    store.news.set()
 
 
 async def a_job(

@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from proofserve.fleet.records import DesiredState
-from proofserve.fleet.sql.rounds import MOST_LANES, rounds_of_block
+from proofserve.fleet.sql.rounds import MOST_LANES, rounds_where
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.sql.tables import round_about, rounds
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import Refusal
 from proofserve.rounds.state import Move, State
@@ -26,11 +27,12 @@ async def test_a_round_is_read_as_it_was_opened(url: str, spec: object) -> None:
     async with await FleetStore.open(url) as store:
         opened = await store.open_round(spec, 64)  # type: ignore[arg-type]
         assert (opened.spec, opened.lanes, opened.ended_at) == (spec, 64, None)
+    of_key, of_other = (rounds.c.about == round_about("b10c", key) for key in ("k3y", "other"))
     async with await FleetStore.open(url) as store:
         assert await desired_of(store) == DesiredState(State.GENERATING, opened)
         assert await round_of(store, opened.id) == opened
-        assert await store.database.read(rounds_of_block, "b10c", "k3y") == [opened]
-        assert await store.database.read(rounds_of_block, "b10c", "other") == []
+        assert await store.database.read(rounds_where, of_key) == [opened]
+        assert await store.database.read(rounds_where, of_other) == []
 
 
 async def test_the_next_round_ends_the_one_before(store: FleetStore) -> None:

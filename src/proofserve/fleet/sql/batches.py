@@ -1,7 +1,7 @@
 """Stored batches: what a member's callback becomes, how it is read, and when it is deleted."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from proofserve.fleet import callback_bodies
 from proofserve.fleet.callback_bodies import check_lane
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, MemberFindings, MemberRound
 from proofserve.fleet.sql.database import StorePart, reads, writes
-from proofserve.fleet.sql.rounds import rounds_of_block
+from proofserve.fleet.sql.rounds import rounds_where
 from proofserve.fleet.sql.tables import (
     AnyRow,
     batches,
@@ -39,12 +39,12 @@ from proofserve.fleet.sql.tables import (
     kept,
     lanes,
     roots,
+    round_about,
     rounds,
 )
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import StoredResult, Winner
-from proofserve.wire.records import CommittedRoots
 
 # As the API's own header allows.
 _LONGEST_KEY = 200
@@ -59,23 +59,21 @@ _Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewBatch:
-    """What is to be stored: arrays of the same length [n], and the rows of ``found`` for them.
+    """What is to be stored of ``found``; ``indices`` int64 [n] are those of its nonces in the lane.
 
-    ``indices`` are those of ``nonces`` in the lane. ``counts`` has how many nonces each one stands
-    for: 1, or the size of a root's batch. ``found`` is uint8 [n, bytes per row]. ``roots`` is a
-    callback with roots, and ``body`` its JSON.
+    ``counts`` int64 [n] has how many nonces each one stands for: 1, or the size of a root's batch.
     """
 
     round_number: int
     lane: int
     callback_key: str
-    kind: BatchKind
-    nonces: NDArray[np.int64]
+    found: MemberFindings
     indices: NDArray[np.int64]
     counts: NDArray[np.int64]
-    found: NDArray[np.uint8]
-    roots: CommittedRoots | None = None
-    body: Mapping[str, Any] | None = None
+
+    @property
+    def nonces(self) -> NDArray[np.int64]:
+        return self.found.nonces
 
     @property
     def ends(self) -> NDArray[np.int64]:
@@ -84,41 +82,35 @@ class NewBatch:
 
     def without(self, known: NDArray[np.int64]) -> "NewBatch":
         """This batch without the nonces in ``known``."""
-        fresh = ~np.isin(self.nonces, known)
+        found, fresh = self.found, ~np.isin(self.nonces, known)
         if fresh.all():
             return self
-        body = self.body
+        body = found.body
         if body is not None:
             roots = [root for root, stays in zip(body["roots"], fresh, strict=True) if stays]
             body = {**body, "roots": roots}
-        return replace(
-            self,
-            nonces=self.nonces[fresh],
-            indices=self.indices[fresh],
-            counts=self.counts[fresh],
-            found=self.found[fresh],
-            body=body,
-        )
+        left = replace(found, nonces=found.nonces[fresh], values=found.values[fresh], body=body)
+        return replace(self, found=left, indices=self.indices[fresh], counts=self.counts[fresh])
 
     def columns(self, number: int, first_seq: int, now: float) -> dict[str, Any]:
-        size = len(self.nonces)
-        results = 0 if self.kind is BatchKind.ROOTS else size
+        found, size = self.found, len(self.nonces)
+        results = 0 if found.kind is BatchKind.ROOTS else size
         return {
             "number": number,
             "round": self.round_number,
             "lane": self.lane,
             "callback_key": self.callback_key,
-            "kind": self.kind.value,
+            "kind": found.kind.value,
             "first_seq": first_seq,
             "last_seq": first_seq + results - 1,
             "count": int(self.counts.sum()),
             "first_index": int(self.indices.min()) if size else None,
             "last_index": int(self.ends.max()) - 1 if size else None,
             "stored_at": now,
-            "nonces": self.nonces.astype(_NONCES).tobytes(),
-            "row_bytes": self.found.shape[1],
-            "found": self.found.tobytes(),
-            "body": None if self.body is None else json.dumps(self.body, separators=(",", ":")),
+            "nonces": found.nonces.astype(_NONCES).tobytes(),
+            "row_bytes": found.values.shape[1] * found.values.itemsize,
+            "found": found.values.tobytes(),
+            "body": None if found.body is None else json.dumps(found.body, separators=(",", ":")),
         }
 
 
@@ -129,25 +121,12 @@ def new_batch(round_: FleetRound, lane: Lane, callback_key: str, found: MemberFi
     if not 1 <= len(callback_key) <= _LONGEST_KEY:
         raise ProtocolError("Idempotency-Key", f"it has not 1..{_LONGEST_KEY} characters")
     indices = check_lane(found.nonces, round_.nonces_of(lane.lane), "nonces")
-    size = found.values.shape[1] * found.values.itemsize
-    rows = np.ascontiguousarray(found.values).view(np.uint8).reshape(len(indices), size)
-    return NewBatch(
-        round_number=round_.number,
-        lane=lane.lane,
-        callback_key=callback_key,
-        kind=found.kind,
-        nonces=found.nonces,
-        indices=indices,
-        counts=found.counts,
-        found=rows,
-        roots=found.roots,
-        body=found.body,
-    )
+    return NewBatch(round_.number, lane.lane, callback_key, found, indices, found.counts)
 
 
 def add_roots(connection: Connection, batch: NewBatch) -> None:
     """Count the nonces of a callback with roots, in the caller's transaction."""
-    found = batch.roots
+    found = batch.found.roots
     if found is None or not len(batch.counts):
         return
     key = {"round": batch.round_number, "member_round": kept(found.round_id)}
@@ -209,10 +188,10 @@ class BatchStore(StorePart):
     ) -> MemberRound:
         """As ``PublishedResults``: the round of a member, whose callback with roots names it."""
         about = f"block {block_hash!r} and key {public_key!r}"
-        rounds = rounds_of_block(connection, block_hash, public_key)
-        if not rounds:
+        of_block = rounds_where(connection, rounds.c.about == round_about(block_hash, public_key))
+        if not of_block:
             raise Refused(Refusal.UNKNOWN_ROUND, f"there is no round of {about}")
-        committed = [each for each in rounds if each.spec.commits_roots]
+        committed = [each for each in of_block if each.spec.commits_roots]
         if not committed:
             raise Refused(
                 Refusal.NOT_COMMITTED, f"the rounds of {about} publish vectors, not roots"
@@ -248,7 +227,14 @@ class BatchStore(StorePart):
         if rows := connection.execute(delivered).all():
             _delete_callbacks(connection, rows)
             return True
-        return _delete_batches(connection, _of_ended_rounds(before), _BATCHES) > 0
+        # A callback could still need the batches of a round that is not cut, or not delivered.
+        ended = select(rounds.c.number).where(
+            rounds.c.ended_at < before,
+            rounds.c.url.is_(None) | (rounds.c.last_batch <= rounds.c.cut_batch),
+            ~exists().where(deliveries.c.round == rounds.c.number),
+        )
+        old = batches.c.round.in_(ended) & (batches.c.stored_at < before)
+        return _delete_batches(connection, old, _BATCHES) > 0
 
 
 def committed_rounds(
@@ -355,16 +341,6 @@ def _delete_callbacks(connection: Connection, rows: Sequence[AnyRow]) -> None:
     connection.execute(delete(deliveries).where(deliveries.c.id.in_(done)))
     deleted = counters.c.deleted_callbacks + len(done)
     connection.execute(update(counters).values(deleted_callbacks=deleted))
-
-
-def _of_ended_rounds(before: float) -> ColumnElement[bool]:
-    """Old batches of rounds that ended, without a callback that could still need them."""
-    ended = select(rounds.c.number).where(
-        rounds.c.ended_at < before,
-        rounds.c.url.is_(None) | (rounds.c.last_batch <= rounds.c.cut_batch),
-        ~exists().where(deliveries.c.round == rounds.c.number),
-    )
-    return batches.c.round.in_(ended) & (batches.c.stored_at < before)
 
 
 def _delete_batches(connection: Connection, chosen: ColumnElement[bool], most: int) -> int:

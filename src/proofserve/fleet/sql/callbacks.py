@@ -7,7 +7,6 @@ before it was not delivered: a callback for each one of a member would be too ma
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, exists, func, select, update
@@ -53,17 +52,10 @@ class DeliveryStore(StorePart):
 
     _failed_attempts = 0
 
-    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
-        """Queue the callback about a job or a verdict to ``url``."""
-        endpoint, body = callback(about)
-        await self.enqueue(endpoint, url, body)
-
     @announces
-    def enqueue(
-        self, connection: Connection, endpoint: str, url: str, body: Mapping[str, Any]
-    ) -> None:
-        """Queue one callback, due at once. Raises ValueError for a body that is not JSON."""
-        add_callback(connection, endpoint, url, self.clock(), body=callback_text(endpoint, body))
+    def push(self, connection: Connection, url: str, about: DistanceVerdict) -> None:
+        """Queue the callback about a verdict to ``url``."""
+        queue_callback(connection, url, about, self.clock())
 
     @writes
     def plan(
@@ -159,6 +151,13 @@ class DeliveryStore(StorePart):
 # The functions below run inside a transaction of the caller.
 
 
+def queue_callback(
+    connection: Connection, url: str, about: CompletedJob | DistanceVerdict, now: float
+) -> None:
+    endpoint, body = callback(about)
+    add_callback(connection, endpoint, url, now, body=callback_text(endpoint, body))
+
+
 def add_callback(connection: Connection, endpoint: str, url: str, now: float, **about: Any) -> None:
     """Queue a callback, due at once. ``about`` is its ``body``, or a round and its batches."""
     # A URL with and without a slash at its end has one sequence.
@@ -251,21 +250,12 @@ def _firsts(connection: Connection) -> list[tuple[float, Delivery]]:
         .outerjoin(rounds, rounds.c.number == deliveries.c.round)
         .order_by(deliveries.c.next_attempt_at, deliveries.c.id)
     )
-    return [(row.next_attempt_at, _delivery(row)) for row in connection.execute(chosen)]
-
-
-def _delivery(row: AnyRow) -> Delivery:
-    of_round = row.body is None
-    return Delivery(
-        id=row.id,
-        endpoint=row.endpoint,
-        url=row.url,
-        key=row.idempotency_key,
-        sequence=row.sequence,
-        attempts=row.attempts,
-        span=Span(row.round, row.first_batch, row.last_batch) if of_round else None,
-        round_id=row.round_id,
-    )
+    found = []
+    for row in connection.execute(chosen):
+        span = Span(row.round, row.first_batch, row.last_batch) if row.body is None else None
+        known = (row.id, row.endpoint, row.url, row.idempotency_key, row.sequence, row.attempts)
+        found.append((row.next_attempt_at, Delivery(*known, span, row.round_id)))
+    return found
 
 
 def _batch_page(connection: Connection, span: Span, after: int) -> list[AnyRow]:

@@ -302,8 +302,14 @@ def migrate(connection: Connection) -> None:
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATING})
-    else:
-        _require_own(connection)
+    elif (
+        # Other parts of proofserve number the versions of their files in this place.
+        connection.execute(text("PRAGMA user_version")).scalar_one()
+        and VERSION_TABLE not in inspect(connection).get_table_names()
+    ):
+        raise StoreUnavailable(
+            "the file is a database of another program, an outbox for example: name another file"
+        )
     script = ScriptDirectory(str(_STEPS), version_locations=[str(_STEPS)])
     found, newest = version_of(connection), script.get_current_head()
     if found not in {None, *(each.revision for each in script.walk_revisions())}:
@@ -313,8 +319,7 @@ def migrate(connection: Connection) -> None:
         )
 
     def steps(_heads: object, _context: MigrationContext) -> list[MigrationStep]:
-        newest_first = script.iterate_revisions("head", found or "base")
-        known = script.revision_map
+        newest_first, known = script.iterate_revisions("head", found or "base"), script.revision_map
         made = [MigrationStep.upgrade_from_script(known, each) for each in newest_first]
         return [*reversed(made)]
 
@@ -328,12 +333,3 @@ def version_of(connection: Connection) -> str | None:
     """The version of the tables; None for a database without them."""
     options = {"version_table": VERSION_TABLE}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
-
-
-def _require_own(connection: Connection) -> None:
-    """Raise for a file of another part of proofserve; those number their versions in this place."""
-    user_version = connection.execute(text("PRAGMA user_version")).scalar_one()
-    if user_version and VERSION_TABLE not in inspect(connection).get_table_names():
-        raise StoreUnavailable(
-            "the file is a database of another program, an outbox for example: name another file"
-        )

@@ -22,8 +22,6 @@ _log = logging.getLogger(__name__)
 LEADER: Final = "leader"
 # The longest wait for PostgreSQL in seconds: without an answer the lock counts as lost.
 _ANSWER_S = 3.0
-# An advisory lock of PostgreSQL lives as long as its connection. Others are known by their name.
-_LEADING = 0x70726F6F66_02
 # The server ends the connection of a machine that is gone, after some seconds, so that another
 # process gets the lock.
 _SESSION = (
@@ -46,11 +44,11 @@ class AdvisoryLock:
         """Whether this process has the lock: taken before and not lost, or taken now."""
         try:
             async with asyncio.timeout(_ANSWER_S):
-                if self._connection is not None:
-                    # While the connection lives, so does the lock.
-                    await self._connection.execute("SELECT 1")
-                    return True
-                return await self._try()
+                if self._connection is None:
+                    return await self._try()
+                # While the connection lives, so does the lock.
+                await self._connection.execute("SELECT 1")
+                return True
         except (psycopg.Error, OSError, TimeoutError) as error:
             first_line = next(iter(str(error).splitlines()), type(error).__name__)
             _log.warning("a lock of the fleet cannot be had: %s", first_line)
@@ -153,8 +151,7 @@ def is_held(connection: Connection, name: str) -> bool:
 
 
 def _key(name: str) -> int:
-    if name == LEADER:
-        return _LEADING
+    """The number by which PostgreSQL knows the lock ``name``."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
@@ -207,21 +204,14 @@ async def while_leading(
 
     Raises the error that ended ``work``.
     """
-    running: asyncio.Task[None] | None = None
-    try:
-        while True:
-            if running is not None and (running.done() or not leadership.held):
-                await _end(running)
-                running = None
-            elif running is None and leadership.held:
-                running = asyncio.create_task(work())
-            await asyncio.sleep(_LOOK_EVERY_S)
-    finally:
-        if running is not None:
-            await _end(running)
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    while True:
+        if leadership.held:
+            running = asyncio.create_task(work())
+            try:
+                while leadership.held and not running.done():
+                    await asyncio.wait({running}, timeout=_LOOK_EVERY_S)
+            finally:
+                running.cancel()
+                with suppress(asyncio.CancelledError):
+                    await running
+        await asyncio.sleep(_LOOK_EVERY_S)

@@ -1,14 +1,13 @@
 """Jobs of /generate as rows, so that every controller knows them and none is lost with one."""
 
 import json
-from dataclasses import asdict
 
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, delete, func, select, update
 
-from proofserve.fleet.sql.callbacks import add_callback
+from proofserve.fleet.sql.callbacks import queue_callback
 from proofserve.fleet.sql.database import StorePart, announces, reads, writes
-from proofserve.fleet.sql.tables import desired, kept, requests, work_fields, work_of
-from proofserve.outbox.callbacks import callback_text
+from proofserve.fleet.sql.tables import desired, kept, read_work, record_text, requests
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
@@ -18,13 +17,11 @@ from proofserve.rounds.records import (
     JobView,
     Limits,
     Outcome,
-    Proofs,
     StatTest,
-    Verdict,
 )
-from proofserve.wire.callbacks import callback
 
 _OPEN = requests.c.ended_at.is_(None)
+_OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 
 class RequestStore(StorePart):
@@ -40,7 +37,7 @@ class RequestStore(StorePart):
             raise Refused(
                 Refusal.QUEUE_FULL, f"Queue full: {queued} nonces queued, limit is {limit}"
             )
-        row = {"id": request_id, "nonces": len(job.nonces), "job": _job_text(job)}
+        row = {"id": request_id, "nonces": len(job.nonces), "job": record_text(job)}
         connection.execute(requests.insert().values(**row, state=JobState.QUEUED.value))
 
     @reads
@@ -51,7 +48,8 @@ class RequestStore(StorePart):
             return None
         completed = None
         if row.outcome is not None:
-            completed = CompletedJob(row.id, read_job(row.job), _read_outcome(row.outcome))
+            outcome = _OUTCOME.validate_python(json.loads(row.outcome))
+            completed = CompletedJob(row.id, read_job(row.job), outcome)
         return JobView(row.id, JobState(row.state), completed, row.error)
 
     @writes
@@ -83,12 +81,11 @@ class RequestStore(StorePart):
     @announces
     def finish(self, connection: Connection, about: CompletedJob) -> bool:
         """Store an outcome and queue its callback; False if the job has ended before."""
-        outcome, now = _outcome_text(about.outcome), self.clock()
+        # ASCII only, as ``record_text``.
+        outcome = json.dumps(_OUTCOME.dump_python(about.outcome, mode="json"))
         ended = self._end(connection, about.request_id, JobState.COMPLETED, outcome=outcome)
         if ended and about.job.url is not None:
-            endpoint, body = callback(about)
-            text = callback_text(endpoint, body)
-            add_callback(connection, endpoint, about.job.url, now, body=text)
+            queue_callback(connection, about.job.url, about, self.clock())
         return ended
 
     @writes
@@ -130,52 +127,11 @@ def queued_nonces(connection: Connection) -> int:
     return int(connection.execute(chosen).scalar_one())
 
 
-# Jobs and outcomes as JSON, for columns; ASCII only.
-
-
-def _job_text(job: Job) -> str:
-    validation = None
-    if job.claims is not None:
-        claims = [(each.nonce, each.vector_b64) for each in job.claims]
-        validation = {"claims": claims, "test": asdict(job.test)}
-    return json.dumps(
-        {
-            "work": work_fields(job.work),
-            "nonces": job.nonces,
-            "batch_size": job.batch_size,
-            "node_id": job.node_id,
-            "url": job.url,
-            "validation": validation,
-        }
-    )
-
-
 def read_job(text: str) -> Job:
-    fields = json.loads(text)
-    claims, test = None, StatTest()
-    if (validation := fields["validation"]) is not None:
-        claims = tuple(Claim(*each) for each in validation["claims"])
-        test = StatTest(**validation["test"])
-    return Job(
-        work=work_of(fields["work"]),
-        nonces=tuple(fields["nonces"]),
-        batch_size=fields["batch_size"],
-        node_id=fields["node_id"],
-        url=fields["url"],
-        claims=claims,
-        test=test,
-    )
-
-
-def _outcome_text(outcome: Outcome) -> str:
-    if isinstance(outcome, Verdict):
-        return json.dumps({"verdict": asdict(outcome)})
-    artifacts = [(each.nonce, each.vector_b64) for each in outcome.artifacts]
-    return json.dumps({"artifacts": artifacts, "failed": list(outcome.failed.items())})
-
-
-def _read_outcome(text: str) -> Outcome:
-    fields = json.loads(text)
-    if (verdict := fields.get("verdict")) is not None:
-        return Verdict(**{**verdict, "mismatch_nonces": tuple(verdict["mismatch_nonces"])})
-    return Proofs(tuple(Claim(*each) for each in fields["artifacts"]), dict(fields["failed"]))
+    known = json.loads(text)
+    claims = known["claims"]
+    known["work"] = read_work(known["work"])
+    known["nonces"] = tuple(known["nonces"])
+    known["claims"] = None if claims is None else tuple(Claim(**each) for each in claims)
+    known["test"] = StatTest(**known["test"])
+    return Job(**known)

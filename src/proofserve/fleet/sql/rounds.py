@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from proofserve.fleet.records import (
     DesiredState,
@@ -29,9 +29,9 @@ from proofserve.fleet.sql.tables import (
     lanes,
     members,
     read_spec,
+    record_text,
     round_about,
     rounds,
-    spec_text,
 )
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.prover import lane_of
@@ -170,7 +170,7 @@ class RoundStore(StorePart):
         _end_round(connection, before.round, now)
         values = {
             "id": spec.round_id,
-            "spec": spec_text(spec),
+            "spec": record_text(spec),
             "about": round_about(spec.work.block.hash, spec.work.public_key),
             "url": spec.url,
             "opened_at": now,
@@ -251,20 +251,27 @@ class RoundStore(StorePart):
         for lane, member_round_id in started.items():
             _change(connection, lane, member_round=kept(member_round_id, 200), started_at=now)
         for lane, reason in ended.items():
-            _, found = find_lane(connection, lane.round_id, lane.lane)
-            if found.ended_at is None:
-                _change(connection, lane, ended_at=now, end_reason=kept(reason))
+            first = {
+                "ended_at": func.coalesce(lanes.c.ended_at, now),
+                "end_reason": func.coalesce(lanes.c.end_reason, kept(reason)),
+            }
+            _change(connection, lane, **first)
 
     @reads
     def lane(self, connection: Connection, round_id: str, lane: int) -> tuple[FleetRound, Lane]:
         """The round and its lane of this number. Raises Refused (UNKNOWN_LANE)."""
-        return find_lane(connection, round_id, lane)
+        # A number from a URL may be larger than any column.
+        number, id_ = min(lane, MOST_LANES), kept(round_id)
+        given = lanes_where(connection, rounds.c.id == id_, lanes.c.lane == number)
+        of = find_round(connection, id_)
+        if not given or of is None:
+            raise Refused(Refusal.UNKNOWN_LANE, f"round {round_id!r} has given no lane {lane}")
+        return of, given[0]
 
     @reads
     def open_lanes(self, connection: Connection) -> list[Lane]:
         """The lanes of all rounds that were not ended, oldest first."""
-        chosen = _lanes_where(_OPEN).order_by(lanes.c.round, lanes.c.lane)
-        return [_lane(row) for row in connection.execute(chosen)]
+        return lanes_where(connection, _OPEN)
 
     @writes
     def probe(self, connection: Connection) -> None:
@@ -284,42 +291,23 @@ def read_desired(connection: Connection) -> DesiredState:
 
 
 def find_round(connection: Connection, round_id: str) -> FleetRound | None:
-    row = connection.execute(select(*_ROUND).where(rounds.c.id == round_id)).first()
-    return None if row is None else _round(row)
+    return next(iter(rounds_where(connection, rounds.c.id == round_id)), None)
 
 
-def rounds_of_block(connection: Connection, block_hash: str, public_key: str) -> list[FleetRound]:
-    """The rounds of a block and key, in the order of their start."""
-    chosen = select(*_ROUND).where(rounds.c.about == round_about(block_hash, public_key))
-    return [_round(row) for row in connection.execute(chosen.order_by(rounds.c.number))]
+def rounds_where(
+    connection: Connection, chosen: ColumnElement[bool], most_of_newest: int | None = None
+) -> list[FleetRound]:
+    """The chosen rounds in the order of their start, at most the newest ``most_of_newest``."""
+    newest = select(*_ROUND).where(chosen).order_by(rounds.c.number.desc())
+    return [_round(row) for row in connection.execute(newest.limit(most_of_newest))][::-1]
 
 
-def round_of_number(connection: Connection, number: int) -> FleetRound:
-    return _round(connection.execute(select(*_ROUND).where(rounds.c.number == number)).one())
-
-
-def ended_before(connection: Connection, number: int, most: int, since: float) -> list[FleetRound]:
-    """The newest ``most`` rounds below ``number``, but for those that ended before ``since``."""
-    newest = select(*_ROUND).where(rounds.c.number < number).order_by(rounds.c.number.desc())
-    found = [_round(row) for row in connection.execute(newest.limit(most))]
-    return [each for each in found if each.ended_at is not None and each.ended_at > since]
-
-
-def lanes_of(connection: Connection, round_number: int) -> list[Lane]:
-    """The given lanes of a round, by number."""
-    chosen = _lanes_where(lanes.c.round == round_number).order_by(lanes.c.lane)
-    return [_lane(row) for row in connection.execute(chosen)]
-
-
-def find_lane(connection: Connection, round_id: str, lane: int) -> tuple[FleetRound, Lane]:
-    """Raises Refused (UNKNOWN_LANE)."""
-    chosen = _lanes_where(rounds.c.id == kept(round_id), lanes.c.lane == lane)
-    # A number from a URL may be larger than any column.
-    row = connection.execute(chosen).first() if 0 <= lane < MOST_LANES else None
-    of = find_round(connection, kept(round_id)) if row else None
-    if row is None or of is None:
-        raise Refused(Refusal.UNKNOWN_LANE, f"round {round_id!r} has given no lane {lane}")
-    return of, _lane(row)
+def lanes_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Lane]:
+    """The given lanes, by round and number."""
+    joined = select(*_LANE).join_from(lanes, rounds, rounds.c.number == lanes.c.round)
+    chosen = joined.where(*conditions).order_by(lanes.c.round, lanes.c.lane)
+    # Columns 8 and 9 are what was served.
+    return [Lane(*row[:8], FleetModel(*row[8:10]), *row[10:]) for row in connection.execute(chosen)]
 
 
 def _locked(connection: Connection) -> DesiredState:
@@ -358,16 +346,6 @@ def _change(connection: Connection, lane: Lane, **values: Any) -> None:
         raise Refused(
             Refusal.UNKNOWN_LANE, f"round {lane.round_id!r} has given no lane {lane.lane}"
         )
-
-
-def _lanes_where(*conditions: ColumnElement[bool]) -> Select[Any]:
-    joined = select(*_LANE).join_from(lanes, rounds, rounds.c.number == lanes.c.round)
-    return joined.where(*conditions)
-
-
-def _lane(row: Sequence[Any]) -> Lane:
-    # Columns 8 and 9 are what was served.
-    return Lane(*(*row[:8], FleetModel(*row[8:10]), *row[10:]))
 
 
 def _round(row: Sequence[Any]) -> FleetRound:

@@ -13,7 +13,8 @@ from proofserve.fleet.sql.callbacks import DeliveryStore
 from proofserve.fleet.sql.database import FleetDatabase, database_url, reads
 from proofserve.fleet.sql.ingest import BatchWriter
 from proofserve.fleet.sql.requests import RequestStore, queued_nonces
-from proofserve.fleet.sql.rounds import RoundStore, lanes_of, read_desired
+from proofserve.fleet.sql.rounds import RoundStore, lanes_where, read_desired
+from proofserve.fleet.sql.tables import lanes
 from proofserve.fleet.sql.verdicts import VerdictStore
 
 
@@ -71,6 +72,7 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
         Its size is bounded by MOST_MEMBERS, MOST_LANES and the size of each look.
         """
         desired = read_desired(connection)
-        given = lanes_of(connection, desired.round.number) if desired.round else []
+        number = desired.round.number if desired.round else None
+        given = lanes_where(connection, lanes.c.round == number)
         members, queued = tuple(self.listed(connection)), queued_nonces(connection)
         return FleetView(self.clock(), members, desired, tuple(given), queued)

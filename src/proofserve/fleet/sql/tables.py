@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
@@ -27,8 +27,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import from_wire
-from proofserve.rounds.records import RoundSpec, Target, Workload
+from proofserve.rounds.records import Job, RoundSpec, Target, Workload
 
 # Other programs, the one with durable jobs for example, may use the same database.
 PREFIX = "fleet_"
@@ -365,7 +366,7 @@ verdict_counts = Table(
 )
 
 
-# -- specs as JSON, for columns --------------------------------------------------------------------
+# -- specs and jobs as JSON, for columns -----------------------------------------------------------
 #
 # ASCII only: a block hash or key may hold what a database does not store.
 
@@ -375,48 +376,26 @@ def round_about(block_hash: str, public_key: str) -> str:
     return json.dumps([block_hash, public_key])
 
 
-def spec_text(spec: RoundSpec) -> str:
-    return json.dumps(
-        {
-            "round_id": spec.round_id,
-            **work_fields(spec.work),
-            "lane": asdict(spec.lane) if spec.lane else None,
-            "batch_size": spec.batch_size,
-            "url": spec.url,
-            "target": asdict(spec.target) if spec.target else None,
-            "commits_roots": spec.commits_roots,
-        }
-    )
+def record_text(record: RoundSpec | Job) -> str:
+    """The fields by name, also those of the records in it."""
+
+    def plain(value: Any) -> Mapping[str, Any]:
+        if isinstance(value, Scheme):
+            return value.to_wire()
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+
+    return json.dumps(record, default=plain)
 
 
 def read_spec(text: str) -> RoundSpec:
-    fields = json.loads(text)
-    lane, target = fields["lane"], fields["target"]
-    return RoundSpec(
-        round_id=fields["round_id"],
-        work=work_of(fields),
-        lane=None if lane is None else NonceLane(**lane),
-        batch_size=fields["batch_size"],
-        url=fields["url"],
-        target=None if target is None else Target(**target),
-        commits_roots=fields["commits_roots"],
-    )
+    known = json.loads(text)
+    lane, target = known["lane"], known["target"]
+    known["work"] = read_work(known["work"])
+    known["lane"] = None if lane is None else NonceLane(**lane)
+    known["target"] = None if target is None else Target(**target)
+    return RoundSpec(**known)
 
 
-def work_fields(work: Workload) -> dict[str, Any]:
-    return {
-        "scheme": work.scheme.to_wire(),
-        "block": asdict(work.block),
-        "public_key": work.public_key,
-        "seq_len": work.seq_len,
-    }
-
-
-def work_of(fields: Mapping[str, Any]) -> Workload:
-    """What ``work_fields`` described."""
-    return Workload(
-        scheme=from_wire(fields["scheme"]),
-        block=Block(**fields["block"]),
-        public_key=fields["public_key"],
-        seq_len=fields["seq_len"],
-    )
+def read_work(known: Mapping[str, Any]) -> Workload:
+    scheme, block = from_wire(known["scheme"]), Block(**known["block"])
+    return Workload(scheme, block, known["public_key"], known["seq_len"])

@@ -5,10 +5,11 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, Select, delete, func, select, update
 
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, Wish
@@ -16,7 +17,7 @@ from proofserve.fleet.sql.batches import integers, vectors
 from proofserve.fleet.sql.callbacks import add_callback
 from proofserve.fleet.sql.database import StorePart, announces, reads, writes
 from proofserve.fleet.sql.locks import is_held
-from proofserve.fleet.sql.rounds import ended_before, find_member, lanes_of, round_of_number
+from proofserve.fleet.sql.rounds import find_member, lanes_where, rounds_where
 from proofserve.fleet.sql.tables import (
     AnyRow,
     batches,
@@ -42,7 +43,6 @@ from proofserve.fleet.verification_records import (
     StoredSample,
     VerdictOutcome,
     VerificationJob,
-    VerificationRule,
     VerificationTask,
     VerificationView,
     share_of_day,
@@ -58,12 +58,7 @@ _COUNTED = 200
 _BINS = 24
 # The most verdicts that one step deletes.
 _AT_ONCE = 100
-_FAILED_FOR_S = 24 * 3600.0
-# The columns of a job that are fields of the same name.
-_OF_JOB = (
-    *("id", "lane", "queue", "weights_digest", "model", "seed"),
-    *("after_batch", "through_batch", "asked_at", "alpha_share"),
-)
+_JOB = TypeAdapter(VerificationJob)
 
 # In the order of the fields of a ``MemberVerdict``.
 _VERDICT = (
@@ -96,7 +91,10 @@ class VerdictStore(StorePart):
         for each in made:
             job = replace(each, alpha_share=_share(connection, each))
             stored.append(job)
-            connection.execute(jobs.insert().values(_job_columns(job)))
+            row = _JOB.dump_python(job, mode="json")
+            row["member"], row["round"] = row.pop("member_id"), row.pop("round_number")
+            row["rule"] = json.dumps(row["rule"])
+            connection.execute(jobs.insert().values(row))
             if job.cause is JobCause.OPERATOR:
                 continue
             of_lane = (lanes.c.round == job.round_number) & (lanes.c.lane == job.lane)
@@ -120,11 +118,11 @@ class VerdictStore(StorePart):
 
         New are those that were stored since the policy last took a sample of the lane.
         """
-        since = self.clock() - within_s
+        late = (rounds.c.number < before_round) & (rounds.c.ended_at > self.clock() - within_s)
         return [
             (round_, lane)
-            for round_ in ended_before(connection, before_round, _MOST_ENDED, since)
-            for lane in lanes_of(connection, round_.number)
+            for round_ in rounds_where(connection, late, _MOST_ENDED)
+            for lane in lanes_where(connection, lanes.c.round == round_.number)
             if lane.stored > lane.sampled_stored
         ]
 
@@ -147,8 +145,11 @@ class VerdictStore(StorePart):
 
     async def begin(self, job_id: str, worker: str) -> VerificationTask | None:
         """Note that ``worker`` begins, and read what it needs. None for a job that has ended."""
-        job = await self.database.write(_begin, job_id, worker, self.clock())
-        return None if job is None else await self.database.read(_task, job)
+        began = {"state": JobPhase.RUNNING.value, "worker": worker, "started_at": self.clock()}
+        started = update(jobs).where(jobs.c.id == job_id, _OPEN).values(**began)
+        counted = started.values(attempts=jobs.c.attempts + 1).returning(jobs)
+        row = await self.database.write(lambda c: c.execute(counted).first())
+        return None if row is None else await self.database.read(_task, _job(row))
 
     @announces
     def finish(
@@ -217,7 +218,7 @@ class VerdictStore(StorePart):
         waiting = select(jobs.c.state, func.count(), func.min(jobs.c.asked_at)).where(_OPEN)
         found = list(connection.execute(waiting.group_by(jobs.c.state)))
         failed = select(func.count()).where(
-            jobs.c.state == JobPhase.FAILED.value, jobs.c.ended_at > self.clock() - _FAILED_FOR_S
+            jobs.c.state == JobPhase.FAILED.value, jobs.c.ended_at > self.clock() - DAY_S
         )
         counts = {JobPhase(row[0]): row[1] for row in found}
         counts[JobPhase.FAILED] = connection.execute(failed).scalar_one()
@@ -263,35 +264,9 @@ def _share(connection: Connection, job: VerificationJob) -> float:
     return share_of_day(spent, verified, job.rule.planned_per_day)
 
 
-def _job_columns(job: VerificationJob) -> dict[str, Any]:
-    columns = {name: getattr(job, name) for name in _OF_JOB}
-    columns |= {"member": job.member_id, "round": job.round_number}
-    return columns | {"cause": job.cause.value, "rule": json.dumps(asdict(job.rule))}
-
-
 def _job(row: AnyRow) -> VerificationJob:
-    rule = json.loads(row.rule)
-    rule |= {"tests": tuple(rule["tests"]), "conviction": AfterConviction(rule["conviction"])}
-    return VerificationJob(
-        member_id=row.member,
-        round_number=row.round,
-        cause=JobCause(row.cause),
-        rule=VerificationRule(**rule),
-        state=JobPhase(row.state),
-        attempts=row.attempts,
-        **{name: getattr(row, name) for name in _OF_JOB},
-    )
-
-
-def _begin(connection: Connection, job_id: str, worker: str, now: float) -> VerificationJob | None:
-    began = {"state": JobPhase.RUNNING.value, "worker": worker, "started_at": now}
-    row = connection.execute(
-        update(jobs)
-        .where(jobs.c.id == job_id, _OPEN)
-        .values(**began, attempts=jobs.c.attempts + 1)
-        .returning(jobs)
-    ).first()
-    return None if row is None else _job(row)
+    renamed = {"member_id": row.member, "round_number": row.round, "rule": json.loads(row.rule)}
+    return _JOB.validate_python({**row._mapping, **renamed})
 
 
 def _task(connection: Connection, job: VerificationJob) -> VerificationTask:
@@ -299,13 +274,9 @@ def _task(connection: Connection, job: VerificationJob) -> VerificationTask:
     if (digest := job.rule.calibration) is not None:
         chosen = select(calibrations.c.content).where(calibrations.c.digest == digest)
         calibration = str(connection.execute(chosen).scalar_one())
-    return VerificationTask(
-        job=job,
-        member=find_member(connection, job.member_id),
-        round=round_of_number(connection, job.round_number),
-        sample=_sample(connection, job),
-        calibration=calibration,
-    )
+    (round_,) = rounds_where(connection, rounds.c.number == job.round_number)
+    member, sample = find_member(connection, job.member_id), _sample(connection, job)
+    return VerificationTask(job, member, round_, sample, calibration)
 
 
 def _sample(connection: Connection, job: VerificationJob) -> StoredSample:
