@@ -143,34 +143,20 @@ def _state(
     look = member.seen
     if look is None:
         return MemberState.JOINING, "not looked at yet"
-    if absent := _absence(look, rules, now):
-        return absent
+    if not look.answered and look.status is None:
+        return MemberState.JOINING, f"has not answered yet: {look.error}"
+    silent_s = now - look.at
+    if not look.answered and silent_s > rules.lost_after_s:
+        return MemberState.LOST, f"no answer for {silent_s:.0f} s: {look.error}"
     if why := _refusal(look, kind, rules) or foreign:
         return MemberState.REFUSED, why
-    if why := _stall(look.status):
+    if look.status is not None and (why := _stall(look.status)):
         return MemberState.LOST, why
     return _WISHED[member.wish], member.wish_reason
 
 
-def _absence(look: MemberLook, rules: Rules, now: float) -> tuple[MemberState, str] | None:
-    """The state of a member that does not answer, None for one that does.
-
-    A member that was silent for ``lost_after_s`` at most keeps its state.
-    """
-    if look.answered:
-        return None
-    if look.status is None:
-        return MemberState.JOINING, f"has not answered yet: {look.error}"
-    silent_s = now - look.at
-    if silent_s <= rules.lost_after_s:
-        return None
-    return MemberState.LOST, f"no answer for {silent_s:.0f} s: {look.error}"
-
-
-def _stall(status: MemberStatus | None) -> str | None:
+def _stall(status: MemberStatus) -> str | None:
     """Why the member's engine cannot prove, though the member answers; None if it can."""
-    if status is None:
-        return None
     for number, core in enumerate(status.liveness):
         if core.stalled:
             default = f"it has work and has not stepped for {core.waited_s:.0f} s"

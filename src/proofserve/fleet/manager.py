@@ -99,7 +99,14 @@ class FleetManager(NodeManager):
 
     async def start(self, spec: RoundSpec) -> None:
         """As the port. Also raises ProtocolError for a lane that is too short to be divided."""
-        _require_room(spec, self._limits.lanes)
+        lane_of(spec)
+        lanes = self._limits.lanes
+        try:
+            # Whether the last lane has a batch.
+            FleetRound(0, spec, lanes, 0.0, None).nonces_of(lanes - 1).batch(0, spec.batch_size)
+        except ProtocolError:
+            text = f"divided into {lanes} lanes, this server has less than a batch of nonces"
+            raise ProtocolError("node_count", text) from None
         await self._open(spec, Move.START)
         await self._until(_all_started, self._limits.start_wait_s)
 
@@ -198,18 +205,6 @@ class FleetManager(NodeManager):
             self._no_round.clear()
         else:
             self._no_round.set()
-
-
-def _require_room(spec: RoundSpec, lanes: int) -> None:
-    """Raises Refused, and ProtocolError if ``lanes`` lanes have less than one batch each."""
-    lane_of(spec)
-    whole = FleetRound(0, spec, lanes, 0.0, None)
-    try:
-        whole.nonces_of(lanes - 1).batch(0, spec.batch_size)
-    except ProtocolError:
-        raise ProtocolError(
-            "node_count", f"divided into {lanes} lanes, this server has less than a batch of nonces"
-        ) from None
 
 
 def _all_started(overview: Overview) -> bool:

@@ -14,15 +14,15 @@ from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.routes import operators
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.snapshot import StoredAnswer
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.errors import ProtocolError
 from proofserve.receiver import callbacks
+from proofserve.receiver.app import MAX_BODY_BYTES
 from proofserve.receiver.callbacks import SignatureCheck
-from proofserve.rounds.errors import Refusal, Refused
+from proofserve.rounds.errors import Refused
 from proofserve.rounds.status import NodeTotals
 from proofserve.wire.callbacks import KEY_HEADER
 from proofserve.wire.paths import FLEET, GENERATED
@@ -30,8 +30,6 @@ from proofserve.wire.records import problems
 
 _logger = logging.getLogger(__name__)
 
-# A million artifacts of k_dim 12, the most in one callback by default, have 70 MB.
-MAX_CALLBACK_BYTES = 256 * 1024 * 1024
 _MOST_LANES = 2**31
 
 
@@ -69,7 +67,7 @@ def callback_router(
     one, 422 names the wrong field, and 503 asks for another attempt.
     """
     made = APIRouter(
-        prefix=FLEET, tags=["fleet"], route_class=callbacks.guarded(check, MAX_CALLBACK_BYTES)
+        prefix=FLEET, tags=["fleet"], route_class=callbacks.guarded(check, MAX_BODY_BYTES)
     )
     # One large body at a time is parsed: it holds hundreds of megabytes, and the processor.
     parsing = asyncio.Lock()
@@ -90,7 +88,10 @@ def callback_router(
             return _refused("header", KEY_HEADER, "is needed: proofserve sends it")
         body = await request.body()
         try:
-            round_, given = await _given(store, member_id, round_id, lane)
+            round_, given = await store.lane(round_id, lane)
+            if given.member_id != member_id:
+                text = f"round {round_id!r} has not given lane {lane} to {member_id!r}"
+                return JSONResponse({"detail": text}, 404)
             async with parsing:
                 found = await asyncio.to_thread(callback_bodies.read, body, round_, lane)
             fresh = await store.ingest(round_, given, key, found)
@@ -106,18 +107,6 @@ def callback_router(
         return JSONResponse({"status": "stored" if fresh else "duplicate"})
 
     return made
-
-
-async def _given(
-    store: FleetStore, member_id: str, round_id: str, lane: int
-) -> tuple[FleetRound, Lane]:
-    """The round and its lane. Raises Refused also for a lane of another member."""
-    round_, given = await store.lane(round_id, lane)
-    if given.member_id != member_id:
-        raise Refused(
-            Refusal.UNKNOWN_LANE, f"round {round_id!r} has not given lane {lane} to {member_id!r}"
-        )
-    return round_, given
 
 
 def _refused(where: str, field: str, reason: str) -> JSONResponse:

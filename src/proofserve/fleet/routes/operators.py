@@ -44,7 +44,7 @@ from proofserve.fleet.sql.locks import Leadership
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl
 from proofserve.fleet.verification_records import JobPhase, MemberVerdict, VerdictOutcome
-from proofserve.fleet.watch import FleetWatch, Overview
+from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import Refused
 from proofserve.wire.paths import FLEET
@@ -58,6 +58,8 @@ OLDEST_VIEW_S = 5.0
 _STOP = "/stop"
 # Why a member may not join by this URL; None if it may.
 JoinCheck = Callable[[str], Awaitable[str | None]]
+FirstMember = Annotated[int, Query(ge=0, le=100_000)]
+MembersOfPage = Annotated[int, Query(ge=0, le=MOST_OF_PAGE)]
 
 
 def _url(text: str) -> str:
@@ -137,9 +139,6 @@ class FleetParts:
             "member_not_found", f"there is no member {member_id!r}: GET {FLEET}/members lists them"
         )
 
-    def snapshot(self, offset: int, limit: int) -> dict[str, Any]:
-        return snapshot(self.watch.current, time.time(), offset, limit)
-
     def record(self, member_id: str) -> dict[str, Any]:
         return member_record(self.watch.current, self.condition(member_id), time.time())
 
@@ -153,14 +152,14 @@ def router(parts: FleetParts) -> APIRouter:
     def joined_node(request: Request) -> Node:
         return replace(parts.present_node(request), access=parts.join_access)
 
-    made = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guarded(parts.present_node))
-    joining = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guarded(joined_node))
+    both = APIRouter(prefix=FLEET, tags=["fleet"])
+    made = APIRouter(route_class=guarded(parts.present_node))
+    joining = APIRouter(route_class=guarded(joined_node))
     _add_reading(made, parts)
     _add_wishes(made, parts)
     _add_removal(made, parts)
     _add_verdicts(made, parts)
     _add_joining(joining, parts)
-    both = APIRouter()
     both.include_router(made)
     both.include_router(joining)
     return both
@@ -168,12 +167,9 @@ def router(parts: FleetParts) -> APIRouter:
 
 def _add_reading(router: APIRouter, parts: FleetParts) -> None:
     @router.get("/snapshot", **documented(SnapshotAnswer, 422, 503))
-    async def read_snapshot(
-        offset: Annotated[int, Query(ge=0, le=100_000)] = 0,
-        limit: Annotated[int, Query(ge=0, le=MOST_OF_PAGE)] = 100,
-    ) -> dict[str, Any]:
+    async def read_snapshot(offset: FirstMember = 0, limit: MembersOfPage = 100) -> dict[str, Any]:
         """The fleet, its round, and one page of members, the worst first."""
-        return parts.snapshot(offset, limit)
+        return snapshot(parts.watch.current, time.time(), offset, limit)
 
     @router.get("/metrics", response_class=PlainTextResponse, responses=refused(503))
     async def metrics() -> PlainTextResponse:
@@ -183,12 +179,9 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
         return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/members", **documented(MembersPage, 422, 503))
-    async def members(
-        offset: Annotated[int, Query(ge=0, le=100_000)] = 0,
-        limit: Annotated[int, Query(ge=0, le=MOST_OF_PAGE)] = 100,
-    ) -> dict[str, Any]:
+    async def members(offset: FirstMember = 0, limit: MembersOfPage = 100) -> dict[str, Any]:
         """One page of members, the worst first."""
-        found = parts.snapshot(offset, limit)
+        found = await read_snapshot(offset, limit)
         return {name: found[name] for name in ("members", "of_members", "offset")}
 
     @router.get("/members/{member_id}", **documented(MemberAnswer, 404, 503))
@@ -332,17 +325,7 @@ def _families(parts: FleetParts) -> Iterator[Metric]:
     yield _gauge("lanes", "Lanes of the newest round: given, and left.", "lane", lanes)
     leads = "1 for the controller that acts on the members."
     yield GaugeMetricFamily(f"{PREFIX}_leads", leads, value=parts.leadership.held)
-    yield from _verification(overview)
-    age = "Seconds since the database was read."
-    yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=parts.watch.age_s)
-    what = "Duration of a pass over all members: the last one, and the longest of this process."
-    times = {"last": parts.reconciler.pass_s, "longest": parts.reconciler.longest_pass_s}
-    yield _gauge("pass_seconds", what, "pass", times)
-
-
-def _verification(overview: Overview) -> Iterator[Metric]:
-    seen = overview.verification
-    open_states = (JobPhase.QUEUED, JobPhase.RUNNING)
+    seen, open_states = overview.verification, (JobPhase.QUEUED, JobPhase.RUNNING)
     jobs = {each.value: seen.jobs.get(each, 0) for each in (*open_states, JobPhase.FAILED)}
     about = "Jobs of verification by state; failed ones of the last day."
     yield _gauge("verification_jobs", about, "state", jobs)
@@ -356,6 +339,11 @@ def _verification(overview: Overview) -> Iterator[Metric]:
     for outcome in VerdictOutcome:
         verdicts.add_metric([outcome.value], seen.outcomes.get(outcome, 0))
     yield verdicts
+    age = "Seconds since the database was read."
+    yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=parts.watch.age_s)
+    what = "Duration of a pass over all members: the last one, and the longest of this process."
+    times = {"last": parts.reconciler.pass_s, "longest": parts.reconciler.longest_pass_s}
+    yield _gauge("pass_seconds", what, "pass", times)
 
 
 def _gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:

@@ -36,7 +36,6 @@ _WORST_FIRST = (
     MemberState.READY,
 )
 
-_TEMPLATE: Final = "verdict_page.html"
 _MOST_DISTANCES: Final = 1000
 STYLE: Final = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -197,14 +196,20 @@ def snapshot(overview: Overview, now: float, offset: int, limit: int) -> dict[st
     Ages are by the fleet's own clock.
     """
     ordered = sorted(overview.members, key=lambda each: _badness(overview, each))
-    page = ordered[offset : offset + limit]
+    page, seen = ordered[offset : offset + limit], overview.verification
+    oldest, shown = seen.oldest_asked_at, (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED)
     return {
         "at": now,
         "fleet": _fleet(overview, now),
         "of_members": len(ordered),
         "offset": offset,
         "members": [member_record(overview, each, now) for each in page],
-        "verification": _verification(overview, now),
+        "verification": {
+            "jobs": {state.value: seen.jobs.get(state, 0) for state in shown},
+            "oldest_job_s": None if oldest is None else max(0.0, now - oldest),
+            "verdicts": {each.value: seen.outcomes.get(each, 0) for each in VerdictOutcome},
+            "distances": None if seen.distances is None else asdict(seen.distances),
+        },
     }
 
 
@@ -246,18 +251,6 @@ def member_record(overview: Overview, condition: MemberCondition, now: float) ->
     }
 
 
-def _verification(overview: Overview, now: float) -> dict[str, Any]:
-    seen = overview.verification
-    oldest = seen.oldest_asked_at
-    shown = (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED)
-    return {
-        "jobs": {state.value: seen.jobs.get(state, 0) for state in shown},
-        "oldest_job_s": None if oldest is None else max(0.0, now - oldest),
-        "verdicts": {each.value: seen.outcomes.get(each, 0) for each in VerdictOutcome},
-        "distances": None if seen.distances is None else asdict(seen.distances),
-    }
-
-
 def _fleet(overview: Overview, now: float) -> dict[str, Any]:
     desired = overview.desired
     round_, stats = desired.round, overview.round_stats(now)
@@ -294,35 +287,29 @@ def _badness(overview: Overview, condition: MemberCondition) -> tuple[bool, int,
 def report_page(verdict: MemberVerdict, report: Mapping[str, Any] | None) -> str:
     """A verdict as a page for people. ``report`` is None for an abstention."""
     content = report or {}
-    distances = list(content.get("distances", {}).items())[:_MOST_DISTANCES]
+    facts: dict[str, object] = {
+        "Member": f"{verdict.member_name} ({verdict.member_id})",
+        "Round": verdict.round_id,
+        "Lane": verdict.lane,
+        "Asked for by": verdict.cause,
+        "Reason": verdict.reason,
+        "Test": verdict.test,
+        "Nonces recomputed": verdict.nonces,
+        "Median distance": verdict.distance,
+        "Threshold of honest distances": verdict.threshold,
+        "Logarithm of the evidence": verdict.log_evidence,
+        "p-value": verdict.p_value,
+        "Alpha, its chance to convict an honest member": verdict.alpha,
+        "At": datetime.fromtimestamp(verdict.at, UTC).isoformat(" ", "seconds"),
+        "Seconds": f"{verdict.seconds:.2f}",
+        "Worker": verdict.worker,
+    }
     return rendered(
         "proofserve.fleet.routes",
-        _TEMPLATE,
+        "verdict_page.html",
         style=STYLE,
         verdict=verdict,
-        facts=_facts(verdict),
+        facts=facts,
         lines=content.get("lines", ()),
-        distances=distances,
+        distances=list(content.get("distances", {}).items())[:_MOST_DISTANCES],
     )
-
-
-def _facts(verdict: MemberVerdict) -> list[tuple[str, str]]:
-    at = datetime.fromtimestamp(verdict.at, UTC).isoformat(" ", "seconds")
-    found: list[tuple[str, object]] = [
-        ("Member", f"{verdict.member_name} ({verdict.member_id})"),
-        ("Round", verdict.round_id),
-        ("Lane", verdict.lane),
-        ("Asked for by", verdict.cause),
-        ("Reason", verdict.reason),
-        ("Test", verdict.test),
-        ("Nonces recomputed", verdict.nonces),
-        ("Median distance", verdict.distance),
-        ("Threshold of honest distances", verdict.threshold),
-        ("Logarithm of the evidence", verdict.log_evidence),
-        ("p-value", verdict.p_value),
-        ("Alpha, its chance to convict an honest member", verdict.alpha),
-        ("At", at),
-        ("Seconds", f"{verdict.seconds:.2f}"),
-        ("Worker", verdict.worker),
-    ]
-    return [(label, str(value)) for label, value in found if value is not None]
