@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -226,7 +226,7 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         return KeptExchange(sent, self._ended), sent
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Writes ``folder``/RESPONSE_ID.RANDOM.json for a random ``share`` (0 to 1) of the chats.
 
     A file has "request", "response" and "receipts"; the latter are empty if none came in time. The
@@ -260,9 +260,6 @@ class Recorder:
         self._pool.shutdown()
         self._http.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_error: object) -> None:
         self.close()
 
@@ -284,21 +281,20 @@ class Recorder:
             if (response := kept.response()) is None:
                 _logger.warning("a chat was not kept: its answer has no id, or no end")
                 return
-            receipts = self._receipts(kept, str(response["id"]))
-            self._keep({"request": kept.request, "response": response, "receipts": receipts})
+            response_id = str(response["id"])
+            receipts = self._receipts(kept, response_id)
+            body = {"request": kept.request, "response": response, "receipts": receipts}
+            name = "".join(c if c.isalnum() or c in "-_" else "_" for c in response_id)
+            # A server that gives two answers the same id must not replace the first one.
+            unique = f"{name[:LONGEST_NAME]}.{secrets.token_hex(4)}"
+            partial = self._folder / f".{unique}.part"
+            partial.write_text(json.dumps(body), encoding="utf-8")
+            # A reader never sees half a file.
+            partial.replace(self._folder / f"{unique}.json")
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             _logger.warning("a chat was not kept: %r", error)
         finally:
             self._room.release()
-
-    def _keep(self, body: dict[str, Any]) -> None:
-        name = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(body["response"]["id"]))
-        # A server that gives two answers the same id must not replace the first one.
-        unique = f"{name[:LONGEST_NAME]}.{secrets.token_hex(4)}"
-        partial = self._folder / f".{unique}.part"
-        partial.write_text(json.dumps(body), encoding="utf-8")
-        # A reader never sees half a file.
-        partial.replace(self._folder / f"{unique}.json")
 
     def _receipts(self, kept: KeptExchange, response_id: str) -> list[Any]:
         until = time.monotonic() + RECEIPT_S

@@ -65,12 +65,9 @@ class DnsMembers:
         Raises OSError if the name cannot be looked up; the next call tries again after that time.
         """
         now = self._clock()
-        if self._looked_up_at is None or now - self._looked_up_at >= LOOKUP_EVERY_S:
-            self._looked_up_at = now
-            self._found = await self._look_up()
-        return self._found
-
-    async def _look_up(self) -> tuple[Address, ...]:
+        if self._looked_up_at is not None and now - self._looked_up_at < LOOKUP_EVERY_S:
+            return self._found
+        self._looked_up_at = now
         port = self._parts.port or _PORTS[self._parts.scheme]
         lookup = asyncio.get_running_loop().getaddrinfo(self.host, port, type=socket.SOCK_STREAM)
         try:
@@ -82,5 +79,6 @@ class DnsMembers:
             raise OSError(f"{self.host} is not a name of the DNS: {error}") from None
         hosts = sorted({str(each[4][0]) for each in found})
         places = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
-        scheme = self._parts.scheme
-        return tuple(Address(each, f"{scheme}://{each}", MemberSource.DNS) for each in places)
+        urls = [(each, f"{self._parts.scheme}://{each}") for each in places]
+        self._found = tuple(Address(*each, MemberSource.DNS) for each in urls)
+        return self._found

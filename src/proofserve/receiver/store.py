@@ -5,7 +5,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,8 +35,7 @@ _COUNT = """
         validations = validations + excluded.validations, frauds = frauds + excluded.frauds,
         last_received = max(last_received, excluded.last_received)
 """
-_ADD_ARTIFACT = "INSERT INTO artifacts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-_ADD_WINNER = "INSERT INTO winners VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_ADD_FOUND = "INSERT INTO {} VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 # What the first callback of a round says of it stays.
 _ADD_ROUND = """
     INSERT INTO committed_rounds VALUES (
@@ -156,17 +155,14 @@ class ReceiverStore:
             if isinstance(body, CommittedRoots):
                 self._add_roots(body, callback)
                 return True
+            values: Iterable[tuple[int, str | float]]
             if isinstance(body, Generated):
-                kind, statement = "artifacts", _ADD_ARTIFACT
-                values: list[tuple[int, str | float]] = [
-                    (one.nonce, one.vector_b64) for one in body.artifacts
-                ]
+                kind, values = "artifacts", ((one.nonce, one.vector_b64) for one in body.artifacts)
             else:
-                kind, statement = "winners", _ADD_WINNER
-                values = list(zip(body.nonces, body.dist, strict=True))
+                kind, values = "winners", zip(body.nonces, body.dist, strict=True)
             rows = [(body.block_hash, body.public_key, *pair, callback) for pair in values]
             # rowcount is -1 for an empty list.
-            stored = max(self._writer.executemany(statement, rows).rowcount, 0)
+            stored = max(self._writer.executemany(_ADD_FOUND.format(kind), rows).rowcount, 0)
             self._count(body, received=len(rows), **{kind: stored})
             return True
 
@@ -262,12 +258,6 @@ class ReceiverStore:
         )
 
 
-# Fields of a source that have a column each.
-_COUNTS = ("artifacts", "winners", "committed", "duplicates", "validations", "frauds")
-# Shown only if a source has some: a terminal of 80 columns has no room for all.
-_OPTIONAL = ("winners", "committed")
-
-
 def render(summary: Summary) -> Table:
     """A table of sources, the newest first; times in UTC."""
     # Padding on one side only leaves room for the keys on a terminal of 80 columns.
@@ -281,11 +271,9 @@ def render(summary: Summary) -> Table:
     # Keys and hashes share the rest of the width and may be cut: their beginnings identify them.
     for name in ("public key", "block"):
         table.add_column(name, ratio=1, overflow="ellipsis", no_wrap=True)
-    shown = [
-        name
-        for name in _COUNTS
-        if name not in _OPTIONAL or any(getattr(source, name) for source in summary.sources)
-    ]
+    # A terminal of 80 columns has no room for all: these two only if a source has some.
+    rare = [n for n in ("winners", "committed") if any(getattr(s, n) for s in summary.sources)]
+    shown = ("artifacts", *rare, "duplicates", "validations", "frauds")
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("last", no_wrap=True)

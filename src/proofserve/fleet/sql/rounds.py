@@ -4,6 +4,7 @@ import json
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
@@ -373,30 +374,22 @@ def _member(row: Sequence[Any], look: MemberLook | None = None) -> Member:
     """``look`` is what the text of the row says, None if it was not read before."""
     id_, name, url, source, wish, reason, added_at, seen = row
     if look is None and seen is not None:
-        look = _read_look(seen)
+        fields = json.loads(seen)
+        try:
+            fields["status"] = fields["status"] and MemberStatus.of_parts(fields["status"])
+        except ValueError:
+            # A controller of another version stored it; the next look replaces it.
+            fields["status"] = None
+        look = MemberLook(**fields)
     return Member(id_, name, url, MemberSource(source), Wish(wish), reason, added_at, look)
 
 
 def _look_text(look: MemberLook) -> str:
     """A look as JSON of at most STATUS_BYTES and some kilobytes, whatever the member answered."""
+    # ASCII only: a text of a member may hold what a database does not store.
+    dumped = partial(json.dumps, allow_nan=False, separators=(",", ":"))
     status = None if look.status is None else look.status.parts()
-    if status is not None and len(_dumped(status)) > STATUS_BYTES:
+    if len(dumped(status)) > STATUS_BYTES:
         status = None
-    error = kept_if(look.error)
     facts = {"at": look.at, "answered": look.answered, "clock_offset_s": look.clock_offset_s}
-    return _dumped(facts | {"error": error, "status": status})
-
-
-def _read_look(text: str) -> MemberLook:
-    fields = json.loads(text)
-    try:
-        status = None if fields["status"] is None else MemberStatus.of_parts(fields["status"])
-    except ValueError:
-        # A controller of another version stored it; the next look replaces it.
-        status = None
-    return MemberLook(**{**fields, "status": status})
-
-
-def _dumped(value: Mapping[str, Any]) -> str:
-    """ASCII only: a text of a member may hold what a database does not store."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return dumped(facts | {"error": kept_if(look.error), "status": status})
