@@ -29,7 +29,6 @@ _CONNECTIONS = 32
 _MOST_BYTES = 1024 * 1024
 # The longest answer of a job; a vector has at most some kilobytes in base64.
 _MOST_BYTES_OF_JOB = 256 * 1024 * 1024
-_SUCCESS = range(200, 300)
 # Characters of an answer that an error repeats.
 _EXCERPT = 300
 # The Date header has whole seconds, cut off: on average a member's clock is this much later.
@@ -40,10 +39,9 @@ _PROOFS_OFF = "PoC not enabled"
 
 
 class MemberError(Exception):
-    """A member did not answer, refused the call, or answered nonsense.
+    """A member did not answer, refused the call, or answered nonsense; the text does not name it.
 
-    The text says which, and does not name the member. ``status`` is that of its answer, None
-    without one.
+    ``status`` is that of its answer, None without one.
     """
 
     def __init__(self, text: str, status: int | None = None) -> None:
@@ -77,10 +75,7 @@ async def member_http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass(frozen=True, slots=True)
 class MemberClient:
-    """The member at ``url``. Every call raises MemberError.
-
-    A question for its status takes ``look_s`` at most.
-    """
+    """The member at ``url``. Every call raises MemberError; one for its status takes ``look_s``."""
 
     http: aiohttp.ClientSession
     url: str
@@ -135,7 +130,7 @@ class MemberClient:
             raise Unreachable(str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise MemberError(str(error) or type(error).__name__) from error
-        if (status := response.status) not in _SUCCESS:
+        if not 200 <= (status := response.status) < 300:
             raise MemberError(f"{method} {path}: HTTP {status}: {_reason(raw)}", status)
         return _object(raw, f"{method} {path}"), _offset(response, middle)
 
@@ -187,10 +182,7 @@ def _offset(response: aiohttp.ClientResponse, middle: float) -> float | None:
 
 
 async def look(client: MemberClient, before: MemberLook | None, now: float) -> MemberLook:
-    """What the member says of itself at the time ``now``.
-
-    A member without an answer keeps what ``before`` had, and the time of it.
-    """
+    """What the member says of itself ``now``; without an answer what it said ``before``."""
     try:
         body, clock_offset_s = await client.status()
     except BadAnswer as error:

@@ -93,10 +93,7 @@ class FleetEngine:
         """Nothing: each member does it when its part of a round begins."""
 
     async def self_check(self) -> float:
-        """The seconds of a forward on the slowest ready member.
-
-        Raises NoMemberReady, and EngineFault with reasons if no member could run one.
-        """
+        """Seconds of a forward on the slowest member. Raises NoMemberReady and EngineFault."""
         ready = self._ready()
         calls = (self.client(each.member.url).self_check() for each in ready)
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -113,10 +110,7 @@ class FleetEngine:
         return overview.ready
 
     async def _prove(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
-        """The proofs of ``nonces``, whichever members compute them.
-
-        Raises NoMemberReady, and EngineFault with the reasons of the members that failed.
-        """
+        """Raises NoMemberReady, and EngineFault with the reasons of the members that failed."""
         if isinstance(work.scheme, DistanceScheme):
             # Members judge during a round, too.
             return _batch(work, nonces, await _DividedCall(self, work, nonces).run())
@@ -167,7 +161,7 @@ class _DividedCall:
         self._rows: Rows = {}
 
     async def run(self) -> Rows:
-        """Raises NoMemberReady, and EngineFault with the reasons of the members that failed."""
+        """Raises as ``FleetEngine._prove``."""
         try:
             while self._waiting or self._running:
                 self._assign()

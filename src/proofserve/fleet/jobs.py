@@ -58,10 +58,7 @@ class FleetJobs:
         return request_id
 
     async def run(self, job: Job) -> Outcome:
-        """Compute ``job`` while the caller waits; its result is not kept.
-
-        Raises Refused (QUEUE_FULL), and as ``Computation.run``.
-        """
+        """As the port: compute ``job`` while the caller waits."""
         with self._computation.admission.admitted(len(job.nonces)):
             async with self._turns.turn():
                 return await self._compute(job)

@@ -71,8 +71,7 @@ class MemberList:
         """Add members that are named and not known, and remove those named no more.
 
         A member that left the DNS or the list is removed only once it does not answer, and one that
-        joined by itself after a day of silence. Returns whether the database was changed. Raises
-        StoreUnavailable.
+        joined by itself after a day of silence. Returns whether the database was changed.
         """
         wanted = {each.url: each for each in (*await self._of_dns(), *self._listed)}
         known = {each.member.url: each for each in overview.members}
@@ -278,10 +277,7 @@ class Reconciler:
     async def _give(
         self, overview: Overview, actions: Sequence[Action]
     ) -> dict[str, Lane | Refused]:
-        """The new lane of each member that shall start, or why it gets none.
-
-        Raises StoreUnavailable.
-        """
+        """The new lane of each member that shall start, or why it gets none."""
         ids = [each.member_id for each in actions if isinstance(each, StartLane)]
         round_ = overview.desired.round
         if not ids or round_ is None:

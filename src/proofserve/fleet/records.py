@@ -78,10 +78,7 @@ class MemberSource(StrEnum):
 
 
 class MemberStatus(NodeStatusResponse):
-    """What a member says about itself, but for the parts in ``_UNREAD``.
-
-    ``read_status`` makes it of a member's answer.
-    """
+    """What a member says about itself, but for the parts in ``_UNREAD``."""
 
     @property
     def generates(self) -> bool:
@@ -182,11 +179,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class FleetRound:
-    """A round of the fleet. ``number`` rises by round; ``id`` is that of ``spec``.
+    """A round of the fleet; ``number`` rises by round.
 
-    ``lanes`` is the number of lanes, fixed at the start; 0 for a round that only judges claims.
-    ``ended_at`` is when it was stopped or replaced by another round, None for a round that runs or
-    is configured.
+    ``lanes`` is how many it has, fixed at the start; 0 for a round that only judges claims.
+    ``ended_at`` is when it was stopped or replaced, None while it runs or is configured.
     """
 
     number: int
@@ -200,11 +196,7 @@ class FleetRound:
         return self.spec.round_id
 
     def nonces_of(self, lane: int) -> NonceLane:
-        """The nonces of lane number ``lane`` = 0 .. ``lanes`` - 1: disjoint, together all.
-
-        A member is started with these four numbers. Raises ValueError for a round without lanes
-        and for a number outside the range.
-        """
+        """The nonces of lane 0 .. ``lanes`` - 1: disjoint, together all. Raises ValueError."""
         own = self.spec.lane
         if own is None or not 0 <= lane < self.lanes:
             raise ValueError(f"round {self.id} has lanes 0..{self.lanes - 1}, and no lane {lane}")
@@ -220,8 +212,7 @@ class FleetRound:
 class MemberRound(CommittedRound):
     """A member's round with roots, for a lane of the fleet's round ``of`` or a part of one.
 
-    ``round_id`` is the id that the member gave the round, and of a member that is a fleet the id
-    that one of its members gave.
+    The member gave it its ``round_id``, or one of its members if it is a fleet.
     """
 
     member_id: str
@@ -230,10 +221,7 @@ class MemberRound(CommittedRound):
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """What the fleet shall do: its state as a node, and the configured round.
-
-    The round stays configured when it is stopped, as on a node. None before the first round.
-    """
+    """What the fleet shall do: its state as a node, and the configured round, as on a node."""
 
     state: State = State.IDLE
     round: FleetRound | None = None

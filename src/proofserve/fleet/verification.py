@@ -200,10 +200,7 @@ class VerificationControl:
                 await asyncio.to_thread(sender.close)
 
     async def ask(self, member_id: str) -> VerificationJob:
-        """Have all that a member has stored of the newest round sampled now.
-
-        Raises Refused (NOTHING_TO_VERIFY), and StoreUnavailable.
-        """
+        """Sample all that a member has stored of the newest round. Raises Refused."""
         overview = self._watch.current
         condition = next((e for e in overview.members if e.member.id == member_id), None)
         rule = self._policy.rule_of(condition) if condition else None
@@ -262,7 +259,10 @@ class VerificationControl:
         open_jobs: Sequence[VerificationJob],
         progress: Mapping[str, JobProgress],
     ) -> None:
-        ended = await self._ended_workers(progress)
+        at_work = {each.worker for each in progress.values() if each.worker}
+        free, now = await self._store.free_locks(at_work) if at_work else set(), time.monotonic()
+        self._free_since = {worker: self._free_since.get(worker, now) for worker in free}
+        ended = {each for each, since in self._free_since.items() if now - since >= self._gone_s}
         for job in open_jobs:
             worker = progress[job.id].worker if job.id in progress else None
             if worker not in ended:
@@ -274,13 +274,6 @@ class VerificationControl:
             _logger.warning("worker %s is gone: job %s goes to another one", worker, job.id)
             await self._store.wait_again(job.id)
             await asyncio.to_thread(sender.send_again, job)
-
-    async def _ended_workers(self, progress: Mapping[str, JobProgress]) -> set[str]:
-        at_work = {each.worker for each in progress.values() if each.worker}
-        free = await self._store.free_locks(at_work) if at_work else set()
-        now = time.monotonic()
-        self._free_since = {worker: self._free_since.get(worker, now) for worker in free}
-        return {each for each, since in self._free_since.items() if now - since >= self._gone_s}
 
     async def _give_up(self, job: VerificationJob, error: str) -> None:
         """A job that cannot be computed is an abstention; no change if it has its verdict."""

@@ -75,10 +75,9 @@ class VerificationRule:
     """How one member is judged. A job keeps the rule of its time.
 
     The options of ``proofserve verify`` of these names: ``tests``, ``beta``, ``share``,
-    ``dist_threshold``, ``p_mismatch``. All verdicts of 24 hours together convict an honest member
-    with a chance of ``alpha_per_day`` at most (``share_of_day``). ``calibration`` is the digest
-    of its content in the store. A job is tried again after a fault up to ``attempts`` times in
-    all, and ends after ``timeout_s``. Jobs of a smaller ``priority`` go first.
+    ``dist_threshold``, ``p_mismatch``; ``alpha_per_day`` is that of ``share_of_day``.
+    ``calibration`` is the digest of its content in the store. A job is tried again after a fault up
+    to ``attempts`` times in all, and ends after ``timeout_s``; a smaller ``priority`` goes first.
     """
 
     nonces: int
@@ -184,8 +183,7 @@ class JobFinding:
 class MemberVerdict(ResponseModel, frozen=True):
     """A verdict, as it is stored and shown; ``id`` is that of its job.
 
-    ``log_evidence`` is a natural logarithm. ``alpha`` was its chance to convict an honest member;
-    null in rows of older versions.
+    ``log_evidence`` is a natural logarithm, ``alpha`` was its chance to convict an honest member.
     """
 
     number: int

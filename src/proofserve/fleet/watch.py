@@ -185,10 +185,7 @@ class Overview:
 
 @dataclass(eq=False, repr=False)
 class FleetWatch:
-    """Reads the database each second while ``run`` runs.
-
-    ``limits`` has the fleet's own limits of requests. ``clock`` gives wall-clock seconds.
-    """
+    """Reads the database each second while ``run`` runs. ``limits`` are of the fleet's requests."""
 
     _store: FleetStore
     _rules: Rules
@@ -276,7 +273,6 @@ def fleet_deployment(
     """What every member that is not refused can do; None before the first one has answered.
 
     A fixed scheme, seq_len or k_dim is the same on all of them, because unequal ones are refused.
-    ``limits`` has the fleet's own limits of requests, ``version`` is its version of proofserve.
     """
     deployed = [
         each.deployment

@@ -108,8 +108,7 @@ class Summary:
 class ReceiverStore:
     """Stores and counts callbacks; any thread may call it. Raises sqlite3.Error.
 
-    ``key`` and ``sequence`` are in the headers of a callback; senders older than proofserve have
-    none.
+    ``key`` and ``sequence`` are in the headers of a callback; other senders have none.
     """
 
     def __init__(
@@ -145,8 +144,7 @@ class ReceiverStore:
     ) -> bool:
         """Store artifacts, winners or roots. False, and no change, if this callback came before.
 
-        The first value of a nonce stays, and the first root of a batch; later ones are only
-        counted.
+        The first value of a nonce and the first root of a batch stay; later ones are counted.
         """
         with self._writing, self._writer:
             callback = self._enter("generated", key, sequence)
@@ -195,9 +193,8 @@ class ReceiverStore:
     ) -> bool:
         """Store entries of a node's log, whose signatures the caller has checked.
 
-        An entry that is there is not stored again; one beside another entry with its index is,
-        because both together prove that the node shows different logs. False as
-        ``add_generated``.
+        One beside another entry with its index is stored, too, because both together prove that the
+        node shows different logs. False as ``add_generated``.
         """
         with self._writing, self._writer:
             if self._enter(LOGGED, key, sequence) is None:

@@ -90,11 +90,7 @@ class WishRequest(Body, json_schema_extra={"examples": [{"reason": "a new driver
 
 @dataclass(frozen=True, slots=True)
 class FleetParts:
-    """What the routes work with.
-
-    ``node`` has the deployment that counts while no member has answered yet. ``join_access`` says
-    whose keys may add a member.
-    """
+    """What the routes work with; ``node`` has the deployment until a member has answered."""
 
     node: Node
     store: FleetStore
@@ -106,10 +102,7 @@ class FleetParts:
     verification: VerificationControl | None
 
     def node_with_members(self, request: Request) -> Node:
-        """The node for any call but those of operators, with the present deployment.
-
-        Raises ApiError while the database, or the first member, does not answer.
-        """
+        """The node for calls that may need a member. Raises ApiError while none has answered."""
         node, overview = self.present_node(request), self.watch.current
         waits_for_member = request.method == "POST" and not request.url.path.endswith(_STOP)
         if overview.deployment is None and waits_for_member:
@@ -144,10 +137,7 @@ class FleetParts:
 
 
 def router(parts: FleetParts) -> APIRouter:
-    """Reading needs a viewer's key, changing and asking for a verdict an operator's.
-
-    Joining has keys of its own beside these.
-    """
+    """Reading needs a viewer's key, the rest an operator's; joining has keys of its own, too."""
 
     def joined_node(request: Request) -> Node:
         return replace(parts.present_node(request), access=parts.join_access)

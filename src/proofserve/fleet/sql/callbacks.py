@@ -103,24 +103,14 @@ class DeliveryStore(StorePart):
 
     @writes
     def acknowledge(self, connection: Connection, delivery: Delivery) -> None:
-        settled = update(deliveries).where(deliveries.c.id == delivery.id, _PENDING)
-        attempts = deliveries.c.attempts + 1
-        connection.execute(
-            settled.values(state="done", delivered_at=self.clock(), attempts=attempts)
-        )
+        _settle(connection, delivery, state="done", delivered_at=self.clock())
 
     async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
         """Count a failed attempt; the next is due after ``pause_s``; None makes it expire."""
-        now = self.clock()
-        settled = update(deliveries).where(deliveries.c.id == delivery.id, _PENDING)
-        changed = settled.values(
-            attempts=deliveries.c.attempts + 1,
-            last_error=kept(error),
-            failed_at=now,
-            state="expired" if pause_s is None else "pending",
-            next_attempt_at=now + (pause_s or 0.0),
-        )
-        await self.database.write(lambda c: c.execute(changed))
+        now, state = self.clock(), "expired" if pause_s is None else "pending"
+        again = {"failed_at": now, "next_attempt_at": now + (pause_s or 0.0), "state": state}
+        changed = {"last_error": kept(error), **again}
+        await self.database.write(lambda c: _settle(c, delivery, **changed))
         self._failed_attempts += 1
 
     @reads
@@ -171,6 +161,12 @@ def add_callback(connection: Connection, endpoint: str, url: str, now: float, **
     known = {"endpoint": endpoint, "url": url, "created_at": now, "next_attempt_at": now}
     numbers = {"sequence": int(sequence), "idempotency_key": uuid.uuid4().hex}
     connection.execute(deliveries.insert().values(**known, **numbers, **about))
+
+
+def _settle(connection: Connection, delivery: Delivery, **found: Any) -> None:
+    """Note how an attempt ended, unless another controller has."""
+    pending = update(deliveries).where(deliveries.c.id == delivery.id, _PENDING)
+    connection.execute(pending.values(attempts=deliveries.c.attempts + 1, **found))
 
 
 def _cut_rounds(
@@ -233,10 +229,7 @@ def _spans(connection: Connection, uncut: Span, most: int) -> list[Span]:
 
 
 def _firsts(connection: Connection) -> list[tuple[float, Delivery]]:
-    """The next callback of each URL, by its time, and when it is due.
-
-    A URL's callbacks go out in the order of their sequence: a later one waits for an earlier one.
-    """
+    """The next callback of each URL by its sequence, by time, and when it is due."""
     first = (
         select(deliveries.c.url, func.min(deliveries.c.sequence).label("sequence"))
         .where(_PENDING)

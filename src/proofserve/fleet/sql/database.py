@@ -62,10 +62,7 @@ class FleetDatabase:
 
     @classmethod
     async def open(cls, url: URL, answer_s: float = _ANSWER_S) -> Self:
-        """Connect, and bring the tables to the present version.
-
-        Raises StoreUnavailable, also for tables of a newer version.
-        """
+        """Connect, and ``migrate``. Raises StoreUnavailable."""
         database = cls(url, answer_s)
         try:
             await database.write(migrate)
@@ -84,10 +81,7 @@ class FleetDatabase:
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kw: P.kwargs
     ) -> T:
-        """Run ``work`` in a transaction: then all its changes are on disk, or none of them.
-
-        Raises StoreUnavailable, and the errors of ``work``.
-        """
+        """As ``read``, in a transaction: then all changes are on disk, or none of them."""
         options = {_BEGIN: _SQLITE_WRITE} if self._is_sqlite else {}
         return await self._run(options, lambda c: work(c, *args, **kw))
 
@@ -278,9 +272,8 @@ def _sqlite(url: URL) -> Engine:
 def use_log(connection: sqlite3.Connection, longest_s: float) -> None:
     """Switch an SQLite file to the write-ahead log; it keeps that. Raises sqlite3.Error.
 
-    SQLite refuses this at once, whatever the connection's timeout, while another process writes
-    without the log or switches too: processes that start at the same moment. It is tried for
-    ``longest_s`` seconds.
+    SQLite refuses this at once while another process writes without the log, or switches too. It is
+    tried for ``longest_s`` seconds.
     """
     deadline = time.monotonic() + longest_s
     while True:
@@ -297,8 +290,7 @@ def use_log(connection: sqlite3.Connection, longest_s: float) -> None:
 def migrate(connection: Connection) -> None:
     """Bring the tables to the present version, in the caller's transaction.
 
-    Raises StoreUnavailable for tables of a newer proofserve and for a file of another program, and
-    the errors of the database.
+    Raises StoreUnavailable for tables of a newer proofserve and for a file of another program.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATING})

@@ -123,11 +123,7 @@ ProcessLock = AdvisoryLock | FileLock
 
 
 def process_lock(url: str, name: str) -> ProcessLock:
-    """The lock ``name`` of a database, as ``FleetStore.open`` opens it.
-
-    PostgreSQL: an advisory lock on a connection of its own. SQLite: a lock on ``<file>.<name>``.
-    Raises ValueError for a URL of another kind.
-    """
+    """A lock of a database, of SQLite on ``<file>.<name>``. Raises as ``database_url``."""
     parsed = database_url(url)
     if is_sqlite(parsed):
         return FileLock(_beside(parsed, name), keeps_file=name == LEADER)
@@ -200,10 +196,7 @@ class Leadership:
 async def while_leading(
     leadership: Leadership, work: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run ``work`` while this process leads, again and again, until cancelled.
-
-    Raises the error that ended ``work``.
-    """
+    """Run ``work`` again and again while this process leads. Raises the error that ended it."""
     while True:
         if leadership.held:
             running = asyncio.create_task(work())

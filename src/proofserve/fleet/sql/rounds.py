@@ -120,10 +120,7 @@ class RoundStore(StorePart):
 
     @writes
     def add_looks(self, connection: Connection, looks: Mapping[str, MemberLook]) -> None:
-        """Store the last looks, by member id. Ids without a member are ignored.
-
-        A status above STATUS_BYTES of JSON is left out.
-        """
+        """Store the last looks, by member id. Ids without a member are ignored."""
         # In one order, so that no two stores wait for each other.
         rows = [{"of": kept(id_), "text": _look_text(looks[id_])} for id_ in sorted(looks)]
         if rows:
@@ -184,7 +181,7 @@ class RoundStore(StorePart):
 
     @announces
     def move(self, connection: Connection, move: Move) -> DesiredState:
-        """Apply GENERATE, VALIDATE or STOP to the configured round; returns the new desired state.
+        """Apply GENERATE, VALIDATE or STOP to the configured round; returns what is desired now.
 
         Raises what ``rounds.state.step`` raises, and Refused for GENERATE without a lane.
         """
@@ -207,9 +204,8 @@ class RoundStore(StorePart):
     ) -> list[Lane | Refused]:
         """A lane for each of ``member_ids``, once and for ever, or why it gets none.
 
-        That is that all were given, that the member has one which was not ended, or that there is
-        no such member. ``served`` is what the fleet serves now. Raises Refused (NO_LANE) if the
-        round was stopped or replaced, or if there is none.
+        ``served`` is what the fleet serves now. Raises Refused (NO_LANE) if the round was stopped
+        or replaced, or if there is none.
         """
         # Locks the round: two controllers give lanes of it one after the other.
         row = connection.execute(

@@ -21,9 +21,7 @@ from proofserve.fleet.sql.verdicts import VerdictStore
 class FleetStore(RoundStore, BatchStore, DeliveryStore):
     """Keeps the fleet in SQLite or PostgreSQL; made by ``open``, closes when its context is left.
 
-    Every method raises StoreUnavailable if the database fails: nothing is changed then, and the
-    store stays usable. Several stores may use one database, also from several machines. ``news`` is
-    set when the sender of callbacks may have work.
+    Several stores may use one database, also from several machines.
     """
 
     def __init__(self, database: FleetDatabase, clock: Callable[[], float]) -> None:
@@ -34,12 +32,7 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
 
     @classmethod
     async def open(cls, url: str, clock: Callable[[], float] = time.time) -> Self:
-        """Open the database and bring its tables to the present version.
-
-        ``url`` is ``postgresql://...``, ``sqlite:///file`` or the path of an SQLite file.
-        ``clock`` gives wall-clock seconds. Raises ValueError for another URL, and
-        StoreUnavailable.
-        """
+        """Raises as ``database_url`` and ``FleetDatabase.open``."""
         return cls(await FleetDatabase.open(database_url(url)), clock)
 
     async def close(self) -> None:
@@ -67,10 +60,7 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
 
     @reads
     def view(self, connection: Connection) -> FleetView:
-        """Members, the desired state and the lanes of its round, from one snapshot.
-
-        Its size is bounded by MOST_MEMBERS, MOST_LANES and the size of each look.
-        """
+        """Its size is bounded by MOST_MEMBERS, MOST_LANES and STATUS_BYTES."""
         desired = read_desired(connection)
         number = desired.round.number if desired.round else None
         given = lanes_where(connection, lanes.c.round == number)

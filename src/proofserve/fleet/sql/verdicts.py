@@ -114,10 +114,7 @@ class VerdictStore(StorePart):
     def ended_lanes(
         self, connection: Connection, before_round: int, within_s: float
     ) -> list[tuple[FleetRound, Lane]]:
-        """The lanes of rounds before that number, ended ``within_s`` ago, that have new nonces.
-
-        New are those that were stored since the policy last took a sample of the lane.
-        """
+        """The lanes of rounds before that number, ended ``within_s`` ago, with new nonces."""
         late = (rounds.c.number < before_round) & (rounds.c.ended_at > self.clock() - within_s)
         return [
             (round_, lane)
