@@ -140,18 +140,15 @@ def _of_stream(text: bytes) -> dict[str, Any] | None:
         rest = {name: value for name, value in chunk.items() if name != "choices"}
         whole |= {name: value for name, value in rest.items() if value is not None}
         for part in chunk.get("choices") or ():
-            _add(choices.setdefault(part["index"], {"index": part["index"]}), part)
+            choice = choices.setdefault(part["index"], {"index": part["index"]})
+            if "delta" in part:
+                _join(choice.setdefault("message", {"content": None}), part["delta"] or {})
+            _join(choice, {name: part.get(name) for name in ("text", "token_ids")})
+            if part.get("finish_reason"):
+                choice["finish_reason"] = part["finish_reason"]
     if not choices or not all(each.get("finish_reason") for each in choices.values()):
         return None
     return {**whole, "choices": [choices[index] for index in sorted(choices)]}
-
-
-def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
-    if "delta" in part:
-        _join(choice.setdefault("message", {"content": None}), part["delta"] or {})
-    _join(choice, {name: part.get(name) for name in ("text", "token_ids")})
-    if part.get("finish_reason"):
-        choice["finish_reason"] = part["finish_reason"]
 
 
 def _join(whole: dict[str, Any], piece: dict[str, Any]) -> None:

@@ -135,12 +135,10 @@ class FleetEngine:
 
 
 def _batch(work: Workload, nonces: Sequence[int], rows: Rows) -> ProofBatch:
-    found = [(nonce, row) for nonce in nonces if (row := rows[nonce]) is not None]
-    values = np.empty((len(found), work.scheme.width), np.float32)
-    for place, (_, row) in enumerate(found):
-        values[place] = row
-    failed = tuple(nonce for nonce in nonces if rows[nonce] is None)
-    return ProofBatch(tuple(nonce for nonce, _ in found), values, failed)
+    found = {nonce: row for nonce in nonces if (row := rows[nonce]) is not None}
+    values = np.array([*found.values()], np.float32).reshape(len(found), work.scheme.width)
+    failed = tuple(nonce for nonce in nonces if nonce not in found)
+    return ProofBatch(tuple(found), values, failed)
 
 
 class _DividedCall:

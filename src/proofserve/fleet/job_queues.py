@@ -194,17 +194,12 @@ def _address(url: str) -> str:
 def _engine(url: str) -> Engine:
     """Connections as DBOS makes them; on SQLite with a log, so that a commit is one write."""
     parsed = _url(url)
+    pool: Any = {"pool_size": _CONNECTIONS, "max_overflow": 2, "hide_parameters": True}
     if not is_sqlite(parsed):
-        return create_engine(
-            parsed,
-            pool_size=_CONNECTIONS,
-            max_overflow=2,
-            pool_pre_ping=True,
-            hide_parameters=True,
-            # A power failure may lose the last commits: the controller sends those jobs again.
-            connect_args={"options": "-c synchronous_commit=off"},
-        )
-    engine = create_engine(parsed, pool_size=_CONNECTIONS, max_overflow=2, hide_parameters=True)
+        # A power failure may lose the last commits: the controller sends those jobs again.
+        connecting = {"options": "-c synchronous_commit=off"}
+        return create_engine(parsed, **pool, pool_pre_ping=True, connect_args=connecting)
+    engine = create_engine(parsed, **pool)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:

@@ -116,12 +116,6 @@ class MemberList:
         return found
 
 
-def callback_url(public_url: str, lane: Lane) -> str:
-    """Where the member that has ``lane`` sends the callbacks of its round."""
-    place = f"members/{lane.member_id}/lanes/{lane.round_id}/{lane.lane}"
-    return f"{public_url.rstrip('/')}{FLEET}/{place}"
-
-
 @dataclass(eq=False, repr=False)
 class Reconciler:
     """Brings members to the desired state of the database. They reach the fleet at ``public_url``.
@@ -303,7 +297,9 @@ class Reconciler:
         if deployed is None:
             raise AssertionError("only a member that says what is deployed is ready")
         nonces = round_.nonces_of(lane.lane)
-        url = callback_url(self._public_url, lane)
+        # Where the member sends the callbacks of its round.
+        place = f"members/{lane.member_id}/lanes/{lane.round_id}/{lane.lane}"
+        url = f"{self._public_url.rstrip('/')}{FLEET}/{place}"
         try:
             await client.change("/init/generate", round_order(round_.spec, nonces, deployed, url))
         except MemberError as error:

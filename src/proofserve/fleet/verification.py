@@ -61,13 +61,9 @@ class VerificationPolicy:
 
     def rule_of(self, condition: MemberCondition) -> VerificationRule | None:
         member, deployed = condition.member, condition.deployment
-        for name in (member.name, member.url):
-            if name in self.members:
-                return self.members[name]
-        for name in deployed.models if deployed else ():
-            if name in self.models:
-                return self.models[name]
-        return self.default
+        named = [self.members.get(name) for name in (member.name, member.url)]
+        named += [self.models.get(name) for name in (deployed.models if deployed else ())]
+        return next((rule for rule in named if rule is not None), self.default)
 
 
 def is_due(

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -42,9 +42,6 @@ _log = logging.getLogger(__name__)
 # Limit of the clocks' difference plus the time to send a large body. Seconds.
 MAX_AGE_S = 300.0
 
-T = TypeVar("T")
-
-
 # Unknown keys of all bodies are ignored: newer nodes may send more.
 
 
@@ -77,7 +74,7 @@ def _distinct(nonces: list[int]) -> list[int]:
     return nonces
 
 
-def _as_many(values: list[T], info: ValidationInfo) -> list[T]:
+def _as_many(values: list[Any], info: ValidationInfo) -> list[Any]:
     """Refuse a list that is not as long as the list of nonces, which is checked before it."""
     # Missing if the nonces have an error: then that error is enough.
     nonces = info.data.get("nonces")

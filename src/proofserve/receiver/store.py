@@ -40,10 +40,8 @@ _ADD_FOUND = "INSERT INTO {} VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _ADD_ROUND = """
     INSERT INTO committed_rounds VALUES (
         NULL, :block_hash, :public_key, :round_id, :block_height, :node_id, :node_count, :group_id,
-        :n_groups, :scheme, :k_dim, :seq_len) ON CONFLICT DO NOTHING
-"""
-_FIND_ROUND = """
-    SELECT number FROM committed_rounds WHERE block_hash = ? AND public_key = ? AND round_id = ?
+        :n_groups, :scheme, :k_dim, :seq_len)
+    ON CONFLICT DO UPDATE SET scheme = scheme RETURNING number
 """
 _ADD_ROOT = "INSERT INTO roots VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _ADD_VALIDATION = """
@@ -218,9 +216,7 @@ class ReceiverStore:
 
     def _add_roots(self, body: CommittedRoots, callback: int) -> None:
         values = {**dict(body), "k_dim": body.encoding.k_dim, "seq_len": body.params.seq_len}
-        self._writer.execute(_ADD_ROUND, values)
-        source = (body.block_hash, body.public_key, body.round_id)
-        (number,) = self._writer.execute(_FIND_ROUND, source).fetchone()
+        (number,) = self._writer.execute(_ADD_ROUND, values).fetchone()
         stored = 0
         for batch in body.roots:
             row = (number, batch.first_index, batch.count, batch.root, batch.previous_root)

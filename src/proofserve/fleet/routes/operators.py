@@ -24,21 +24,7 @@ from proofserve.fleet.client import MemberError
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.reconciler import Reconciler
 from proofserve.fleet.records import MemberSource, MemberState, Wish
-from proofserve.fleet.routes.snapshot import (
-    MOST_OF_PAGE,
-    PAGE_HEADERS,
-    JoinAnswer,
-    MemberAnswer,
-    MembersPage,
-    RemovedAnswer,
-    SnapshotAnswer,
-    VerdictPage,
-    VerdictReportAnswer,
-    VerificationJobAnswer,
-    member_record,
-    report_page,
-    snapshot,
-)
+from proofserve.fleet.routes import snapshot as answers
 from proofserve.fleet.sources import plain_url
 from proofserve.fleet.sql.locks import Leadership
 from proofserve.fleet.sql.store import FleetStore
@@ -59,7 +45,7 @@ _STOP = "/stop"
 # Why a member may not join by this URL; None if it may.
 JoinCheck = Callable[[str], Awaitable[str | None]]
 FirstMember = Annotated[int, Query(ge=0, le=100_000)]
-MembersOfPage = Annotated[int, Query(ge=0, le=MOST_OF_PAGE)]
+MembersOfPage = Annotated[int, Query(ge=0, le=answers.MOST_OF_PAGE)]
 
 
 def _url(text: str) -> str:
@@ -133,7 +119,7 @@ class FleetParts:
         )
 
     def record(self, member_id: str) -> dict[str, Any]:
-        return member_record(self.watch.current, self.condition(member_id), time.time())
+        return answers.member_record(self.watch.current, self.condition(member_id), time.time())
 
 
 def router(parts: FleetParts) -> APIRouter:
@@ -156,10 +142,10 @@ def router(parts: FleetParts) -> APIRouter:
 
 
 def _add_reading(router: APIRouter, parts: FleetParts) -> None:
-    @router.get("/snapshot", **documented(SnapshotAnswer, 422, 503))
+    @router.get("/snapshot", **documented(answers.SnapshotAnswer, 422, 503))
     async def read_snapshot(offset: FirstMember = 0, limit: MembersOfPage = 100) -> dict[str, Any]:
         """The fleet, its round, and one page of members, the worst first."""
-        return snapshot(parts.watch.current, time.time(), offset, limit)
+        return answers.snapshot(parts.watch.current, time.time(), offset, limit)
 
     @router.get("/metrics", response_class=PlainTextResponse, responses=refused(503))
     async def metrics() -> PlainTextResponse:
@@ -168,20 +154,20 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
         registry.register(NodeCollector(lambda: _families(parts)))
         return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/members", **documented(MembersPage, 422, 503))
+    @router.get("/members", **documented(answers.MembersPage, 422, 503))
     async def members(offset: FirstMember = 0, limit: MembersOfPage = 100) -> dict[str, Any]:
         """One page of members, the worst first."""
         found = await read_snapshot(offset, limit)
         return {name: found[name] for name in ("members", "of_members", "offset")}
 
-    @router.get("/members/{member_id}", **documented(MemberAnswer, 404, 503))
+    @router.get("/members/{member_id}", **documented(answers.MemberAnswer, 404, 503))
     async def member(member_id: str) -> dict[str, Any]:
         """One member. 404 if there is none with this id."""
         return parts.record(member_id)
 
 
 def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
-    changed = documented(MemberAnswer, 404, 422, 503)
+    changed = documented(answers.MemberAnswer, 404, 422, 503)
 
     async def wish(member_id: str, wanted: Wish, reason: str | None) -> dict[str, Any]:
         try:
@@ -208,7 +194,7 @@ def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
 
 
 def _add_removal(router: APIRouter, parts: FleetParts) -> None:
-    removed = documented(RemovedAnswer, 404, 409, 422, 503)
+    removed = documented(answers.RemovedAnswer, 404, 409, 422, 503)
 
     @router.post("/members/{member_id}/remove", **removed)
     async def remove(member_id: str, body: WishRequest) -> dict[str, Any]:
@@ -235,7 +221,7 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
 
 
 def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
-    @router.get("/verdicts", **documented(VerdictPage, 422, 503))
+    @router.get("/verdicts", **documented(answers.VerdictPage, 422, 503))
     async def verdicts(
         member: Annotated[str | None, Query(max_length=200)] = None,
         offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
@@ -245,7 +231,7 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
         found = await parts.store.verdicts.page(member, offset, limit)
         return {"verdicts": [each.model_dump() for each in found], "offset": offset}
 
-    @router.get("/verdicts/{verdict_id}", **documented(VerdictReportAnswer, 404, 503))
+    @router.get("/verdicts/{verdict_id}", **documented(answers.VerdictReportAnswer, 404, 503))
     async def verdict(verdict_id: str) -> dict[str, Any]:
         """One verdict with its report, which is null for an abstention."""
         found, report = await _found(parts, verdict_id)
@@ -260,9 +246,11 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
     async def report(verdict_id: str) -> HTMLResponse:
         """The report as a page for people."""
         found, content = await _found(parts, verdict_id)
-        return HTMLResponse(report_page(found, content), headers=PAGE_HEADERS)
+        return HTMLResponse(answers.report_page(found, content), headers=answers.PAGE_HEADERS)
 
-    @router.post("/members/{member_id}/verify", **documented(VerificationJobAnswer, 404, 409, 503))
+    @router.post(
+        "/members/{member_id}/verify", **documented(answers.VerificationJobAnswer, 404, 409, 503)
+    )
     async def verify(member_id: str) -> dict[str, Any]:
         """Have all that the member has stored of the round sampled now; answers the job's id."""
         name = parts.condition(member_id).member.name
@@ -289,7 +277,7 @@ async def _found(parts: FleetParts, verdict_id: str) -> tuple[MemberVerdict, dic
 
 
 def _add_joining(router: APIRouter, parts: FleetParts) -> None:
-    @router.post("/members", **documented(JoinAnswer, 409, 422, 503))
+    @router.post("/members", **documented(answers.JoinAnswer, 409, 422, 503))
     async def join(body: JoinRequest) -> dict[str, Any]:
         """Add the server, or take its sign of life. The answer says what it is for the fleet."""
         if refusal := await parts.join_check(body.url):

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from proofserve.fleet.records import (
 )
 from proofserve.fleet.sql.database import StorePart, announces, reads, writes
 from proofserve.fleet.sql.tables import (
-    AnyRow,
     desired,
     insert_into,
     kept,
@@ -213,20 +212,25 @@ class RoundStore(StorePart):
         ).first()
         if row is None or row.ended_at is not None:
             raise Refused(Refusal.NO_LANE, f"round {round_id} has ended, so it gives no more lanes")
-        known = set(
-            connection.execute(select(members.c.id).where(members.c.removed_at.is_(None))).scalars()
-        )
+        known = set(connection.execute(select(members.c.id).where(_KNOWN)).scalars())
         open_lanes = select(lanes.c.member, lanes.c.lane).where(lanes.c.round == row.number, _OPEN)
         held: dict[str, int] = {each.member: each.lane for each in connection.execute(open_lanes)}
         now, found, new = self.clock(), list[Lane | Refused](), list[Lane]()
         for member_id in member_ids:
-            given = row.given + len(new)
-            if reason := _why_no_lane(row, given, member_id, known, held):
-                found.append(Refused(Refusal.NO_LANE, reason))
-                continue
-            new.append(Lane(row.id, given, member_id, now, served=served))
-            found.append(new[-1])
-            held[member_id] = given
+            why, given = None, row.given + len(new)
+            if member_id not in known:
+                why = f"there is no member {member_id!r}"
+            elif member_id in held:
+                why = f"member {member_id} still has lane {held[member_id]} of round {row.id}"
+            elif given >= row.lanes:
+                why = (
+                    f"round {row.id} has given all of its {row.lanes} lanes, and gives none twice:"
+                    " start the next round with more --lanes"
+                )
+            else:
+                held[member_id] = given
+                new.append(Lane(row.id, given, member_id, now, served=served))
+            found.append(Refused(Refusal.NO_LANE, why) if why else new[-1])
         if new:
             fixed = {"round": row.number, "lanes": row.lanes, "given_at": now} | asdict(served)
             rows = [{**fixed, "lane": each.lane, "member": each.member_id} for each in new]
@@ -317,22 +321,6 @@ def _end_round(connection: Connection, of: FleetRound | None, now: float) -> Non
     if of is not None:
         ended = update(rounds).where(rounds.c.number == of.number, rounds.c.ended_at.is_(None))
         connection.execute(ended.values(ended_at=now))
-
-
-def _why_no_lane(
-    row: AnyRow, given: int, member_id: str, known: Collection[str], held: Mapping[str, int]
-) -> str | None:
-    """Why the member gets no lane of the round in ``row``, of which ``given`` are given."""
-    if member_id not in known:
-        return f"there is no member {member_id!r}"
-    if member_id in held:
-        return f"member {member_id} still has lane {held[member_id]} of round {row.id}"
-    if given >= row.lanes:
-        return (
-            f"round {row.id} has given all of its {row.lanes} lanes, and gives none twice:"
-            " start the next round with more --lanes"
-        )
-    return None
 
 
 def _change(connection: Connection, lane: Lane, **values: Any) -> None:
