@@ -57,7 +57,8 @@ def test_what_a_member_found_is_read_as_it_was_sent() -> None:
     rooted = read(json.dumps(body).encode(), ROOTS, 2)
     assert rooted.kind is BatchKind.ROOTS
     assert rooted.nonces.tolist() == [ROOTS.nonces_of(2).nonce(32), ROOTS.nonces_of(2).nonce(64)]
-    assert (rooted.counts.tolist(), rooted.body) == ([32, 10], body)
+    assert rooted.roots is not None
+    assert ([each.count for each in rooted.roots.roots], rooted.body) == ([32, 10], body)
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,6 @@ _MOST_BYTES_OF_JOB = 256 * 1024 * 1024
 _EXCERPT = 300
 # The Date header has whole seconds, cut off: on average a member's clock is this much later.
 _DATE_ROUNDING_S = 0.5
-# A server that gives one of these answers, and its proofs are not for this fleet as it is.
-_NO_PROOFS = {401, 403, 404, 405}
-_PROOFS_OFF = "PoC not enabled"
 
 
 class MemberError(Exception):
@@ -188,8 +185,8 @@ async def look(client: MemberClient, before: MemberLook | None, now: float) -> M
     except BadAnswer as error:
         return MemberLook(now, answered=True, error=str(error))
     except MemberError as error:
-        if error.status in _NO_PROOFS or _PROOFS_OFF in str(error):
-            return MemberLook(now, answered=True, error=_advice(error))
+        if advice := _advice(error):
+            return MemberLook(now, answered=True, error=advice)
         return replace(before or MemberLook(now, answered=False), answered=False, error=str(error))
     return look_of(body, clock_offset_s, now)
 
@@ -206,14 +203,16 @@ def look_of(body: Mapping[str, Any], clock_offset_s: float | None, now: float) -
     return MemberLook(now, answered=True, clock_offset_s=clock_offset_s, status=status)
 
 
-def _advice(error: MemberError) -> str:
-    if _PROOFS_OFF in str(error):
+def _advice(error: MemberError) -> str | None:
+    """Why the proofs of a server that answers are not for this fleet as it is, None if unknown."""
+    if "PoC not enabled" in str(error):
         return "its proofs are off: start it with --enable-poc"
     if error.status in (401, 403):
-        return (
-            f"it refuses the fleet's key ({error}): compare FLEET_MEMBER_KEY with its POC_API_KEY"
-        )
-    return f"it has no proof endpoints ({error}): start it with --enable-poc"
+        compare = "compare FLEET_MEMBER_KEY with its POC_API_KEY"
+        return f"it refuses the fleet's key ({error}): {compare}"
+    if error.status in (404, 405):
+        return f"it has no proof endpoints ({error}): start it with --enable-poc"
+    return None
 
 
 # The bodies of calls, from the fleet's own records.

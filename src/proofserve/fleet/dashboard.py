@@ -46,7 +46,6 @@ from proofserve.wire.paths import FLEET
 
 # A view of the database that is older is of no use, seconds.
 _OLDEST_S = 15.0
-_BROKEN = (MemberState.LOST, MemberState.REFUSED)
 _LEVELS = {
     MemberState.LOST: Level.BAD,
     MemberState.REFUSED: Level.BAD,
@@ -120,7 +119,7 @@ class FleetPage:
         self, overview: Overview, status: Status, outbox: OutboxGauges | None
     ) -> Iterator[KeyFigure]:
         states = [each.state for each in overview.members]
-        broken = sum(state in _BROKEN for state in states)
+        broken = sum(_LEVELS.get(state) is Level.BAD for state in states)
         yield KeyFigure(
             label="Members ready",
             value=len(overview.ready),
@@ -234,21 +233,14 @@ def job_panel(seen: VerificationView, now: float) -> JobPanel | None:
     if not seen.outcomes and not any(seen.jobs.values()):
         return None
     running, queued = (seen.jobs.get(each, 0) for each in (JobPhase.RUNNING, JobPhase.QUEUED))
-    oldest = seen.oldest_asked_at
-    outcomes = (
-        Fact(label=f"Verdicts: {_SHOWN[each]}", value=seen.outcomes.get(each, 0))
-        for each in VerdictOutcome
-    )
+    oldest, counts = seen.oldest_asked_at, {"Running": running, "Waiting for a worker": queued}
+    counts["Failed in the last day"] = seen.jobs.get(JobPhase.FAILED, 0)
+    counts |= {f"Verdicts: {_SHOWN[each]}": seen.outcomes.get(each, 0) for each in VerdictOutcome}
     return JobPanel(
         unit="verifications",
         queued=running + queued,
         oldest_s=None if oldest is None else max(0.0, now - oldest),
-        states=(
-            Fact(label="Running", value=running),
-            Fact(label="Waiting for a worker", value=queued),
-            Fact(label="Failed in the last day", value=seen.jobs.get(JobPhase.FAILED, 0)),
-            *outcomes,
-        ),
+        states=tuple(Fact(label=label, value=count) for label, count in counts.items()),
     )
 
 

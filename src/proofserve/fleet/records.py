@@ -307,10 +307,3 @@ class MemberFindings:
     values: NDArray[Any]
     roots: CommittedRoots | None = None
     body: Mapping[str, Any] | None = None
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """How many nonces each one stands for: 1, or the size of a root's batch."""
-        if self.roots is None:
-            return np.ones_like(self.nonces)
-        return np.array([each.count for each in self.roots.roots], np.int64)

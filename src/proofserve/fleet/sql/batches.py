@@ -121,7 +121,10 @@ def new_batch(round_: FleetRound, lane: Lane, callback_key: str, found: MemberFi
     if not 1 <= len(callback_key) <= _LONGEST_KEY:
         raise ProtocolError("Idempotency-Key", f"it has not 1..{_LONGEST_KEY} characters")
     indices = check_lane(found.nonces, round_.nonces_of(lane.lane), "nonces")
-    return NewBatch(round_.number, lane.lane, callback_key, found, indices, found.counts)
+    counts = np.ones_like(indices)
+    if found.roots is not None:
+        counts = np.array([each.count for each in found.roots.roots], np.int64)
+    return NewBatch(round_.number, lane.lane, callback_key, found, indices, counts)
 
 
 def add_roots(connection: Connection, batch: NewBatch) -> None:
