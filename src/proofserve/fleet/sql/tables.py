@@ -95,7 +95,7 @@ rounds = Table(
     Column("id", Text, nullable=False, unique=True),
     # A ``RoundSpec`` as JSON; ``about`` is its block hash and key, to find it by them.
     Column("spec", Text, nullable=False),
-    Column("about", Text, nullable=False),
+    Column("about", Text, nullable=False, index=True),
     Column("url", Text),
     Column("opened_at", Double, nullable=False),
     Column("ended_at", Double),
@@ -110,7 +110,6 @@ rounds = Table(
     # For the foreign key of lanes.
     UniqueConstraint("number", "lanes"),
 )
-Index("ix_fleet_rounds_about", rounds.c.about)
 partial_index(
     "ix_fleet_rounds_uncut", rounds.c.number, where="url IS NOT NULL AND last_batch > cut_batch"
 )
@@ -242,11 +241,11 @@ deliveries = Table(
     Column("sequence", BigInteger, nullable=False),
     Column("idempotency_key", Text, nullable=False, unique=True),
     # Either the batches ``first_batch`` .. ``last_batch`` of a round, or a body.
-    Column("round", NUMBER, ForeignKey("fleet_rounds.number")),
+    Column("round", NUMBER, ForeignKey("fleet_rounds.number"), index=True),
     Column("first_batch", BigInteger),
     Column("last_batch", BigInteger),
     Column("body", Text),
-    Column("state", Text, nullable=False, server_default="pending"),
+    Column("state", Text, nullable=False, server_default="pending", index=True),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("created_at", Double, nullable=False),
     Column("next_attempt_at", Double, nullable=False),
@@ -263,8 +262,6 @@ partial_index(
     deliveries.c.sequence,
     where="state = 'pending'",
 )
-Index("ix_fleet_deliveries_round", deliveries.c.round)
-Index("ix_fleet_deliveries_state", deliveries.c.state)
 partial_index("ix_fleet_deliveries_done", deliveries.c.delivered_at, where="state = 'done'")
 
 # Jobs of /generate. The controller that leads computes them in the order of their numbers.
