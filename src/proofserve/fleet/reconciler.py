@@ -224,13 +224,17 @@ class Reconciler:
             _logger.info("lane %d of member %s ends: %s", lane.lane, lane.member_id, reason)
         if started or ended:
             await self.store.note_lanes(started, ended)
-        given = await self._give(overview, actions)
+        round_, given = overview.desired.round, dict[str, Lane | Refused]()
+        starting = [each.member_id for each in actions if isinstance(each, StartLane)]
+        if starting and round_ is not None:
+            found = await self.store.give_lanes(round_.id, starting, overview.served)
+            given = dict(zip(starting, found, strict=True))
         conditions = {each.member.id: each for each in overview.members}
         by_member: dict[str, list[Action]] = {}
         for action in actions:
             by_member.setdefault(action.member_id, []).append(action)
         began = [
-            asyncio.create_task(self._call(conditions[id_], overview.desired.round, own, given))
+            asyncio.create_task(self._call(conditions[id_], round_, own, given))
             for id_, own in by_member.items()
         ]
         self._actions.update(zip(by_member, began, strict=True))
@@ -267,21 +271,6 @@ class Reconciler:
             self._rest(id_)
         finally:
             del self._actions[id_]
-
-    async def _give(
-        self, overview: Overview, actions: Sequence[Action]
-    ) -> dict[str, Lane | Refused]:
-        """The new lane of each member that shall start, or why it gets none."""
-        ids = [each.member_id for each in actions if isinstance(each, StartLane)]
-        round_ = overview.desired.round
-        if not ids or round_ is None:
-            return {}
-        try:
-            found = await self.store.give_lanes(round_.id, ids, overview.served)
-        except Refused as error:
-            # Another controller has stopped it meanwhile.
-            return dict.fromkeys(ids, error)
-        return dict(zip(ids, found, strict=True))
 
     async def _start(
         self,

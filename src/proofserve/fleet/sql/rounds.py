@@ -201,17 +201,14 @@ class RoundStore(StorePart):
     def give_lanes(
         self, connection: Connection, round_id: str, member_ids: Sequence[str], served: FleetModel
     ) -> list[Lane | Refused]:
-        """A lane for each of ``member_ids``, once and for ever, or why it gets none.
-
-        ``served`` is what the fleet serves now. Raises Refused (NO_LANE) if the round was stopped
-        or replaced, or if there is none.
-        """
+        """A lane for each member, once and for ever, or why it gets none. ``served`` is kept."""
         # Locks the round: two controllers give lanes of it one after the other.
         row = connection.execute(
             select(rounds).where(rounds.c.id == kept(round_id)).with_for_update()
         ).first()
         if row is None or row.ended_at is not None:
-            raise Refused(Refusal.NO_LANE, f"round {round_id} has ended, so it gives no more lanes")
+            text = f"round {round_id} has ended, so it gives no more lanes"
+            return [Refused(Refusal.NO_LANE, text)] * len(member_ids)
         known = set(connection.execute(select(members.c.id).where(_KNOWN)).scalars())
         open_lanes = select(lanes.c.member, lanes.c.lane).where(lanes.c.round == row.number, _OPEN)
         held: dict[str, int] = {each.member: each.lane for each in connection.execute(open_lanes)}
