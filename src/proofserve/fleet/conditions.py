@@ -20,13 +20,6 @@ from proofserve.wire.status import DeploymentStatus
 _Kind = tuple[str, str | None, int | None, int | None]
 
 
-_WISHED: Mapping[Wish, MemberState] = {
-    Wish.ACTIVE: MemberState.READY,
-    Wish.CORDONED: MemberState.CORDONED,
-    Wish.DRAINING: MemberState.DRAINING,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """When a member is kept out of the fleet. Times in seconds.
@@ -152,7 +145,8 @@ def _state(
         return MemberState.REFUSED, why
     if look.status is not None and (why := _stall(look.status)):
         return MemberState.LOST, why
-    return _WISHED[member.wish], member.wish_reason
+    wished = MemberState.READY if member.wish is Wish.ACTIVE else MemberState(member.wish)
+    return wished, member.wish_reason
 
 
 def _stall(status: MemberStatus) -> str | None:

@@ -79,11 +79,8 @@ def _as_many(values: list[Any], info: ValidationInfo) -> list[Any]:
     # Missing if the nonces have an error: then that error is enough.
     nonces = info.data.get("nonces")
     if nonces is not None and len(values) != len(nonces):
-        raise PydanticCustomError(
-            "length",
-            "{values} values for {nonces} nonces",
-            {"values": len(values), "nonces": len(nonces)},
-        )
+        text = f"{len(values)} values for {len(nonces)} nonces"
+        raise PydanticCustomError("length", "{why}", {"why": text})
     return values
 
 
