@@ -66,12 +66,10 @@ def callback_router(
     401 refuses a callback that ``check`` does not accept, 404 one of an unknown lane, 413 a large
     one, 422 names the wrong field, and 503 asks for another attempt.
     """
-    made = APIRouter(
-        prefix=FLEET, tags=["fleet"], route_class=callbacks.guarded(check, MAX_BODY_BYTES)
-    )
+    guard = callbacks.guarded(check, MAX_BODY_BYTES)
+    made = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guard)
     # One large body at a time is parsed: it holds hundreds of megabytes, and the processor.
     parsing = asyncio.Lock()
-
     path = f"/members/{{member_id}}/lanes/{{round_id}}/{{lane}}/{GENERATED}"
     answers = documented(StoredAnswer, 401, 404, 422, 503, needs_key=False)
 

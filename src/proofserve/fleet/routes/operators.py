@@ -255,9 +255,8 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
         """Have all that the member has stored of the round sampled now; answers the job's id."""
         name = parts.condition(member_id).member.name
         if parts.verification is None:
-            raise ApiError(
-                "no_verdict_possible", "the fleet has no policy: start it with --policy FILE"
-            )
+            why = "the fleet has no policy: start it with --policy FILE"
+            raise ApiError("no_verdict_possible", why)
         try:
             job = await parts.verification.ask(member_id)
         except Refused as error:
