@@ -112,13 +112,9 @@ class MemberClient:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         url = f"{self.url}{PROOFS}{path}"
         before = time.time()
+        call = self.http.request(method, url, json=body, headers=headers, allow_redirects=False)
         try:
-            async with (
-                asyncio.timeout(limit_s),
-                self.http.request(
-                    method, url, json=body, headers=headers, allow_redirects=False
-                ) as response,
-            ):
+            async with asyncio.timeout(limit_s), call as response:
                 middle = (before + time.time()) / 2
                 raw = await _bounded(response, most_bytes)
         except TimeoutError:

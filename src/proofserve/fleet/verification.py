@@ -201,16 +201,12 @@ class VerificationControl:
         condition = next((e for e in overview.members if e.member.id == member_id), None)
         rule = self._policy.rule_of(condition) if condition else None
         if rule is None:
-            raise Refused(
-                Refusal.NOTHING_TO_VERIFY,
-                "the policy has no rule for this member: add one to its file",
-            )
+            text = "the policy has no rule for this member: add one to its file"
+            raise Refused(Refusal.NOTHING_TO_VERIFY, text)
         round_, lane = overview.desired.round, overview.newest.get(member_id)
         if round_ is None or lane is None or not lane.stored or round_.spec.target is not None:
-            raise Refused(
-                Refusal.NOTHING_TO_VERIFY,
-                "the member has no stored vectors of the fleet's newest round: start a round",
-            )
+            text = "the member has no stored vectors of the fleet's newest round: start a round"
+            raise Refused(Refusal.NOTHING_TO_VERIFY, text)
         newest = await self._store.newest_batches(round_.number)
         through = newest[lane.lane]
         job = job_of(round_, lane, rule, JobCause.OPERATOR, through, overview.view.at)

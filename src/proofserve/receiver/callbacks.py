@@ -168,26 +168,20 @@ class SignatureCheck:
         timestamp = _whole(headers.get(TIMESTAMP_HEADER))
         sequence = _whole(headers.get(SEQUENCE_HEADER))
         if signature is None or key is None or timestamp is None or sequence is None:
-            raise HTTPException(
-                401,
-                "this receiver accepts signed callbacks only: set POC_CALLBACK_SECRET on the node",
-            )
+            how = "set POC_CALLBACK_SECRET on the node"
+            raise HTTPException(401, f"this receiver accepts signed callbacks only: {how}")
         age = self._clock() - timestamp
         if abs(age) > MAX_AGE_S:
-            raise HTTPException(
-                401,
-                f"signed {age:.0f} s ago, the limit is {MAX_AGE_S:.0f} s:"
-                " compare the clocks of node and receiver",
-            )
+            late = f"signed {age:.0f} s ago, the limit is {MAX_AGE_S:.0f} s"
+            raise HTTPException(401, f"{late}: compare the clocks of node and receiver")
         endpoint = request.url.path.rsplit("/", 1)[-1]
         return Envelope(endpoint, key, sequence, timestamp), signature
 
     async def body(self, envelope: Envelope, signature: str, body: bytes) -> None:
         """Refuse unless the signature is that of ``body`` under the secret."""
         if not await asyncio.to_thread(envelope.matches, self._secret, body, signature):
-            raise HTTPException(
-                401, "the signature was made with another secret or for another callback"
-            )
+            text = "the signature was made with another secret or for another callback"
+            raise HTTPException(401, text)
 
 
 def _whole(text: str | None) -> int | None:

@@ -201,10 +201,8 @@ class BatchStore(StorePart):
             )
         found = committed_rounds(connection, committed, round_id)
         if not found:
-            raise Refused(
-                Refusal.UNKNOWN_ROUND,
-                f"no member has committed to nonces of {about} in round {round_id}",
-            )
+            text = f"no member has committed to nonces of {about} in round {round_id}"
+            raise Refused(Refusal.UNKNOWN_ROUND, text)
         if round_id is None and len(found) > 1:
             ids = ", ".join(each.round_id for each in found[:20])
             raise Refused(Refusal.SEVERAL_ROUNDS, f"give one of these as round_id: {ids}")

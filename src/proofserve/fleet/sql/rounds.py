@@ -90,10 +90,8 @@ class RoundStore(StorePart):
         connection.execute(update(members).where(members.c.id == row.id).values(**told, **back))
         count = connection.execute(select(func.count()).where(_KNOWN)).scalar_one()
         if count > MOST_MEMBERS:
-            raise Refused(
-                Refusal.FLEET_FULL,
-                f"the fleet has {count - 1} members, the most that it may have: remove some",
-            )
+            text = f"the fleet has {count - 1} members, the most that it may have: remove some"
+            raise Refused(Refusal.FLEET_FULL, text)
         return _known_member(connection, row.id)
 
     @writes
@@ -325,9 +323,8 @@ def _change(connection: Connection, lane: Lane, **values: Any) -> None:
     number = select(rounds.c.number).where(rounds.c.id == lane.round_id).scalar_subquery()
     of_lane = (lanes.c.round == number) & (lanes.c.lane == lane.lane)
     if not connection.execute(update(lanes).where(of_lane).values(**values)).rowcount:
-        raise Refused(
-            Refusal.UNKNOWN_LANE, f"round {lane.round_id!r} has given no lane {lane.lane}"
-        )
+        text = f"round {lane.round_id!r} has given no lane {lane.lane}"
+        raise Refused(Refusal.UNKNOWN_LANE, text)
 
 
 def _round(row: Sequence[Any]) -> FleetRound:
@@ -344,10 +341,8 @@ def _known_member(connection: Connection, member_id: str) -> Member:
     """Raises Refused (UNKNOWN_MEMBER)."""
     known = select(*_MEMBER).where(_KNOWN, members.c.id == kept(member_id))
     if (row := connection.execute(known).first()) is None:
-        raise Refused(
-            Refusal.UNKNOWN_MEMBER,
-            f"there is no member {member_id!r}: `proofserve fleet members` lists them",
-        )
+        text = f"there is no member {member_id!r}: `proofserve fleet members` lists them"
+        raise Refused(Refusal.UNKNOWN_MEMBER, text)
     return _member(row)
 
 
