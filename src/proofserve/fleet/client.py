@@ -125,7 +125,13 @@ class MemberClient:
             raise MemberError(str(error) or type(error).__name__) from error
         if not 200 <= (status := response.status) < 300:
             raise MemberError(f"{method} {path}: HTTP {status}: {_reason(raw)}", status)
-        return _object(raw, f"{method} {path}"), _offset(response, middle)
+        try:
+            answer = json.loads(raw)
+        except (ValueError, RecursionError):
+            raise BadAnswer(f"answered nonsense to {method} {path}: no JSON") from None
+        if not isinstance(answer, dict):
+            raise BadAnswer(f"answered nonsense to {method} {path}: no JSON object")
+        return answer, _offset(response, middle)
 
 
 async def _bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
@@ -136,16 +142,6 @@ async def _bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
         if len(read) > most_bytes:
             raise BadAnswer(f"answered more than {most_bytes} bytes")
     return bytes(read)
-
-
-def _object(raw: bytes, call: str) -> Mapping[str, Any]:
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise BadAnswer(f"answered nonsense to {call}: no JSON") from None
-    if not isinstance(body, dict):
-        raise BadAnswer(f"answered nonsense to {call}: no JSON object")
-    return body
 
 
 def _reason(raw: bytes) -> str:
