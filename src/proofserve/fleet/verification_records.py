@@ -24,7 +24,7 @@ def share_of_day(spent: float, verified: int, planned: int) -> float:
     Each verification gets a share of the rule's ``alpha_per_day`` when its job is stored, before
     anything of its outcome is known: (1 - spent) / (n + 2). ``spent`` is the sum of the member's
     shares in the 24 hours before, and n the number of them (``verified``) or, if greater, how many
-    the policy plans for a day (``planned``). ADR 38 has other ways.
+    the policy plans for a day (``planned``). ADR 38 says why not by another rule.
 
     * No 24 hours hold shares of more than 1: the newest share in them is less than 1 - spent. The
       chance that one of their verdicts convicts an honest member is at most the sum of their
