@@ -352,7 +352,8 @@ def _member(row: Sequence[Any], look: MemberLook | None = None) -> Member:
     if look is None and seen is not None:
         fields = json.loads(seen)
         try:
-            fields["status"] = fields["status"] and MemberStatus.of_parts(fields["status"])
+            if fields["status"] is not None:
+                fields["status"] = MemberStatus.of_parts(fields["status"])
         except ValueError:
             # A controller of another version stored it; the next look replaces it.
             fields["status"] = None
