@@ -115,10 +115,7 @@ class Reply:
 def ask_all(
     url: str, calls: Sequence[Call], at_once: int, answered: Callable[[], None] = lambda: None
 ) -> list[Reply]:
-    """Send ``calls`` in their order, at most ``at_once`` in flight; return replies in that order.
-
-    Calls ``answered`` after each reply.
-    """
+    """Send ``calls``, at most ``at_once`` in flight; return replies in their order."""
 
     async def replies() -> list[Reply]:
         places = asyncio.Semaphore(at_once)
@@ -146,16 +143,13 @@ async def ask_one(http: httpx.AsyncClient, call: Call) -> Reply:
     if response.is_error:
         reason = f"{call.path}: {response.status_code} {response.text[:LONGEST_TEXT]}"
         return Reply((), 0, 0, began, time.monotonic(), reason)
-    return _read(response.json(), began, time.monotonic())
-
-
-def _read(body: Mapping[str, Any], began: float, ended: float) -> Reply:
+    ended, body = time.monotonic(), response.json()
     choices, usage = body["choices"], body["usage"]
     texts = tuple(c["message"]["content"] if "message" in c else c["text"] for c in choices)
     broken = [c["finish_reason"] for c in choices if c["finish_reason"] in FAILURES]
-    error = f"finish_reason {broken[0]}" if broken else None
+    failure = f"finish_reason {broken[0]}" if broken else None
     counts = (usage["prompt_tokens"], usage["completion_tokens"])
-    return Reply(texts, *counts, began, ended, error, body.get("id"))
+    return Reply(texts, *counts, began, ended, failure, body.get("id"))
 
 
 def _http(url: str) -> httpx.AsyncClient:
@@ -167,8 +161,7 @@ def _http(url: str) -> httpx.AsyncClient:
 
 
 def unless_exit(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # A signal may arrive in the middle of a task. Its SystemExit already ends the program, so it is
-    # not an unhandled error of that task.
+    # A signal's SystemExit ends the program: it is no unhandled error of the task that it hits.
     if not isinstance(context.get("exception"), SystemExit):
         loop.default_exception_handler(context)
 
@@ -178,9 +171,9 @@ def rate_of_completions(
 ) -> float:
     """Tokens per second of a server that serves the requests of a closed loop one by one.
 
-    Counts from completion to completion: from the ``skip``-th, since the requests before it found
-    no queue, to the first at or after ``until``. Tokens are not spread over a request's duration,
-    because a request of a closed loop waits in the queue for most of it.
+    Counts from completion to completion, because a request waits in the queue for most of its
+    duration: from the ``skip``-th (those before it found no queue) to the first not before
+    ``until``.
     """
     ordered = sorted(replies, key=lambda reply: reply.ended)
     begin, rest = ordered[skip - 1], ordered[skip:]
@@ -196,9 +189,8 @@ class ClosedLoop(Generic[R]):
     """A load that runs as long as the context: ``at_once`` clients in a thread, each of which sends
     its next call when it has an answer. ``replies`` is complete afterwards.
 
-    ``calls`` makes the call of a number, counted from 0. ``ask`` sends it and returns what came of
-    it, as ``ask_one``; it raises nothing that a server may cause. An error in the context cancels
-    the calls in flight. Leaving it raises the error that ended the loop early, if one did.
+    ``calls`` makes the call of a number, counted from 0. ``ask`` sends it, as ``ask_one``, and
+    raises nothing that a server may cause. An error in the context cancels the calls in flight.
     """
 
     def __init__(self, url: str, calls: Callable[[int], Call], at_once: int, ask: Ask[R]) -> None:
@@ -254,14 +246,14 @@ class ClosedLoop(Generic[R]):
             self._ended.cancel()
 
     async def _clients(self) -> None:
+        async def client() -> None:
+            while not self._closing.is_set():
+                self.replies.append(await self._ask(http, self._calls(next(self._numbers))))
+                self._answered.set()
+
         async with _http(self._url) as http, asyncio.TaskGroup() as group:
             for _ in range(self._at_once):
-                group.create_task(self._client(http))
-
-    async def _client(self, http: httpx.AsyncClient) -> None:
-        while not self._closing.is_set():
-            self.replies.append(await self._ask(http, self._calls(next(self._numbers))))
-            self._answered.set()
+                group.create_task(client())
 
 
 @dataclass(slots=True)
@@ -280,10 +272,7 @@ class Stream:
         return sum(count for _, count in self.tokens)
 
     def gaps(self, began: float, ended: float) -> list[float]:
-        """Seconds between a token and the one before it, of tokens from ``began`` to ``ended``.
-
-        Tokens that come in one event have gaps of 0 between them.
-        """
+        """Seconds between tokens, of those from ``began`` to ``ended``; 0 within one event."""
         found = []
         for (before, _), (at, count) in pairwise(self.tokens):
             if began <= at < ended:
@@ -292,7 +281,6 @@ class Stream:
 
 
 async def stream_answer(http: httpx.AsyncClient, call: Call) -> Stream:
-    """Send ``call`` and read its answer as it comes."""
     stream, ended, body = Stream(), False, {**call.body, **COUNTED}
     try:
         async with http.stream("POST", call.path, json=body) as response:

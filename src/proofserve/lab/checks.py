@@ -24,7 +24,7 @@ from proofserve.lab.chats import (
     reading_chat,
 )
 from proofserve.lab.node_client import NodeClient, computing_round, wait_until
-from proofserve.lab.records import AnyWork, DistanceWork, NodeStatus, Work, distances, vectors_of
+from proofserve.lab.records import AnyWork, DistanceWork, Work, distances, vectors_of
 from proofserve.lab.report import TooSlowError
 from proofserve.protocol import SKETCHES
 from proofserve.protocol.distance import is_winner
@@ -88,24 +88,18 @@ Reporter = Callable[[Check], None]
 
 
 def smoke(node: NodeClient, works: Sequence[AnyWork], report: Reporter) -> None:
-    """Report a check of chat, then the checks of the protocol of each order.
-
-    Raises NodeError if the node refuses a call.
-    """
-    report(_chat_answers(node, works[0].model))
+    """Report a check of chat, then those of each order. Raises NodeError for a refused call."""
+    (reply,) = ask_all(node.url, [chat(works[0].model, "Say something.", 8)], 1)
+    if reply.error is not None and not node.chats():
+        report(Check("chat answers", None, "skipped: a fleet proves, its gateway chats"))
+    else:
+        detail = reply.error or f"{reply.completion_tokens} tokens in {reply.seconds * 1e3:.0f} ms"
+        report(Check("chat answers", reply.error is None, detail))
     for work in works:
         if isinstance(work, DistanceWork):
             distance_smoke(node, work, report)
         else:
             artifact_smoke(node, work, report)
-
-
-def _chat_answers(node: NodeClient, model: str) -> Check:
-    (reply,) = ask_all(node.url, [chat(model, "Say something.", 8)], 1)
-    if reply.error is not None and not node.chats():
-        return Check("chat answers", None, "skipped: a fleet proves, its gateway chats")
-    detail = reply.error or f"{reply.completion_tokens} tokens in {reply.seconds * 1e3:.0f} ms"
-    return Check("chat answers", reply.error is None, detail)
 
 
 def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
@@ -153,30 +147,23 @@ def _round_counts(node: NodeClient, work: Work, report: Reporter) -> None:
     nonces = [row.nonce for row in rows if row.value is not None]
     counts = f"{status.processed} counted, {len(nonces)} stored, {status.rate:.1f} nonces/s"
     report(Check("a round counts what it stores", 0 < status.processed == len(nonces), counts))
-    detail = f"{len(nonces)} of {len(_by_lane(nonces, status.lanes))} lanes"
-    report(Check("a round skips no nonce", _is_complete(nonces, status.lanes), detail))
+    # Each lane has its first nonces, each once and without a gap.
+    lanes: dict[int, list[int]] = {}
+    for nonce in nonces:
+        lanes.setdefault(nonce % status.lanes, []).append(nonce // status.lanes)
+    complete = all(sorted(indices) == list(range(len(indices))) for indices in lanes.values())
+    detail = f"{len(nonces)} of {len(lanes)} lanes"
+    report(Check("a round skips no nonce", complete, detail))
     states = (running, status.state)
     as_expected = states == ("GENERATING", "STOPPED")
     report(Check("a round reports its states", as_expected, ", then ".join(states)))
 
 
-def _is_complete(nonces: Sequence[int], lanes: int) -> bool:
-    """Whether each lane has its first nonces, each once and without a gap."""
-    found = _by_lane(nonces, lanes).values()
-    return all(sorted(indices) == list(range(len(indices))) for indices in found)
-
-
-def _by_lane(nonces: Sequence[int], lanes: int) -> Mapping[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for nonce in nonces:
-        found.setdefault(nonce % lanes, []).append(nonce // lanes)
-    return found
-
-
 def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> None:
-    """Report the checks of the distance protocol. Raises NodeError if the node refuses a call."""
     ours = _distances(node, work, NONCES)
-    report(_valid(ours))
+    least, most = min(ours.values()), max(ours.values())
+    valid = all(math.isfinite(d) and 0.0 <= d <= LARGEST for d in ours.values())
+    report(Check("distances are valid", valid, f"{len(ours)} from {least:.4f} to {most:.4f}"))
     again = _distances(node, replace(work, batch_size=5), reversed(NONCES))
     detail = "computed again in reverse order and in other batches"
     report(Check("the same nonce gives the same distance", again == ours, detail))
@@ -191,6 +178,11 @@ def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> No
 
 def distance_round(node: NodeClient, work: DistanceWork, report: Reporter) -> None:
     """Report the checks of one round, from its configuration to its end."""
+
+    def has_enough() -> bool:
+        status = node.status()
+        return status.processed >= RECOMPUTED and status.found > 0
+
     after = node.last_seq()
     states = []
     node.init(work)
@@ -198,7 +190,7 @@ def distance_round(node: NodeClient, work: DistanceWork, report: Reporter) -> No
         states.append(node.status().state)
         node.phase_generate()
         states.append(node.status().state)
-        wait_until(lambda: _has_enough(node.status()), "first winners of a round", ROUND_S)
+        wait_until(has_enough, "first winners of a round", ROUND_S)
         node.phase_validate()
         counted = node.status()
         rows = [row for row in node.results(after) if row.round_id == counted.round_id]
@@ -207,15 +199,14 @@ def distance_round(node: NodeClient, work: DistanceWork, report: Reporter) -> No
         node.stop()
     states += [counted.state, node.status().state]
     winners = {row.nonce: row.distance for row in rows if row.distance is not None}
-    report(_counts(counted, len(winners)))
+    counts = f"{counted.found} of {counted.processed} counted, {len(winners)} stored"
+    as_counted = 0 < counted.found <= counted.processed and counted.found == len(winners)
+    detail = f"{counts}, {counted.rate:.1f} nonces/s"
+    report(Check("a round counts the winners it stores", as_counted, detail))
     report(_below_target(winners))
     report(_complete(winners, computed))
     as_expected = tuple(states) == STATES
     report(Check("a distance round reports its states", as_expected, ", then ".join(states)))
-
-
-def _has_enough(status: NodeStatus) -> bool:
-    return status.processed >= RECOMPUTED and status.found > 0
 
 
 def _distances(node: NodeClient, work: DistanceWork, nonces: Iterable[int]) -> Mapping[int, float]:
@@ -228,19 +219,6 @@ def _recomputed(node: NodeClient, work: DistanceWork, nonces: Iterable[int]) -> 
     claims = [Winner(nonce, 0.0) for nonce in nonces]
     computed = node.judge(work, claims).computed_distances
     return {claim.nonce: distance for claim, distance in zip(claims, computed, strict=True)}
-
-
-def _valid(ours: Mapping[int, float]) -> Check:
-    least, most = min(ours.values()), max(ours.values())
-    passed = all(math.isfinite(d) and 0.0 <= d <= LARGEST for d in ours.values())
-    return Check("distances are valid", passed, f"{len(ours)} from {least:.4f} to {most:.4f}")
-
-
-def _counts(counted: NodeStatus, stored: int) -> Check:
-    counts = f"{counted.found} of {counted.processed} counted, {stored} stored"
-    detail = f"{counts}, {counted.rate:.1f} nonces/s"
-    within = 0 < counted.found <= counted.processed
-    return Check("a round counts the winners it stores", within and counted.found == stored, detail)
 
 
 def _below_target(winners: Mapping[int, float]) -> Check:
@@ -260,18 +238,38 @@ def _complete(winners: Mapping[int, float], computed: Mapping[int, float]) -> Ch
 def coexist(node: NodeClient, work: AnyWork, report: Reporter) -> None:
     """Report the checks of each case. Raises NodeError if the node refuses a call."""
     with computing_round(node, work):
-        _chat_during_round(node, work, report)
+        replies = ask_all(node.url, chats(work.model, range(CHATS), 16, "coexist"), 1)
+        slowest = max(reply.seconds for reply in replies) * 1e3
+        report(_completed("chat completes during a round", replies, f"slowest {slowest:.0f} ms"))
+        report(_resumes(node, "proofs resume after chat"))
         report(_full_speed_when_idle(node))
-    _round_during_chat(node, work, report)
+    with _endless_chat(node, work) as loop:
+        loop.settle(SETTLE_S)
+        with node.round(work):
+            state = node.status().state
+            report(Check("a round starts while chat is active", state == "GENERATING", state))
+            report(_no_proofs(node, "the round waits until that chat has ended"))
+            loop.finish()
+            name = "chat completes although a round has started"
+            report(_completed(name, loop.replies, f"{CLIENTS} at a time"))
+            report(_resumes(node, "proofs start when chat has ended"))
     with computing_round(node, work):
-        _chat_has_priority(node, work, report)
+        with _endless_chat(node, work) as loop:
+            loop.settle(SETTLE_S)
+            report(_no_proofs(node, "a running round pauses while chat is active"))
+        name = "chat completes beside a paused round"
+        report(_completed(name, loop.replies, f"{CLIENTS} at a time"))
+        wait = node.engine().longest_chat_wait_batches
+        name, detail = "no chat request waits for more than one forward", f"{wait:.2f} forwards"
+        report(Check(name, wait <= LONGEST_WAIT_BATCHES, f"longest wait so far: {detail}"))
+        report(_resumes(node, "a paused round resumes after chat"))
 
 
-def _chat_during_round(node: NodeClient, work: AnyWork, report: Reporter) -> None:
-    replies = ask_all(node.url, chats(work.model, range(CHATS), 16, "coexist"), 1)
-    slowest = max(reply.seconds for reply in replies) * 1e3
-    report(_completed("chat completes during a round", replies, f"slowest {slowest:.0f} ms"))
-    report(_resumes(node, "proofs resume after chat"))
+def _endless_chat(node: NodeClient, work: AnyWork) -> ClosedLoop[Reply]:
+    def call(number: int) -> Call:
+        return reading_chat(work.model, number, WORDS)
+
+    return ClosedLoop(node.url, call, CLIENTS, ask_one)
 
 
 def _full_speed_when_idle(node: NodeClient) -> Check:
@@ -287,30 +285,6 @@ def _full_speed_when_idle(node: NodeClient) -> Check:
             break
     detail = f"{share:.0%} of the time in forwards, {forwards} of them"
     return Check("proofs run at full speed while chat is idle", share >= FULL_SPEED, detail)
-
-
-def _round_during_chat(node: NodeClient, work: AnyWork, report: Reporter) -> None:
-    with ClosedLoop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
-        loop.settle(SETTLE_S)
-        with node.round(work):
-            state = node.status().state
-            report(Check("a round starts while chat is active", state == "GENERATING", state))
-            report(_no_proofs(node, "the round waits until that chat has ended"))
-            loop.finish()
-            name = "chat completes although a round has started"
-            report(_completed(name, loop.replies, f"{CLIENTS} at a time"))
-            report(_resumes(node, "proofs start when chat has ended"))
-
-
-def _chat_has_priority(node: NodeClient, work: AnyWork, report: Reporter) -> None:
-    with ClosedLoop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
-        loop.settle(SETTLE_S)
-        report(_no_proofs(node, "a running round pauses while chat is active"))
-    report(_completed("chat completes beside a paused round", loop.replies, f"{CLIENTS} at a time"))
-    wait = node.engine().longest_chat_wait_batches
-    name = "no chat request waits for more than one forward"
-    report(Check(name, wait <= LONGEST_WAIT_BATCHES, f"longest wait so far: {wait:.2f} forwards"))
-    report(_resumes(node, "a paused round resumes after chat"))
 
 
 def _no_proofs(node: NodeClient, name: str) -> Check:
@@ -336,10 +310,6 @@ def _no_proofs(node: NodeClient, name: str) -> Check:
     if left_out:
         detail += f"; {len(left_out)} left out: chat paused for {min(left_out):.1f} ms or more"
     return Check(name, True if clean else None, detail if clean else f"skipped: {detail}")
-
-
-def _endless_chat(work: AnyWork) -> Callable[[int], Call]:
-    return lambda number: reading_chat(work.model, number, WORDS)
 
 
 def _completed(name: str, replies: Sequence[Reply], detail: str) -> Check:

@@ -7,7 +7,7 @@ from functools import partial
 
 from proofserve.lab.checks import Check, Reporter
 from proofserve.lab.node_client import NodeClient, wait_until
-from proofserve.lab.records import DistanceWork, Judgement, NodeStatus, Work, tampered
+from proofserve.lab.records import DistanceWork, Judgement, Work, tampered
 from proofserve.lab.report import LabError, NodeError
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Winner
@@ -125,19 +125,18 @@ def distance_trial(work: DistanceWork, node: NodeClient, report: Reporter) -> Ju
 
 
 def find(node: NodeClient, work: DistanceWork) -> RoundWinners:
+    def has_enough() -> bool:
+        status = node.status()
+        return status.found >= WINNERS and status.processed - status.found >= FORGED
+
     after = node.last_seq()
     with node.round(work):
-        wait_until(lambda: _has_enough(node.status()), f"{WINNERS} winners", ROUND_S)
+        wait_until(has_enough, f"{WINNERS} winners", ROUND_S)
     tried, rows = node.status().tried(), node.results(after)
     winners = [Winner(row.nonce, row.distance) for row in rows if row.distance is not None]
     # A nonce that failed has a row too; it is neither a winner nor a loser.
     losers = set(tried) - {row.nonce for row in rows}
     return RoundWinners(work, tuple(winners[:WINNERS]), tuple(sorted(losers)))
-
-
-def _has_enough(status: NodeStatus) -> bool:
-    losers = status.processed - status.found
-    return status.found >= WINNERS and losers >= FORGED
 
 
 def _enough_found(name: str, found: RoundWinners) -> Check:

@@ -31,7 +31,7 @@ _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 _VERSION = re.compile(r"^(?:__version__ = )?version = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 # Products of bf16 matrices: in AVX-512, in Intel's tiles, and in NEON.
 _INSTRUCTIONS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-_PROCESSORS: Final = Path("/proc/cpuinfo")
+PROCESSORS: Final = Path("/proc/cpuinfo")
 # Of weights and values, as vLLM's option ``--dtype`` names it.
 ServedDtype = Literal["bfloat16", "float32"]
 # What to say of a dtype that this processor has no instructions for, behind its name.
@@ -215,27 +215,26 @@ def free_disk_gib(path: Path) -> float:
     return shutil.disk_usage(existing).free / GIB
 
 
-def quick_dtype(processors: Path = _PROCESSORS) -> ServedDtype:
-    """The dtype in which the installed vLLM serves quickly here.
+def quick_dtype(processors: Path = PROCESSORS) -> ServedDtype:
+    """The dtype in which the installed vLLM serves quickly here; bfloat16 if that is unknown.
 
     A processor without instructions for bf16 multiplies such matrices at a tenth of the speed of
     float32 ones (measured on a Zen 3: 15 and 120 GFLOP/s). Cards have them, and vLLM's build for
     cards is taken to run on one.
     """
-    on_processor = "cpu" in (vllm_version() or "")
-    slow = on_processor and not multiplies_bf16(processors)
-    return "float32" if slow else "bfloat16"
-
-
-def multiplies_bf16(processors: Path = _PROCESSORS) -> bool:
-    """Whether the processor has instructions for products of bf16 matrices; True if unknown."""
-    try:
-        lines = processors.read_text().splitlines()
-    except OSError:
-        return True
     # x86 has flags, ARM has Features.
-    known = [line for line in lines if line.startswith(("flags", "Features"))]
-    return not known or not _INSTRUCTIONS.isdisjoint(known[0].split())
+    known = _lines(processors, "flags", "Features")
+    if "cpu" not in (vllm_version() or "") or not known:
+        return "bfloat16"
+    return "float32" if _INSTRUCTIONS.isdisjoint(known[0].split()) else "bfloat16"
+
+
+def _lines(processors: Path, *names: str) -> list[str]:
+    """The lines of these names; none where Linux is not."""
+    try:
+        return [each for each in processors.read_text().splitlines() if each.startswith(names)]
+    except OSError:
+        return []
 
 
 def machine() -> dict[str, str | int]:
@@ -249,12 +248,8 @@ def machine() -> dict[str, str | int]:
 
 
 def processor_here() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    found = _lines(PROCESSORS, "model name")
+    return found[0].partition(":")[2].strip() if found else platform.machine()
 
 
 def _version(package: str) -> str | None:

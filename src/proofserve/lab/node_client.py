@@ -40,10 +40,7 @@ RECEIPT_S = 30.0
 
 
 class NodeClient:
-    """Blocking calls to the node at ``url``. Each raises NodeError with the node's own text.
-
-    ``api_key`` is needed only by a node that has keys.
-    """
+    """Blocking calls to the node at ``url``. Each raises NodeError with the node's own text."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")

@@ -25,7 +25,7 @@ _TWINS = 2
 class ProofOrder:
     """The fields that both protocols share. ``seq_len`` is in tokens per nonce.
 
-    The node posts the results of a round to ``callback_url``, if there is one.
+    The node posts the results of a round to ``callback_url``.
     """
 
     model: str
@@ -42,10 +42,7 @@ class ProofOrder:
         return 1
 
     def common_fields(self, callback: str) -> dict[str, Any]:
-        """The fields of both protocols, which name the callback URL differently.
-
-        The network has this one node.
-        """
+        """The protocols name the URL for callbacks differently. The network has this one node."""
         fields = {
             "block_hash": self.block_hash,
             "block_height": self.block_height,
@@ -84,17 +81,14 @@ class Work(ProofOrder):
 
     @property
     def measure_fields(self) -> dict[str, Any]:
-        return {"params": self.params, **self._scheme}
+        # Other implementations do not know the scheme, so a request has it only where needed.
+        scheme = {} if self.scheme is None else {"scheme": self.scheme}
+        return {"params": self.params, **scheme}
 
     @property
     def body(self) -> dict[str, Any]:
         stronger = {"poc_stronger_rng": True} if self.stronger_rng else {}
-        return {**self.common_fields("url"), **self._scheme, **stronger, "params": self.params}
-
-    @property
-    def _scheme(self) -> dict[str, Any]:
-        # Other implementations do not know the field, so a request has it only where needed.
-        return {} if self.scheme is None else {"scheme": self.scheme}
+        return {**self.common_fields("url"), **self.measure_fields, **stronger}
 
 
 @dataclass(frozen=True, slots=True)

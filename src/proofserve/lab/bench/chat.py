@@ -53,7 +53,7 @@ def measure_answers(
 ) -> tuple[list[Figure], list[str]]:
     """Ask one chat at a time, without and with a round; then eight at a time, in turns.
 
-    Returns the figures, and the errors of chats.
+    Returns as ``compare_answers``.
     """
 
     def ask(what: str, seeds: range, at_once: int) -> list[Reply]:
@@ -131,9 +131,9 @@ def differing(some: Sequence[Reply], others: Sequence[Reply]) -> int:
 class Load:
     """``clients`` chats in flight, of about ``words`` words in and ``tokens`` tokens out.
 
-    ``pairs`` of windows of ``window_s`` seconds: one with a round, one without, in turns. Many
-    clients, so that the engine has work even when the API process falls behind. Short windows in
-    turns, so that a machine whose speed drifts slows both kinds alike.
+    Many clients, so that the engine has work even when the API process falls behind. ``pairs`` of
+    windows of ``window_s`` seconds, with a round and without: short ones in turns, so that a
+    machine whose speed drifts slows both kinds alike.
     """
 
     clients: int = 64
@@ -143,8 +143,6 @@ class Load:
     pairs: int = 40
 
     def clients_of(self, node: NodeClient, model: str, ask: Ask[R]) -> ClosedLoop[R]:
-        """The clients at work; ``ask`` reads an answer."""
-
         def call(number: int) -> Call:
             return reading_chat(model, number, self.words, self.tokens)
 
@@ -191,10 +189,7 @@ def in_turns(
     progress: Progress,
     settle: Callable[[], None] = lambda: None,
 ) -> list[Window]:
-    """Windows of ``load``, a round in every second one; each pair of them the other way round.
-
-    Calls ``settle`` before each window.
-    """
+    """Windows of ``load``, a round in every second one; each pair of them the other way round."""
     windows = []
     for pair in range(load.pairs):
         for beside_round in (False, True) if pair % 2 == 0 else (True, False):
@@ -214,13 +209,12 @@ class Saturation:
     """Chat tokens per second of each window; proofs stored in the windows, and after chat.
 
     A machine that is short of memory or shared with other work stops now and then for up to half a
-    second: no client sends, no server answers, and the engine is idle. A proof may rightly run
-    then. Such windows are left out of every figure and counted as ``stalled``, their proofs as
-    ``proofs_in_stalls``.
+    second: no client sends, no server answers, and a proof may rightly run. Such windows are left
+    out of every figure and counted as ``stalled``, their proofs as ``proofs_in_stalls``.
 
     ``chat_share`` is the fraction of each window beside a round in which chat held the engine. Far
-    below 1, the engine was idle at times (because the API process was too slow, for example), and
-    proofs may use that time. ``silences`` are the longest ones of all windows, in their order.
+    below 1, the engine was idle at times, and proofs may use that time. ``silences`` are the
+    longest ones of all windows, in their order.
     """
 
     plain: list[float] = field(default_factory=list)
@@ -297,8 +291,7 @@ def _tokens_per_s(replies: Sequence[Reply], window: Window) -> float:
 def longest_silence(replies: Sequence[Reply], began: float, ended: float) -> float:
     """Seconds of the longest time without a reply in a window.
 
-    A silence across the window's beginning counts from the reply before it: the engine may have
-    computed a proof in a stall just before the window, which is stored inside the window.
+    It may begin before the window: a proof of a stall just before it is stored inside the window.
     """
     last_before = max((reply.ended for reply in replies if reply.ended <= began), default=began)
     inside = sorted(reply.ended for reply in replies if began < reply.ended < ended)
@@ -337,7 +330,19 @@ def chat_figures(
     figures = (
         *answers,
         Figure("errors", len(errors), "chats refused, cut off or aborted", at_most(0)),
-        *_engine_figures(engine),
+        Figure(
+            "extra_wait_max_batches",
+            engine.longest_chat_wait_batches,
+            "longest wait of a chat for proofs, in forwards, since the engine's start",
+            at_most(LONGEST_WAIT_BATCHES),
+        ),
+        Figure(
+            "resume_ms_p50",
+            median(engine.resume_ms),
+            "end of the last chat step to the next proof forward, median",
+            at_most(RESUME_MS),
+        ),
+        Figure("resume_ms_p95", quantile(engine.resume_ms, 0.95), "the same, 95 of 100"),
         *_saturation_figures(saturation),
     )
     windows = {
@@ -353,24 +358,6 @@ def chat_figures(
 
 def at_most(bound: float) -> Limit:
     return Limit(bound, at_most=True)
-
-
-def _engine_figures(engine: EngineGauges) -> tuple[Figure, ...]:
-    return (
-        Figure(
-            "extra_wait_max_batches",
-            engine.longest_chat_wait_batches,
-            "longest wait of a chat for proofs, in forwards, since the engine's start",
-            at_most(LONGEST_WAIT_BATCHES),
-        ),
-        Figure(
-            "resume_ms_p50",
-            median(engine.resume_ms),
-            "end of the last chat step to the next proof forward, median",
-            at_most(RESUME_MS),
-        ),
-        Figure("resume_ms_p95", quantile(engine.resume_ms, 0.95), "the same, 95 of 100"),
-    )
 
 
 def _saturation_figures(seen: Saturation) -> tuple[Figure, ...]:

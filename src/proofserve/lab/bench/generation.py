@@ -41,9 +41,8 @@ BUSY_RATIO = 0.95
 class StoredResults:
     """Follows the results of the round that runs on ``node``.
 
-    A node stores results batch by batch. A window that begins and ends when a batch is stored holds
-    whole batches only, so its rate has no error of up to one batch. This polls ``/results`` and not
-    ``/status``, which answers only at the end of a forward.
+    A node stores results batch by batch: a window that begins and ends when a batch is stored holds
+    whole batches. This polls ``/results``: ``/status`` answers only at the end of a forward.
     """
 
     def __init__(self, node: NodeClient, after: int) -> None:
@@ -85,8 +84,8 @@ class StoredResults:
 class GenerationPlan:
     """``seconds`` of rounds in all, cut into ``windows``; ``busy`` limits ``time_in_forwards``.
 
-    Many short windows: a machine whose speed changes by a tenth within a minute hardly changes
-    between a window and its neighbours, and the median ignores the pairs in which it did.
+    Many short windows: a machine's speed hardly changes between neighbours, and the median ignores
+    the pairs in which it did.
     """
 
     work: AnyWork
@@ -122,7 +121,7 @@ class GenerationReadings:
 
 
 def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress) -> Report:
-    """Measure in turns (bare, round, bare, round, prefill, ...), so that machine drift cancels."""
+    """Measure in turns, so that machine drift cancels."""
     readings = GenerationReadings()
     progress.step("warming up")
     # The speed of a first call, which also warms the engine up and is therefore slower.
@@ -131,24 +130,20 @@ def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress)
     progress.step("bare forwards, a round and vLLM's prefill in turns", plan.windows)
     readings.add_bare(node.measure(plan.work, forwards))
     for number in range(plan.windows):
-        add_round(node, plan, readings)
+        # What a round computes and stores after its first batches.
+        results = StoredResults(node, node.last_seq())
+        with node.round(plan.work):
+            results.warm_up(WARM_UP_BATCHES)
+            before, began = node.engine(), time.monotonic()
+            readings.round.append(results.rate(plan.window_s))
+            after, ended = node.engine(), time.monotonic()
+        readings.in_forwards.append((after.busy_s - before.busy_s) / (ended - began))
         if number % ROUNDS_PER_PREFILL == 0:
             readings.beside_prefill.append(readings.round[-1])
             readings.prefill.append(prefill_speed(node, plan.work, readings.sequences, forwards))
         readings.add_bare(node.measure(plan.work, forwards))
         progress.advance()
     return report(plan, readings, {**machine(), **node.versions()})
-
-
-def add_round(node: NodeClient, plan: GenerationPlan, readings: GenerationReadings) -> None:
-    """Add a window of a round: what it computes and stores after its first batches."""
-    results = StoredResults(node, node.last_seq())
-    with node.round(plan.work):
-        results.warm_up(WARM_UP_BATCHES)
-        before, began = node.engine(), time.monotonic()
-        readings.round.append(results.rate(plan.window_s))
-        after, ended = node.engine(), time.monotonic()
-    readings.in_forwards.append((after.busy_s - before.busy_s) / (ended - began))
 
 
 def prefill_speed(node: NodeClient, work: AnyWork, sequences: int, requests: int) -> float:
@@ -192,6 +187,8 @@ def _figures(
     forward_s = median(readings.forward_s)
     vs_prefill = [ours / vllm for ours, vllm in zip(beside_prefill, readings.prefill, strict=True)]
     over_prefill, in_forwards = median(vs_prefill), median(readings.in_forwards)
+    low, high = quantile(ratios, 0.25), quantile(ratios, 0.75)
+    spread = high - low if low is not None and high is not None else math.nan
     return (
         Figure(
             "busy_ratio",
@@ -199,7 +196,7 @@ def _figures(
             "nonces/s of a round, over the bare forwards before and after it, median",
             Limit(BUSY_RATIO),
         ),
-        Figure("busy_ratio_spread", _spread(ratios), "half of those ratios lie within this range"),
+        Figure("busy_ratio_spread", spread, "half of those ratios lie within this range"),
         Figure(
             "time_in_forwards",
             in_forwards,
@@ -216,8 +213,3 @@ def _figures(
         Figure("seconds_per_forward", forward_s, "a bare forward, which does not pause"),
         Figure("sequences_per_forward", readings.sequences, "prompts in one forward"),
     )
-
-
-def _spread(values: Sequence[float]) -> float:
-    low, high = quantile(values, 0.25), quantile(values, 0.75)
-    return high - low if low is not None and high is not None else math.nan

@@ -36,7 +36,10 @@ def bench_receipts(
     """Compare the server ``off`` with ``on``, which keeps receipts; one is idle meanwhile."""
     answers = [_answers(node, plan, what, progress) for node, what in ((off, "no"), (on, "with"))]
     progress.step("receipts of these answers", plan.answers)
-    missing = _missing(on, answers[1], progress)
+    missing = 0
+    for reply in answers[1]:
+        missing += reply.response_id is None or on.receipts_of(reply.response_id) == 0
+        progress.advance()
     errors = [reply.error for replies in answers for reply in replies if reply.error]
     speeds = []
     progress.step(f"{plan.clients} chats at a time, in turns with receipts", 2 * plan.pairs)
@@ -67,14 +70,6 @@ def _answers(node: NodeClient, plan: ReceiptsPlan, what: str, progress: Progress
     return ask_all(node.url, calls, 1, progress.advance)
 
 
-def _missing(node: NodeClient, replies: Sequence[Reply], progress: Progress) -> int:
-    missing = 0
-    for reply in replies:
-        missing += reply.response_id is None or node.receipts_of(reply.response_id) == 0
-        progress.advance()
-    return missing
-
-
 def _turn(node: NodeClient, plan: ReceiptsPlan, number: int) -> tuple[float, list[str]]:
     """Tokens a second of a turn, and errors of its chats.
 
@@ -97,10 +92,7 @@ def receipt_figures(
     missing: int,
     errors: Sequence[str],
 ) -> tuple[Figure, ...]:
-    """``speeds``: tokens a second of each pair of turns, without and with receipts.
-
-    Of the answers one at a time: how many receipts ``changed``, and how many have none.
-    """
+    """``speeds``: tokens a second without and with receipts. ``changed``: answers, by receipts."""
     ratios = [beside / without for without, beside in speeds if without]
     return (
         Figure(

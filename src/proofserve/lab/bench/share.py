@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 from time import sleep
-from typing import Any
 
 from proofserve.lab.bench.chat import Load, Window, at_most, in_turns
 from proofserve.lab.chats import Stream, stream_answer, tokens_between
@@ -37,7 +36,7 @@ class MeasuredShare:
 
     @property
     def share(self) -> float | None:
-        """The time of proofs over all time of the windows with a round; None without windows."""
+        """Of all time of the windows with a round; None without windows."""
         rounds = [window for _, window in self.counted]
         seconds = sum(window.seconds for window in rounds)
         return sum(window.proof_s for window in rounds) / seconds if seconds else None
@@ -67,10 +66,7 @@ class MeasuredShare:
 def measure_share(
     node: NodeClient, promised: float, work: Work, load: Load, progress: Progress
 ) -> MeasuredShare:
-    """One steady load, a round in every second window.
-
-    The server at ``node`` must run with ``--poc-share`` set to ``promised``.
-    """
+    """One steady load. The server at ``node`` must run with ``--poc-share`` set to ``promised``."""
     progress.step(f"endless chat at a share of {promised:g}, in windows", 2 * load.pairs)
     draw = random.Random(0)  # noqa: S311 - times, not secrets
 
@@ -90,7 +86,18 @@ def share_report(
 ) -> Report:
     figures = [figure for each in measured for figure in _figures(each)]
     setup = {"work": asdict(work), "load": asdict(load)}
-    windows = {f"{each.promised:g}": _readings(each) for each in measured}
+    windows = {
+        f"{found.promised:g}": {
+            "plain_tokens_per_second": [found.speed(window) for window, _ in found.pairs],
+            "round_tokens_per_second": [found.speed(window) for _, window in found.pairs],
+            "proof_s": [window.proof_s for _, window in found.pairs],
+            "window_s": [window.seconds for _, window in found.pairs],
+            "idle": [window.idle for _, window in found.pairs],
+            "forwards": [w.after.forwards - w.before.forwards for _, w in found.pairs],
+            "errors": [stream.error for stream in found.streams if stream.error][:20],
+        }
+        for found in measured
+    }
     return Report("chat-priority, shares", tuple(figures), setup, windows, where)
 
 
@@ -132,26 +139,11 @@ def _figures(found: MeasuredShare) -> list[Figure]:
 def _gap_figures(
     found: MeasuredShare, kind: str, windows: Sequence[Window]
 ) -> tuple[Figure, Figure]:
-    gaps, end = found.gaps(windows), f"_{kind}_{found.promised:g}"
+    end = f"_{kind}_{found.promised:g}"
     beside = "no proofs" if kind == "plain" else "a round running"
-    p50, p99 = (quantile(gaps, share) for share in (0.5, 0.99))
+    ms = [1e3 * gap for gap in found.gaps(windows)]
+    between = f"between two tokens of a chat, {beside}, median"
     return (
-        Figure("gap_ms_p50" + end, _ms(p50), f"between two tokens of a chat, {beside}, median"),
-        Figure("gap_ms_p99" + end, _ms(p99), "the same, 99 of 100"),
+        Figure("gap_ms_p50" + end, quantile(ms, 0.5), between),
+        Figure("gap_ms_p99" + end, quantile(ms, 0.99), "the same, 99 of 100"),
     )
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
-
-
-def _readings(found: MeasuredShare) -> dict[str, Any]:
-    return {
-        "plain_tokens_per_second": [found.speed(window) for window, _ in found.pairs],
-        "round_tokens_per_second": [found.speed(window) for _, window in found.pairs],
-        "proof_s": [window.proof_s for _, window in found.pairs],
-        "window_s": [window.seconds for _, window in found.pairs],
-        "idle": [window.idle for _, window in found.pairs],
-        "forwards": [w.after.forwards - w.before.forwards for _, w in found.pairs],
-        "errors": [stream.error for stream in found.streams if stream.error][:20],
-    }

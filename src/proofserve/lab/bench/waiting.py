@@ -22,10 +22,7 @@ SEED = 1
 
 
 def bench_waits(node: NodeClient, work: Work, count: int, progress: Progress) -> Report:
-    """The times of ``count`` chats of one token without a round of ``work`` and of as many beside.
-
-    And the longest wait that the engine has counted since its start.
-    """
+    """The times of ``count`` chats of one token without a round of ``work``, and beside one."""
     _ask(node, work.model, WARM_UPS, progress, "warming up")
     whole_s = node.measure(work, 2).seconds_per_forward
     plain = _ask(node, work.model, count, progress, "no proofs")
@@ -52,7 +49,6 @@ def bench_waits(node: NodeClient, work: Work, count: int, progress: Progress) ->
 
 
 def _ask(node: NodeClient, model: str, count: int, progress: Progress, what: str) -> list[float]:
-    """The seconds of ``count`` chats."""
     pauses, salt, seconds = random.Random(SEED), uuid.uuid4().hex, []  # noqa: S311
     progress.step(f"{count} chats, one at a time, {what}", count)
     for call in chats(model, range(count), 1, salt):
