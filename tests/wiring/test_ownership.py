@@ -95,7 +95,7 @@ async def test_a_process_without_an_owner_waits_and_then_says_so(
 ) -> None:
     monkeypatch.setattr("proofserve.wiring.owner.NEXT_OWNER_S", 0.3)
     async with two(tmp_path) as (_, other), client(other) as http:
-        address.withdraw(tmp_path / "outbox.sqlite")
+        address.address_file(tmp_path / "outbox.sqlite").unlink()
         answer = await http.get("/status")
         assert answer.status_code == 503
         assert "no API process owns the proofs" in answer.json()["detail"]

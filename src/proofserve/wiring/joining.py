@@ -87,7 +87,14 @@ class FleetJoining:
             await self._until_up(http)
             while True:
                 began = time.monotonic()
-                await self._sign(http)
+                error = await self._refusal(http)
+                if error is None:
+                    self._joined_at = time.monotonic()
+                if error != self._error and error is None:
+                    _logger.info("a member of the fleet %s as %s", self.fleet, self.name)
+                elif error != self._error:
+                    _logger.warning("not in the fleet, the node serves all the same: %s", error)
+                self._error = error
                 await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
     async def _until_up(self, http: httpx.AsyncClient) -> None:
@@ -104,18 +111,6 @@ class FleetJoining:
         text = "%s does not answer here; does POC_FLEET_ADDRESS lead the fleet to this node?"
         _logger.warning(text, live)
 
-    async def _sign(self, http: httpx.AsyncClient) -> None:
-        error = await self._refusal(http)
-        if error is None:
-            self._joined_at = time.monotonic()
-        if error == self._error:
-            return
-        self._error = error
-        if error is None:
-            _logger.info("a member of the fleet %s as %s", self.fleet, self.name)
-        else:
-            _logger.warning("not in the fleet, the node serves all the same: %s", error)
-
     async def _refusal(self, http: httpx.AsyncClient) -> str | None:
         """Send one sign of life. Returns why the fleet did not take it, None if it did."""
         url = f"{self.fleet}{MEMBERS}"
@@ -128,21 +123,17 @@ class FleetJoining:
             ):
                 if answer.is_success:
                     return None
-                return f"{url} answers {answer.status_code}: {await _beginning(answer)}"
+                read = b""
+                async for part in answer.aiter_bytes(SHOWN):
+                    read += part
+                    if len(read) >= SHOWN:
+                        break
+                beginning = read[:SHOWN].decode(errors="replace")
+                return f"{url} answers {answer.status_code}: {beginning}"
         except TimeoutError:
             return f"{url} did not answer within {ANSWER_S:g} s"
         except httpx.HTTPError as error:
             return f"{url} cannot be asked: {error or type(error).__name__}"
-
-
-async def _beginning(answer: httpx.Response) -> str:
-    """The first ``SHOWN`` bytes of an answer as text."""
-    read = b""
-    async for part in answer.aiter_bytes(SHOWN):
-        read += part
-        if len(read) >= SHOWN:
-            break
-    return read[:SHOWN].decode(errors="replace")
 
 
 @asynccontextmanager

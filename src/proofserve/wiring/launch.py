@@ -48,33 +48,35 @@ class ServerCommand:
 def server_command(
     model: str, vllm_options: Sequence[str], poc: Mapping[str, str]
 ) -> ServerCommand:
+    if not has_several_processes(vllm_options):
+        server = (VLLM_SERVER, "--model", model, *vllm_options)
+    else:
+        waits = of_vllm(vllm_options).shutdown_timeout is not None
+        more = () if waits else ("--shutdown-timeout", str(PROCESSES_END_S))
+        server = (VLLM_SERVERS, model, *vllm_options, *more)
     env = {"VLLM_PLUGINS": plugin_list(), **runner_choice(), **poc}
-    argv = (sys.executable, "-m", *_server(model, vllm_options))
-    return ServerCommand(argv, environment(env))
+    return ServerCommand((sys.executable, "-m", *server), environment(env))
 
 
 def has_several_processes(vllm_options: Sequence[str]) -> bool:
     """Whether these options of vLLM start several API processes."""
-    return _given(vllm_options).api_server_count not in ("0", "1")
+    return of_vllm(vllm_options).api_server_count not in ("0", "1")
 
 
-def _given(vllm_options: Sequence[str]) -> Namespace:
-    """What decides how a server starts, of vLLM's options."""
-    # vLLM also accepts these names with underscores.
-    texts = [text.replace("_", "-") if text.startswith("-") else text for text in vllm_options]
+def of_vllm(options: Sequence[str]) -> Namespace:
+    """Those of vLLM's options that decide where and how a server starts; None where not given."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--api-server-count", "-asc", default="1")
-    parser.add_argument("--shutdown-timeout")
+    parser.add_argument("--dtype", default="auto")
+    for option in ("--shutdown-timeout", "--host", "--port", "--uds", "--config"):
+        parser.add_argument(option)
+    # vLLM also accepts these names with underscores.
+    parts = [text.partition("=") for text in options]
+    texts = [
+        name.replace("_", "-") + "".join(value) if name.startswith("-") else name + "".join(value)
+        for name, *value in parts
+    ]
     return parser.parse_known_args(texts)[0]
-
-
-def _server(model: str, vllm_options: Sequence[str]) -> tuple[str, ...]:
-    """The module that serves ``model`` with ``vllm_options``, and its arguments."""
-    if not has_several_processes(vllm_options):
-        return (VLLM_SERVER, "--model", model, *vllm_options)
-    waits = _given(vllm_options).shutdown_timeout is not None
-    more = () if waits else ("--shutdown-timeout", str(PROCESSES_END_S))
-    return (VLLM_SERVERS, model, *vllm_options, *more)
 
 
 def runner_choice() -> dict[str, str]:

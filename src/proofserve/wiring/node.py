@@ -112,7 +112,7 @@ async def _with_page(node: Node, wanted: bool) -> AsyncIterator[Node]:
 
 
 async def _prune_for_ever(prune: Callable[[], Awaitable[object]], keep_s: float, what: str) -> None:
-    """Delete ``what`` is older than ``keep_s`` seconds, again and again; never if that is 0."""
+    """Delete what is older than ``keep_s`` seconds, again and again; never if that is 0."""
     while keep_s:
         try:
             await prune()
@@ -211,7 +211,14 @@ async def receipts_of(
     if answers is None:
         yield None
         return
-    url = await _checked(settings.receipts_callback, check)
+    url, warning = settings.receipts_callback, None
+    if url is not None:
+        try:
+            url, warning = url.rstrip("/"), await check(url)
+        except ValueError as error:
+            raise ValueError(f"--poc-receipts-callback / POC_RECEIPTS_CALLBACK: {error}") from None
+    if warning:
+        _logger.warning("POC_RECEIPTS_CALLBACK: %s", warning)
     key_file = settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
     service = ReceiptService(answers, storage, signing_key(key_file), url)
     keep_s = settings.receipts_keep_days * DAY_S
@@ -219,15 +226,3 @@ async def receipts_of(
     deletion = _prune_for_ever(prune, keep_s, "receipts")
     async with beside("receipts", service.run()), beside("receipts-pruning", deletion):
         yield service
-
-
-async def _checked(url: str | None, check: Check) -> str | None:
-    if url is None:
-        return None
-    try:
-        warning = await check(url)
-    except ValueError as error:
-        raise ValueError(f"--poc-receipts-callback / POC_RECEIPTS_CALLBACK: {error}") from None
-    if warning:
-        _logger.warning("POC_RECEIPTS_CALLBACK: %s", warning)
-    return url.rstrip("/")

@@ -93,11 +93,6 @@ def publish(outbox: Path, address: OwnerAddress) -> None:
     os.replace(written, path)  # noqa: PTH105 - the same as Path.replace, which hides that it is atomic
 
 
-def withdraw(outbox: Path) -> None:
-    with suppress(OSError):
-        address_file(outbox).unlink(missing_ok=True)
-
-
 def read(outbox: Path) -> OwnerAddress | None:
     """The last published address; None without one. Its process may have been killed since."""
     try:
@@ -198,7 +193,8 @@ class Ownership:
             finally:
                 # New calls wait for the next owner: here they would see a round that stops.
                 self.node = None
-                withdraw(self._outbox)
+                with suppress(OSError):
+                    address_file(self._outbox).unlink(missing_ok=True)
             # Before the socket ends: calls that wait for jobs end with the jobs.
             await node.manager.aclose()
 
@@ -340,18 +336,13 @@ def private_app(routers: Callable[[], list[APIRouter]]) -> ASGIApp:
         app.include_router(router)
 
     async def with_client(scope: Scope, receive: Receive, send: Send) -> None:
-        await app(_as_it_came(scope) if scope["type"] == "http" else scope, receive, send)
+        if scope["type"] == "http":
+            named = [value for name, value in scope["headers"] if name == CLIENT]
+            headers = [(name, value) for name, value in scope["headers"] if name != CLIENT]
+            # Without the header the caller is no process of ours: it counts as another machine.
+            peers = json.loads(named[0]) if named else (("0.0.0.0", 0), None)  # noqa: S104
+            client, server = (None if each is None else tuple(each) for each in peers)
+            scope = {**scope, "headers": headers, "client": client, "server": server}
+        await app(scope, receive, send)
 
     return with_client
-
-
-def _as_it_came(scope: Scope) -> Scope:
-    named = [value for name, value in scope["headers"] if name == CLIENT]
-    headers = [(name, value) for name, value in scope["headers"] if name != CLIENT]
-    # Without the header the caller is no process of ours: it counts as another machine.
-    client, server = json.loads(named[0]) if named else (("0.0.0.0", 0), None)  # noqa: S104
-    return {**scope, "headers": headers, "client": _pair(client), "server": _pair(server)}
-
-
-def _pair(value: Any) -> tuple[Any, ...] | None:
-    return None if value is None else tuple(value)

@@ -5,7 +5,7 @@ And what a host has and lacks for serving, proving and verifying, in ten lines.
 
 import os
 import socket
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -31,7 +31,7 @@ from proofserve.wiring.access import (
     require_access_rule,
 )
 from proofserve.wiring.joining import joining_of
-from proofserve.wiring.launch import has_several_processes
+from proofserve.wiring.launch import has_several_processes, of_vllm
 
 # vLLM's own default.
 PORT = 8000
@@ -42,7 +42,7 @@ Check = Callable[[], str]
 
 
 def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) -> dict[str, Check]:
-    listening = _listening(vllm_options)
+    listening = of_vllm(vllm_options)
     return {
         "model": lambda: _model(model),
         "access": lambda: _access(chosen, listening),
@@ -56,15 +56,10 @@ def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) 
 
 def slow_dtype(model: str, vllm_options: Sequence[str]) -> str | None:
     """What to say if vLLM will serve in a dtype that this processor emulates."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dtype", default="auto")
-    dtype = parser.parse_known_args(list(vllm_options))[0].dtype
-    if dtype == "auto":
-        # vLLM serves checkpoints in float32 as bfloat16 too.
-        dtype = "bfloat16"
-    if dtype != "bfloat16" or quick_dtype() == dtype:
+    # By itself vLLM serves checkpoints in float32 as bfloat16 too.
+    if of_vllm(vllm_options).dtype not in ("auto", "bfloat16") or quick_dtype() == "bfloat16":
         return None
-    return f"{model} will be served in {dtype}, {EMULATED}"
+    return f"{model} will be served in bfloat16, {EMULATED}"
 
 
 def slow_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) -> dict[str, Check]:
@@ -73,13 +68,6 @@ def slow_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) -
         "vLLM": lambda: _version(chosen),
         "vLLM options": lambda: _vllm_options(model, vllm_options),
     }
-
-
-def _listening(vllm_options: Sequence[str]) -> Namespace:
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--host", "--port", "--uds", "--config"):
-        parser.add_argument(option)
-    return parser.parse_known_args(list(vllm_options))[0]
 
 
 def _model(model: str) -> str:
