@@ -7,21 +7,9 @@ from typing import Annotated
 
 import typer
 
+from proofserve.cli import options
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.options import (
-    ApiKey,
-    Device,
-    ForwardBatch,
-    Json,
-    Name,
-    Protocol,
-    SchemeName,
-    SeqLen,
-    Size,
-    Url,
-    work_of,
-)
-from proofserve.cli.recompute import claims_of_vectors
+from proofserve.cli.recompute import claims_of_vectors, proof_validator, validator_setup
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
@@ -54,7 +42,6 @@ SHARE_FORWARDS = {"tiny": 32, "small": 2}
 # The least throughput with receipts over that without. The engine spends less of its time on the
 # model itself when that is small.
 LEAST_RATIO = {"tiny": 0.97, "small": 0.99}
-SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
 Arch = Annotated[str, typer.Option(help=f"One of {', '.join(ARCHS)}.")]
 BatchSize = Annotated[
@@ -70,7 +57,7 @@ ForwardSize = Annotated[
 @app.command("receipts")
 def receipts(
     *,
-    size: Size = "tiny",
+    size: options.Size = "tiny",
     arch: Arch = "qwen3",
     clients: Annotated[int, typer.Option(help="Chats at a time.", min=1)] = 16,
     max_tokens: Annotated[int, typer.Option(help="About so many tokens of each chat.", min=2)] = 64,
@@ -79,7 +66,7 @@ def receipts(
     compared: Annotated[
         int, typer.Option(help="Greedy chats whose answers are compared.", min=1)
     ] = 50,
-    json: Json = None,
+    json: options.Json = None,
 ) -> None:
     """Measure the cost of receipts for chat: its speed with them and without.
 
@@ -124,9 +111,9 @@ def verify(
         int, typer.Option(help="Size of the sample; from 80 on a forged tenth is excluded.", min=2)
     ] = 128,
     size: Annotated[str, typer.Option(help="Of a small model: tiny, small, or 0.6b.")] = "small",
-    device: Device = "cpu",
-    forward_batch: ForwardBatch = 8,
-    json: Json = None,
+    device: options.Device = "cpu",
+    forward_batch: options.ForwardBatch = 8,
+    json: options.Json = None,
 ) -> None:
     """Measure how long `verify` takes to clear an honest node of a model.
 
@@ -138,16 +125,15 @@ def verify(
     proofserve bench verify ./model --calibration calibration.json
     """
     # This import takes seconds, and --help must not wait for it.
-    from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415
+    from proofserve.verifier.validator import proofs_of  # noqa: PLC0415
 
     with open_session() as session, session.interrupts.allowed():
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
         found, measured = checkpoint_named(model, size), read(calibration)
         scheme = vector_scheme(measured.scheme, measured.k_dim, measured.stronger_rng)
         work = Workload(scheme, Block(fresh_seed(), 1), "bench", measured.seq_len)
-        setup = ValidatorSetup(found.folder, device).serving_as(measured)
-        node = CheckpointValidator(setup, proofs_of(work, forward_batch))
-        options = JudgingOptions(threshold=measured)
+        setup = validator_setup(found.folder, device).serving_as(measured)
+        node = proof_validator(setup, work, forward_batch)
         shape, digest = checkpoint_shape(found.folder), node.weights_digest
         measured.require(work, [found.name], shape, digest, node.is_dense)
         served = kernel or node.kernels[0]
@@ -159,7 +145,8 @@ def verify(
         claimed = ClaimedArtifacts(work.block.hash, work.public_key, tuple(vectors), claims)
         validator = node.with_other(proofs_of(work, forward_batch))
         truth, began = validator.as_truth(scheme.width, forward_batch), time.monotonic()
-        outcome = judged(claimed, truth, options, fresh_seed(), None, session.line).outcome
+        judging = JudgingOptions(threshold=measured)
+        outcome = judged(claimed, truth, judging, fresh_seed(), None, session.line).outcome
         seconds = time.monotonic() - began
         share, title = validator.suspects_s / seconds, f"verification, {found.name}"
         plan = {"model": found.name, "kernel": served, "scheme": scheme.name, "sample": nonces}
@@ -184,21 +171,21 @@ def _to_honest(outcome: Verification, seconds: float, share: float) -> tuple[Fig
 @app.command("generation")
 def generation(
     *,
-    protocol: Protocol = "artifact",
-    scheme: SchemeName = None,
-    size: Size = "tiny",
+    protocol: options.Protocol = "artifact",
+    scheme: options.SchemeName = None,
+    size: options.Size = "tiny",
     arch: Arch = "qwen3",
-    seq_len: SeqLen = SEQ_LEN,
+    seq_len: options.SeqLen = SEQ_LEN,
     batch_size: BatchSize = None,
     forward_batch: ForwardSize = None,
     seconds: Annotated[
         float | None,
         typer.Option(help="Total time of rounds: 80 in 40 windows; small: 120 in 24.", min=1.0),
     ] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    model: Name = None,
-    json: Json = None,
+    url: options.Url = None,
+    api_key: options.ApiKey = None,
+    model: options.Name = None,
+    json: options.Json = None,
 ) -> None:
     """Measure the speed of a round beside bare forwards and vLLM's prefill.
 
@@ -211,7 +198,7 @@ def generation(
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         batch, busy, windows, window_s = _defaults(size, url)
-        work = work_of(protocol, name, seq_len, batch_size or batch, scheme)
+        work = options.work_of(protocol, name, seq_len, batch_size or batch, scheme)
         plan = GenerationPlan(work, seconds or window_s * windows, windows, busy)
         return bench_generation(node, plan, progress)
 
@@ -241,15 +228,15 @@ def chat_priority(
     slow: Annotated[
         bool, typer.Option("--slow", help="Chat's waits alone, on 0.6b: forwards take seconds.")
     ] = False,
-    size: Size = "tiny",
+    size: options.Size = "tiny",
     arch: Arch = "qwen3",
-    seq_len: SeqLen = SEQ_LEN,
+    seq_len: options.SeqLen = SEQ_LEN,
     batch_size: BatchSize = None,
     forward_batch: ForwardSize = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    model: Name = None,
-    json: Json = None,
+    url: options.Url = None,
+    api_key: options.ApiKey = None,
+    model: options.Name = None,
+    json: options.Json = None,
 ) -> None:
     """Measure the cost of a round for chat: answers, waiting time, throughput.
 
@@ -267,7 +254,16 @@ def chat_priority(
     """
     small = SmallModel(arch, "0.6b" if slow else size)
     if share:
-        _require_no_other_options(url, model, chats)
+        if url is not None:
+            raise typer.BadParameter(
+                "--share needs a server with that share, and the one at --url has the share that it"
+                " was started with. Leave out --url, and servers are started here, one for each"
+                " share."
+            )
+        if model is not None:
+            raise typer.BadParameter("--model needs --url; with --share give --size and --arch")
+        if chats is not None:
+            raise typer.BadParameter("--chats has no meaning with --share: its chats never end")
         work = Work(small.name, seq_len=seq_len, batch_size=batch_size or _defaults(size, None)[0])
         # A window holds some five forwards of each model at a share of 0.1, or more.
         window_s = seconds or (10.0 if size == "small" else 5.0)
@@ -304,7 +300,7 @@ def reference(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(help="Time for each combination.", min=0.1)] = 2.0,
-    json: Json = None,
+    json: options.Json = None,
 ) -> None:
     """Measure how many nonces a second the reference engine recomputes.
 
@@ -324,7 +320,7 @@ def reference(
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
         found = checkpoint_named(model, size)
         network = load(found.folder, dtype, device)
-        lengths, batches = seq_len or SEQ_LENS, batch or BATCHES
+        lengths, batches = seq_len or [64, 256], batch or [8, 32, 128]
         with session.interrupts.allowed():
             report = bench_reference(found.name, network, lengths, batches, seconds, session.line)
         show(report, json, session)
@@ -350,19 +346,6 @@ def _run(
         with served.start() as node:
             report = measure(node, served.name, session.line)
         show(report, file, session)
-
-
-def _require_no_other_options(url: str | None, model: str | None, chats: int | None) -> None:
-    """Raises typer.BadParameter for options that have no meaning with ``--share``."""
-    if url is not None:
-        raise typer.BadParameter(
-            "--share needs a server with that share, and the one at --url has the share that it "
-            "was started with. Leave out --url, and servers are started here, one for each share."
-        )
-    if model is not None:
-        raise typer.BadParameter("--model needs --url; with --share give --size and --arch")
-    if chats is not None:
-        raise typer.BadParameter("--chats has no meaning with --share: its chats never end")
 
 
 def _bench_shares(
@@ -394,10 +377,10 @@ def _small_model(
     receipts: bool = False,
 ) -> ServedModel:
     """A server of our own with the model ``small``, not started yet."""
-    options = ServerOptions(
+    ours = ServerOptions(
         checkpoint(small), small.name, forward_batch, measure=True, share=share, receipts=receipts
     )
-    return own_model(options, session)
+    return own_model(ours, session)
 
 
 def show(report: Report, file: Path | None, session: CommandSession) -> None:

@@ -10,18 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from proofserve.cli import options
 from proofserve.cli.model import checkpoint_named
-from proofserve.cli.options import (
-    SEVERAL,
-    ApiKey,
-    Models,
-    Protocols,
-    SchemeName,
-    SeqLen,
-    Url,
-    chosen,
-    works_of,
-)
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
@@ -110,16 +100,16 @@ def _command(
 
     def command(
         ctx: typer.Context,
-        models: Models = None,
-        protocol: Protocols = "artifact" if artifacts_alone else "both",
-        url: Url = None,
-        api_key: ApiKey = None,
+        models: options.Models = None,
+        protocol: options.Protocols = "artifact" if artifacts_alone else "both",
+        url: options.Url = None,
+        api_key: options.ApiKey = None,
         model: ModelOrName = None,
-        seq_len: SeqLen = SEQ_LEN,
-        scheme: SchemeName = None,
+        seq_len: options.SeqLen = SEQ_LEN,
+        scheme: options.SchemeName = None,
     ) -> None:
         if url is not None or model is None:
-            names = chosen(ctx, models, url, [*default])
+            names = options.chosen(ctx, models, url, [*default])
         elif models or ctx.args:
             raise typer.BadParameter("give --models (small models) or --model (one checkpoint)")
         else:
@@ -129,7 +119,7 @@ def _command(
             report = partial(_report, checks, session.console)
             for subject in _subjects(names, url, model, api_key, session):
                 session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
-                check(subject, works_of(protocol, subject.name, seq_len, scheme), report)
+                check(subject, options.works_of(protocol, subject.name, seq_len, scheme), report)
             failed = sum(made.passed is False for made in checks)
             session.console.print(f"{len(checks)} checks, {failed} failed")
         if failed:
@@ -138,8 +128,8 @@ def _command(
     command.__doc__ = check.__doc__
     if artifacts_alone:
         given = inspect.signature(command).parameters.values()
-        options = [each for each in given if each.name != "protocol"]
-        command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        kept = [each for each in given if each.name != "protocol"]
+        command.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
     return command
 
 
@@ -165,6 +155,6 @@ def _report(checks: list[Check], console: Console, made: Check) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
 
-app.command("smoke", context_settings=SEVERAL)(_command(smoke))
-app.command("coexist", context_settings=SEVERAL)(_command(coexist, artifacts_alone=True))
-app.command("e2e", context_settings=SEVERAL)(_command(e2e, (DENSE.name, "qwen", "llama")))
+app.command("smoke", context_settings=options.SEVERAL)(_command(smoke))
+app.command("coexist", context_settings=options.SEVERAL)(_command(coexist, artifacts_alone=True))
+app.command("e2e", context_settings=options.SEVERAL)(_command(e2e, (DENSE.name, "qwen", "llama")))

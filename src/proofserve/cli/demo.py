@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
-from proofserve.cli.recompute import claims_of_vectors
+from proofserve.cli.recompute import claims_of_vectors, proof_validator, validator_setup
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
 from proofserve.cli.session import EXIT_FAILED, LOG_EVERY_S, CommandSession, open_session
 from proofserve.cli.validator.verify import COLOURS
 from proofserve.lab.chats import Call, Reply, ask_all, chats, question
-from proofserve.lab.host import ServedDtype, quick_dtype
+from proofserve.lab.host import quick_dtype
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import BLOCK_HEIGHT, Work, tampered, vectors_of
 from proofserve.lab.report import LabError
@@ -86,7 +86,13 @@ def demo(dtype: DemoDtype = None) -> None:
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
         deployment = ServerOptions(mine, MODEL.name, receipts=True, dtype=served)
         with serving(deployment, session) as node:
-            _introduce(node, served, session)
+            version = node.versions().get("vllm", "")
+            what = f"{MODEL.name}, a model of 3.5M parameters,"
+            session.say("Server", f"vLLM {version}, unmodified, serves {what} at {node.url}")
+            session.say("", served_in(served))
+            call = question(MODEL.name, QUESTION, ANSWER_TOKENS)
+            (reply,) = _replies(node, "asking a question", [call], session)
+            session.say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
             claims = _proofs(node, session)
             answers = _answers_with_receipts(node, session)
             session.line.step("stopping the server")
@@ -97,16 +103,6 @@ def demo(dtype: DemoDtype = None) -> None:
             receipts_hold = _receipts_are_judged_right(mine, answers, session)
     if not (judged and receipts_hold):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _introduce(node: NodeClient, dtype: ServedDtype, session: CommandSession) -> None:
-    version = node.versions().get("vllm", "")
-    what = f"{MODEL.name}, a model of 3.5M parameters,"
-    session.say("Server", f"vLLM {version}, unmodified, serves {what} at {node.url}")
-    session.say("", served_in(dtype))
-    call = question(MODEL.name, QUESTION, ANSWER_TOKENS)
-    (reply,) = _replies(node, "asking a question", [call], session)
-    session.say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
 
 
 def _proofs(node: NodeClient, session: CommandSession) -> list[Claim]:
@@ -169,29 +165,29 @@ class DemoValidator:
     """Judges as ``proofserve verify`` with the calibration of the trained model, in float32."""
 
     def __init__(self, mine: Path, other: Path, session: CommandSession) -> None:
-        # This import takes seconds, and --help must not wait for it.
-        from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415
-
         self._session = session
         self._other = other.name
         with trained_calibration() as file:
             measured = read(file)
         self._options = JudgingOptions(threshold=measured)
-        # The other model is in the bank of the forging node alone: nothing suspects it by name.
-        setup, compute = ValidatorSetup(mine), proofs_of(WORKLOAD, FORWARD_BATCH)
-        self._validator = honest = CheckpointValidator(setup, compute)
+        self._validator = honest = proof_validator(validator_setup(mine), WORKLOAD, FORWARD_BATCH)
         self._truth = honest.as_truth(WIDTH, FORWARD_BATCH)
         shape, digest = checkpoint_shape(mine), honest.weights_digest
         measured.require(WORKLOAD, [MODEL.name], shape, digest, honest.is_dense)
-        self._forger = CheckpointValidator(replace(setup, suspects=(other,)), compute)
+        # The other model is in the bank of the forging node alone: nothing suspects it by name.
+        forging = validator_setup(mine, suspects=[other])
+        self._forger = proof_validator(forging, WORKLOAD, FORWARD_BATCH)
 
     def judge(self, claims: Sequence[Claim]) -> bool:
         """Print a verdict for the server's claims and for forged ones; whether all are right."""
         nonces = [claim.nonce for claim in claims[:CHEATED_NONCES]]
         count = f"a copy with {len(claims[::TAMPER_EVERY])} of {len(claims)} altered"
+        self._session.line.step(f"emulating {OTHER_KERNEL}")
+        run = BankRun(kernels=OTHER_KERNEL)
+        by_kernel = claims_of_vectors(self._validator.vectors(run, nonces))
         trials = [
             ("what this server produced", claims, HONEST),
-            (f"an honest node: {OTHER_KERNEL}", self._by_kernel(nonces), HONEST),
+            (f"an honest node: {OTHER_KERNEL}", by_kernel, HONEST),
             (count, tampered(claims, WIDTH, TAMPER_EVERY), FRAUD),
             ("another model's artifacts", self._served_by(self._other, nonces), FRAUD),
             *((what, self._served_by(name, nonces), FRAUD) for what, name in QUANTISED),
@@ -205,12 +201,6 @@ class DemoValidator:
             right.append(outcome.verdict is expected)
         self._session.console.print(table)
         return all(right)
-
-    def _by_kernel(self, nonces: Sequence[int]) -> list[Claim]:
-        """What an honest node of another machine answers, whose kernels are emulated here."""
-        self._session.line.step(f"emulating {OTHER_KERNEL}")
-        run = BankRun(kernels=OTHER_KERNEL)
-        return claims_of_vectors(self._validator.vectors(run, nonces))
 
     def _served_by(self, name: str, nonces: Sequence[int]) -> list[Claim]:
         """What a node answers that serves the weights ``name`` and claims the published ones."""
@@ -232,40 +222,31 @@ def _row(what: str, expected: SequentialResult, outcome: Verification) -> tuple[
     verdict = outcome.verdict
     said = f"[{COLOURS[verdict]}]{verdict}[/]"
     surprise = "" if verdict is expected else "  [red](should not be)[/red]"
-    nonces = str(outcome.nonces_used)
-    return f"          {what}", said + surprise, nonces, escape(_reason(outcome))
-
-
-def _reason(outcome: Verification) -> str:
-    """The tests that agree on the verdict; of several that convict, the one that names weights."""
-    deciding = [found for found in outcome.opinions if found.result is outcome.verdict]
-    if outcome.verdict is not FRAUD:
-        return ", ".join(found.test for found in deciding)
-    found = max(deciding, key=lambda each: each.test == DIRECTION)
-    return f"{found.test}: {found.text}"
+    # The tests that agree on the verdict; of several that convict, the one that names weights.
+    deciding = [found for found in outcome.opinions if found.result is verdict]
+    reason = ", ".join(found.test for found in deciding)
+    if verdict is FRAUD:
+        found = max(deciding, key=lambda each: each.test == DIRECTION)
+        reason = f"{found.test}: {found.text}"
+    return f"          {what}", said + surprise, str(outcome.nonces_used), escape(reason)
 
 
 def _receipts_are_judged_right(
     model: Path, chats: Sequence[Conversation], session: CommandSession
 ) -> bool:
     """Print what the receipts say of the answers, and of an answer with another token."""
-    # This import takes seconds, and --help must not wait for it.
-    from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
-
     with trained_calibration(RECEIPT_SCHEME) as file:
-        checker = ChatChecker(ValidatorSetup(model), read(file), fresh_seed())
+        checker = ChatChecker(validator_setup(model), read(file), fresh_seed())
     known, chances = NodeFacts(checker.weights_digest), Chances()
     honest = checker.outcome(chats, known, chances, session.line)
-    forged = checker.outcome([_altered(chats[0])], known, chances, session.line)
+    choice = chats[0].choices[0]
+    ids = choice.token_ids or ()
+    other = replace(choice, token_ids=(ids[-1], *ids[1:-1], ids[0]))
+    altered = replace(chats[0], choices=(other,))
+    forged = checker.outcome([altered], known, chances, session.line)
     passed = [each.test for each in honest.opinions if each.result is HONEST]
     tests = ", ".join(("signature", "log", "prompt", "answer", "sampling", *passed))
     session.say("Receipts", f"{ANSWERS} answers: {honest.verdict} ({tests})")
     said = ", ".join(f"{each.check}: {each.text}" for each in forged.failures)
     session.say("", f"one with another token: {forged.verdict} ({said})")
     return (honest.verdict, forged.verdict) == (HONEST, FRAUD)
-
-
-def _altered(chat: Conversation) -> Conversation:
-    choice = chat.choices[0]
-    ids = choice.token_ids or ()
-    return replace(chat, choices=(replace(choice, token_ids=(ids[-1], *ids[1:-1], ids[0])),))

@@ -23,7 +23,7 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
+from proofserve.verifier.calibration_file import KernelFacts, checkpoint_shape
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
@@ -42,7 +42,7 @@ from proofserve.verifier.judging import (
 from proofserve.verifier.verification import Truth, leaves_open
 
 if TYPE_CHECKING:
-    from proofserve.verifier.validator import CheckpointValidator
+    from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 MOST_RANKS = 64
 ENGINES = "vllm, vllm:tp2, a node's URL, or a file of `calibrate noise --save`"
@@ -133,23 +133,35 @@ def claims_of_vectors(vectors: Vectors) -> list[Claim]:
     return [Claim(nonce, text) for nonce, text in zip(vectors, texts, strict=True)]
 
 
-def truths_of_checkpoint(
-    work: Workload,
-    model: Path,
-    device: str,
-    forward_batch: int,
-    suspects: tuple[Path, ...],
-    measured: CalibrationFile | None,
-    passed: Callable[[int, int], None],
-) -> Callable[[Workload], Truth]:
-    """Load ``model`` once, for ``work`` and others.
-
-    Honest nodes serve as in the calibration ``measured``, or as the checkpoint says. ``passed``
-    hears of each layer, and how many there are. Raises LabError as ``claims_of_model``.
-    """
+def validator_setup(
+    model: Path, device: str = "cpu", suspects: Sequence[Path] | None = None, kv_dtype: str = "auto"
+) -> "ValidatorSetup":
+    """Raises LabError as ``claims_of_model``, and for a ``kv_dtype`` that no server has."""
+    # Its import takes seconds, and --help must not wait for it.
     with reference_extra():
-        from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
-    setup = ValidatorSetup(model, device, suspects).serving_as(measured)
+        from proofserve.verifier.validator import KV_DTYPES, ValidatorSetup  # noqa: PLC0415
+    if kv_dtype not in KV_DTYPES:
+        raise LabError(f"--kv-cache {kv_dtype}: choose from {', '.join(KV_DTYPES)}")
+    return ValidatorSetup(model, device, tuple(suspects or ()), kv_dtype=kv_dtype)
+
+
+def proof_validator(
+    setup: "ValidatorSetup", work: Workload, forward_batch: int
+) -> "CheckpointValidator":
+    from proofserve.verifier.validator import CheckpointValidator, proofs_of  # noqa: PLC0415
+
+    return CheckpointValidator(setup, proofs_of(work, forward_batch))
+
+
+def truths_of_checkpoint(
+    setup: "ValidatorSetup", work: Workload, forward_batch: int, passed: Callable[[int, int], None]
+) -> Callable[[Workload], Truth]:
+    """Load the model of ``setup`` once, for ``work`` and others.
+
+    ``passed`` hears of each layer, and how many there are.
+    """
+    from proofserve.verifier.validator import CheckpointValidator, proofs_of  # noqa: PLC0415
+
     loaded = CheckpointValidator(setup, proofs_of(work, forward_batch, passed))
 
     def truth(about: Workload) -> Truth:
@@ -157,23 +169,6 @@ def truths_of_checkpoint(
         return other.as_truth(about.scheme.width, forward_batch)
 
     return truth
-
-
-def calibrating_validator(
-    task: "ComparisonTask", suspects: tuple[Path, ...], kv_dtype: str
-) -> "CheckpointValidator":
-    """The validator whose honest figures are measured. Raises LabError as ``claims_of_model``."""
-    with reference_extra():
-        from proofserve.verifier.validator import (  # noqa: PLC0415 - as above
-            KV_DTYPES,
-            CheckpointValidator,
-            ValidatorSetup,
-            proofs_of,
-        )
-    if kv_dtype not in KV_DTYPES:
-        raise LabError(f"--kv-cache {kv_dtype}: choose from {', '.join(KV_DTYPES)}")
-    setup = ValidatorSetup(task.model.folder, task.device, suspects, kv_dtype=kv_dtype)
-    return CheckpointValidator(setup, proofs_of(task.work, task.forward_batch))
 
 
 def truth_of_node(node: NodeClient, work: Workload, at_once: int) -> Truth:
@@ -290,8 +285,8 @@ def vllm_ranks(name: str) -> int | None:
 class EngineOptions:
     """What recomputes for ``verify``: the checkpoint ``model``, the node ``url``, or both.
 
-    ``engine`` names a vLLM that ``verify`` starts with the checkpoint, in place of a node.
-    ``forward_batch`` counts nonces. Raises LabError, which says what to give, for other choices.
+    ``engine`` names a vLLM that ``verify`` starts with the checkpoint, in place of a node. Raises
+    LabError, which says what to give, for other choices.
     """
 
     model: Path | None
@@ -299,7 +294,7 @@ class EngineOptions:
     engine: str | None
     device: str
     forward_batch: int
-    suspects: tuple[Path, ...]
+    suspects: Sequence[Path] | None
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -366,9 +361,8 @@ class EngineOptions:
             raise LabError("--plan: it is about a checkpoint; give --model")
         with reference_extra():
             from proofserve.verifier.rates import plan_lines  # noqa: PLC0415 - as above
-            from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
         session.line.step("measuring how fast this machine is, for the plan")
-        setup = ValidatorSetup(self.model, self.device, self.suspects)
+        setup = validator_setup(self.model, self.device, self.suspects)
         setup = setup.serving_as(options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
         for line in plan_lines(setup, work, options, sample, self.forward_batch):
@@ -388,12 +382,9 @@ class EngineOptions:
         """What the other tests compare with: the checkpoint's vectors if there is one."""
         if self.model is not None:
             session.line.step(f"loading {self.model}")
-            about = truths_of_checkpoint(
-                *(work, self.model, self.device, self.forward_batch, self.suspects),
-                options.calibration,
-                session.line.layer,
-            )
-            truth = about(work)
+            setup = validator_setup(self.model, self.device, self.suspects)
+            setup = setup.serving_as(options.calibration)
+            truth = truths_of_checkpoint(setup, work, self.forward_batch, session.line.layer)(work)
             models, shape = [self.model.name], checkpoint_shape(self.model)
         else:
             session.line.step(f"asking {self.url}")

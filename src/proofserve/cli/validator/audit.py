@@ -8,19 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
+from proofserve.cli import options
 from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
-from proofserve.cli.options import (
-    Calibration,
-    Device,
-    DistThreshold,
-    ForwardBatch,
-    Json,
-    KDim,
-    PMismatch,
-    Size,
-    StrongerRng,
-    Suspects,
-)
 from proofserve.cli.session import (
     EXIT_FAILED,
     EXIT_NO_VERDICT,
@@ -68,10 +57,10 @@ def command(
         str,
         typer.Argument(help=f"The deployed model: {', '.join(NAMES)}, or a checkpoint's folder."),
     ],
-    size: Size = "small",
-    dist_threshold: DistThreshold = None,
-    calibration: Calibration = None,
-    p_mismatch: PMismatch = None,
+    size: options.Size = "small",
+    dist_threshold: options.DistThreshold = None,
+    calibration: options.Calibration = None,
+    p_mismatch: options.PMismatch = None,
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = ALPHA,
     power: Annotated[float, typer.Option(help="Required chance to convict a cheat.")] = 0.999,
     max_nonces: Annotated[
@@ -94,20 +83,20 @@ def command(
         Path | None,
         typer.Option(help="Another, also a smaller, checkpoint of this hidden size; else random."),
     ] = None,
-    suspect: Suspects = None,
+    suspect: options.Suspects = None,
     seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = SEQ_LEN,
-    k_dim: KDim = None,
+    k_dim: options.KDim = None,
     scheme: Annotated[
         str, typer.Option(help=f"{ARTIFACT}, {ARTIFACT_LAYERS}, {' or '.join(SKETCHES)}.")
     ] = DEFAULT_SCHEME,
-    stronger_rng: StrongerRng = False,
+    stronger_rng: options.StrongerRng = False,
     dtype: Annotated[
         str | None,
         typer.Option(help="That is served: bfloat16 or float16; the checkpoint's if unset."),
     ] = None,
-    device: Device = "cpu",
-    forward_batch: ForwardBatch = 8,
-    json: Json = None,
+    device: options.Device = "cpu",
+    forward_batch: options.ForwardBatch = 8,
+    json: options.Json = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the report as a web page to this file.")
     ] = None,

@@ -4,30 +4,16 @@
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from proofserve.cli import options
 from proofserve.cli.model import Checkpoint, ModelArgument, SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.options import (
-    SEVERAL,
-    ApiKey,
-    Device,
-    Json,
-    LeftOut,
-    Models,
-    Name,
-    Png,
-    SeqLen,
-    Size,
-    Suspects,
-    Url,
-    chosen,
-)
-from proofserve.cli.recompute import kernel_facts
+from proofserve.cli.recompute import kernel_facts, validator_setup
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
@@ -88,11 +74,11 @@ def chat(
     kv_cache: Annotated[
         str, typer.Option(help="What servers may keep keys and values in: auto, or also fp8.")
     ] = "auto",
-    suspect: Suspects = None,
-    verifications: LeftOut = VERIFICATIONS,
-    api_key: ApiKey = None,
-    device: Device = "cpu",
-    size: Size = "tiny",
+    suspect: options.Suspects = None,
+    verifications: options.LeftOut = VERIFICATIONS,
+    api_key: options.ApiKey = None,
+    device: options.Device = "cpu",
+    size: options.Size = "tiny",
 ) -> None:
     """Chat with honest servers, and measure the errors of their receipts.
 
@@ -116,25 +102,31 @@ def chat(
     proofserve calibrate chat ./model --url http://eager:8000 --url http://compiled:8000
         --out chat.json
     """
-    # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.verifier.validator import KV_DTYPES, ValidatorSetup  # noqa: PLC0415
-
     with open_session() as session:
-        if kv_cache not in KV_DTYPES:
-            raise LabError(f"--kv-cache {kv_cache}: choose from {', '.join(KV_DTYPES)}")
         deployed = checkpoint_named(model, size)
+        setup = validator_setup(deployed.folder, device, suspect, kv_cache)
         found: list[Conversation] = []
         servers: dict[str, KernelFacts] = {}
         for number, server in enumerate(url or [None]):
             with _chatting(server, deployed, api_key, session) as client:
                 asked = requests(client.model(), seed + number, chats, tokens)
                 answered = client.chats(asked, concurrency, session.line)
-                facts = _kernels(client.url, server or "vllm", api_key)
-            servers |= dict.fromkeys(_sketch_keys(answered), facts)
+                try:
+                    with NodeClient(client.url, api_key) as node:
+                        said = node.kernels()
+                except NodeError:
+                    # A gateway does not say what runs behind it.
+                    said = {}
+            for chat in answered:
+                if len(chat.receipts) < len(chat.choices):
+                    raise LabError(f"{chat.name} has no receipt; start the server with --receipts")
+            facts = KernelFacts.model_validate(kernel_facts(server or "vllm", said))
+            # Keys of a server's starts, or of the nodes behind a gateway.
+            keys = {each.receipt.sketch_key for chat in answered for each in chat.receipts}
+            servers |= dict.fromkeys(keys, facts)
             found += answered
         with session.interrupts.allowed():
             session.line.step(f"loading {deployed.folder}")
-            setup = ValidatorSetup(deployed.folder, device, tuple(suspect or ()), kv_dtype=kv_cache)
             checker = ChatChecker(setup, None, str(seed))
             made = checker.calibration(deployed.name, servers, found, session.line)
             made = checked(made, session.line, verifications)
@@ -152,37 +144,20 @@ def _chatting(
         with ReceiptClient(url, api_key) as client, session.interrupts.allowed():
             yield client
         return
-    options = ServerOptions(deployed.folder, deployed.name, CHAT_FORWARD_BATCH, receipts=True)
-    with serving(options, session) as node, ReceiptClient(node.url) as client:
+    ours = ServerOptions(deployed.folder, deployed.name, CHAT_FORWARD_BATCH, receipts=True)
+    with serving(ours, session) as node, ReceiptClient(node.url) as client:
         yield client
 
 
-def _sketch_keys(chats: Sequence[Conversation]) -> set[str]:
-    """Those of the starts of a server, or of the nodes behind a gateway."""
-    if lacking := [chat.name for chat in chats if len(chat.receipts) < len(chat.choices)]:
-        raise LabError(f"{lacking[0]} has no receipt; start the server with --receipts")
-    return {each.receipt.sketch_key for chat in chats for each in chat.receipts}
-
-
-def _kernels(url: str, name: str, api_key: str | None) -> KernelFacts:
-    """What a node says of its kernels; only its name if ``url`` is a gateway."""
-    try:
-        with NodeClient(url, api_key) as node:
-            said = node.kernels()
-    except NodeError:
-        said = {}
-    return KernelFacts.model_validate(kernel_facts(name, said))
-
-
-@app.command("r-target", context_settings=SEVERAL)
+@app.command("r-target", context_settings=options.SEVERAL)
 def r_target(
     ctx: typer.Context,
     *,
-    models: Models = None,
-    size: Size = "small",
-    url: Url = None,
-    api_key: ApiKey = None,
-    model: Name = None,
+    models: options.Models = None,
+    size: options.Size = "small",
+    url: options.Url = None,
+    api_key: options.ApiKey = None,
+    model: options.Name = None,
     nonces: Annotated[
         int, typer.Option(help="Nonces per block and method, split over the keys.", min=1)
     ] = NONCES,
@@ -191,9 +166,9 @@ def r_target(
     rate: Annotated[
         float, typer.Option(help="Wanted share of winners.", min=0.0001, max=0.9999)
     ] = 0.10,
-    seq_len: SeqLen = SEQ_LEN,
-    json: Json = None,
-    png: Png = None,
+    seq_len: options.SeqLen = SEQ_LEN,
+    json: options.Json = None,
+    png: options.Png = None,
 ) -> None:
     """Find the r_target at which one nonce in ten wins, and compare blocks.
 
@@ -211,7 +186,7 @@ def r_target(
     proofserve calibrate r-target --models qwen --rate 0.58
     proofserve calibrate r-target --url http://127.0.0.1:8000   (no round may run there)
     """
-    names = chosen(ctx, models, url, DEFAULT_MODELS)
+    names = options.chosen(ctx, models, url, DEFAULT_MODELS)
     ours = [SmallModel(name, size) for name in names]
     sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
     with open_session() as session:

@@ -9,18 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
-from proofserve.cli.options import (
-    Alpha,
-    ApiKey,
-    Beta,
-    Device,
-    ForwardBatch,
-    Json,
-    NeededCalibration,
-    Share,
-    Suspects,
-)
-from proofserve.cli.recompute import truths_of_checkpoint
+from proofserve.cli import options
+from proofserve.cli.recompute import truths_of_checkpoint, validator_setup
 from proofserve.cli.session import (
     EXIT_NO_VERDICT,
     LOG_EVERY_S,
@@ -38,7 +28,6 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, read
 from proofserve.verifier.challenge import (
-    ChallengeOutcome,
     ChallengeResult,
     NoAnswer,
     Tally,
@@ -86,7 +75,7 @@ def command(
     url: Annotated[str, typer.Argument(help="The node, or a fleet.")],
     *,
     model: Annotated[Path, typer.Option(help="The checkpoint that it claims to serve.")],
-    calibration: NeededCalibration,
+    calibration: options.NeededCalibration,
     nonces: Annotated[int, typer.Option(help="How many to ask for at a time.", min=1)] = NONCES,
     deadline: Annotated[
         float, typer.Option(help="Seconds within which the whole answer must come.", min=0.1)
@@ -99,14 +88,14 @@ def command(
             help="Challenge again and again until Ctrl-C, so far apart: 90s, 10m, 2h.",
         ),
     ] = None,
-    suspect: Suspects = None,
-    api_key: ApiKey = None,
-    device: Device = "cpu",
-    forward_batch: ForwardBatch = 8,
-    alpha: Alpha = ALPHA,
-    beta: Beta = BETA,
-    share: Share = None,
-    json: Json = None,
+    suspect: options.Suspects = None,
+    api_key: options.ApiKey = None,
+    device: options.Device = "cpu",
+    forward_batch: options.ForwardBatch = 8,
+    alpha: options.Alpha = ALPHA,
+    beta: options.Beta = BETA,
+    share: options.Share = None,
+    json: options.Json = None,
 ) -> None:
     """Have a node compute nonces of a block that was drawn just now, and judge it.
 
@@ -136,15 +125,13 @@ def command(
             with session.interrupts.allowed():
                 session.line.step(f"loading {model}")
                 measured = read(calibration)
-                options = JudgingOptions((), alpha, beta, share, threshold=measured)
+                judging = JudgingOptions((), alpha, beta, share, threshold=measured)
                 work, shape = _work(measured)
-                others = tuple(suspect or ())
-                truth = truths_of_checkpoint(
-                    *(work, model, device, forward_batch, others), measured, session.line.layer
-                )
+                setup = validator_setup(model, device, suspect).serving_as(measured)
+                truth = truths_of_checkpoint(setup, work, forward_batch, session.line.layer)
                 digest = truth(work).weights_digest
                 measured.require(work, [model.name], checkpoint_shape(model), digest)
-                challenger = _Challenger(url, api_key, shape, nonces, deadline, truth, options)
+                challenger = _Challenger(url, api_key, shape, nonces, deadline, truth, judging)
                 _challenge(challenger, tally, every, json, session)
         except SystemExit:
             # A signal ends a repeated challenge, and what it has found counts.
@@ -154,19 +141,15 @@ def command(
             session.tell(tally.text)
         if json is not None:
             write_json(json, tally.record())
-        codes = {_code(outcome) for outcome in tally.counts}
+        codes = {
+            EXIT_CODES[outcome] if isinstance(outcome, SequentialResult) else EXIT_NO_VERDICT
+            for outcome in tally.counts
+        }
         raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
 
 
-def _code(outcome: ChallengeOutcome) -> int:
-    return EXIT_CODES[outcome] if isinstance(outcome, SequentialResult) else EXIT_NO_VERDICT
-
-
 def _work(measured: CalibrationFile) -> tuple[Workload, Work]:
-    """What the calibration holds for, without a block: as an engine has it, and as a node gets it.
-
-    Raises LabError and ProtocolError for a calibration of another kind of work.
-    """
+    """What the calibration holds for, without a block: for an engine, and for a node."""
     scheme = vector_scheme(measured.scheme, measured.k_dim, measured.stronger_rng)
     shape = Work(
         model="",

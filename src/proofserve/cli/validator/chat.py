@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli.options import Alpha, ApiKey, Beta, Device, Json, Suspects
+from proofserve.cli import options
+from proofserve.cli.recompute import validator_setup
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import EXIT_CODES, GIVEN_SEED, show
 from proofserve.lab.report import LabError, NodeError, write_json
@@ -60,8 +61,8 @@ def verify_chat(
     public_key: Annotated[
         str | None, typer.Option(help="Of the node, in hexadecimal; any if unset.")
     ] = None,
-    suspect: Suspects = None,
-    device: Device = "cpu",
+    suspect: options.Suspects = None,
+    device: options.Device = "cpu",
     seed: Annotated[
         str | None,
         typer.Option(
@@ -69,9 +70,9 @@ def verify_chat(
             " If unset, a new one: a node that knows the seed knows the parts."
         ),
     ] = None,
-    alpha: Alpha = ALPHA,
-    beta: Beta = BETA,
-    json: Json = None,
+    alpha: options.Alpha = ALPHA,
+    beta: options.Beta = BETA,
+    json: options.Json = None,
 ) -> None:
     """Check answers by their receipts, and reach a verdict: honest or fraud.
 
@@ -106,16 +107,13 @@ def verify_chat(
     proofserve verify-chat chats/*.json --model ./model --calibration chat.json
         --log received.sqlite
     """
-    # This import takes seconds, and --help must not wait for it.
-    from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
-
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         key, chances = _key(public_key), Chances(alpha, beta)
         session.line.step(f"reading {len(files)} files")
         chats = [read(file) for file in files]
         _require_distinct(chats)
         session.line.step(f"loading {model}")
-        setup = ValidatorSetup(model, device, tuple(suspect or ()))
+        setup = validator_setup(model, device, suspect)
         measured = read_calibration(calibration) if calibration else None
         chosen_by = seed or fresh_seed()
         checker = ChatChecker(setup, measured, chosen_by)
@@ -142,7 +140,7 @@ def _key(text: str | None) -> bytes | None:
 
 
 def _require_distinct(chats: Sequence[Conversation]) -> None:
-    """The evidence of an answer counts once."""
+    """Raises LabError, because the evidence of an answer counts once."""
     known: dict[str, str] = {}
     for chat in chats:
         if chat.response_id in known:
@@ -241,9 +239,9 @@ def watch_chat(
         str | None, typer.Option(help="The node, if URL is a gateway: follow its public log.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the running report here.")] = None,
-    suspect: Suspects = None,
-    api_key: ApiKey = None,
-    device: Device = "cpu",
+    suspect: options.Suspects = None,
+    api_key: options.ApiKey = None,
+    device: options.Device = "cpu",
     seed: Annotated[
         str | None,
         typer.Option(
@@ -252,7 +250,7 @@ def watch_chat(
         ),
     ] = None,
     alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = ALPHA,
-    beta: Beta = BETA,
+    beta: options.Beta = BETA,
 ) -> None:
     """Check a provider's answers by their receipts, again and again.
 
@@ -272,14 +270,11 @@ def watch_chat(
     proofserve watch-chat http://gateway:9000 --model ./model --calibration chat.json
         --chats ./chats --share 0.01 --out report.json
     """
-    # This import takes seconds, and --help must not wait for it.
-    from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
-
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         chances = Chances(alpha, beta)
         session.line.step(f"loading {model}")
         measured = read_calibration(calibration) if calibration else None
-        setup = ValidatorSetup(model, device, tuple(suspect or ()))
+        setup = validator_setup(model, device, suspect)
         seed = seed or fresh_seed()
         checker = ChatChecker(setup, measured, seed)
         follower = LogFollower(log) if log else None

@@ -9,24 +9,15 @@ import numpy as np
 import typer
 from rich.table import Column, Table
 
+from proofserve.cli import options
 from proofserve.cli.model import NAMES, checkpoint_named
-from proofserve.cli.options import (
-    ApiKey,
-    Device,
-    ForwardBatch,
-    Json,
-    LeftOut,
-    Png,
-    Size,
-    StrongerRng,
-    Suspects,
-)
 from proofserve.cli.recompute import (
     ComparisonTask,
     EngineRun,
-    calibrating_validator,
+    proof_validator,
     run_engine,
     saved_run,
+    validator_setup,
 )
 from proofserve.cli.session import CommandSession, open_session
 from proofserve.lab.host import machine
@@ -81,7 +72,7 @@ def noise(
     out: Annotated[
         Path | None, typer.Option(help="Write the calibration, as `verify` and `audit` read it.")
     ] = None,
-    size: Size = "small",
+    size: options.Size = "small",
     nonces: Annotated[
         int | None, typer.Option(help=f"Of each engine; {NONCES}, or all of a file.", min=16)
     ] = None,
@@ -103,14 +94,14 @@ def noise(
     kv_cache: Annotated[
         str, typer.Option(help="What nodes may keep keys and values in: auto, or also fp8.")
     ] = "auto",
-    suspect: Suspects = None,
-    verifications: LeftOut = VERIFICATIONS,
-    stronger_rng: StrongerRng = False,
-    api_key: ApiKey = None,
-    device: Device = "cpu",
-    forward_batch: ForwardBatch = 8,
-    json: Json = None,
-    png: Png = None,
+    suspect: options.Suspects = None,
+    verifications: options.LeftOut = VERIFICATIONS,
+    stronger_rng: options.StrongerRng = False,
+    api_key: options.ApiKey = None,
+    device: options.Device = "cpu",
+    forward_batch: options.ForwardBatch = 8,
+    json: options.Json = None,
+    png: options.Png = None,
 ) -> None:
     """Measure what honest nodes of a model look like, for `verify` and `audit`.
 
@@ -146,7 +137,8 @@ def noise(
         if save is not None:
             _save(save, task, runs, session)
             return
-        validator = calibrating_validator(task, tuple(suspect or ()), kv_cache)
+        setup = validator_setup(checkpoint.folder, device, suspect, kv_cache)
+        validator = proof_validator(setup, work, forward_batch)
         with session.interrupts.allowed():
             sent = [_sent(task, *run) for run in runs]
             measured = honest_runs(sent, validator.truth(task.nonces))
@@ -199,7 +191,6 @@ def _save(
 def _sent(
     task: ComparisonTask, facts: KernelFacts, claims: Sequence[Claim]
 ) -> tuple[KernelFacts, Vectors]:
-    """The vectors that an engine computed. Raises LabError if it lacks a nonce."""
     vectors = vectors_of(claims, task.work.scheme.width)
     if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
         raise LabError(f"{facts.name} has no vector of nonce {missing[0]}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from proofserve.cli.options import Device, Json, Suspects
+from proofserve.cli import options
 from proofserve.cli.recompute import reference_extra
 from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
@@ -57,14 +57,14 @@ def command(
     completions: Annotated[
         bool, typer.Option("--completions/--no-completions", help="Ask /completions.")
     ] = True,
-    suspect: Suspects = None,
+    suspect: options.Suspects = None,
     served_dtype: Annotated[
         str, typer.Option(help="What honest servers of this model compute in: bfloat16 or float16.")
     ] = SERVED_DTYPES[0],
-    device: Device = "cpu",
+    device: options.Device = "cpu",
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest endpoint.")] = ALPHA,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent endpoint.")] = BETA,
-    json: Json = None,
+    json: options.Json = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the evidence as a web page to this file.")
     ] = None,

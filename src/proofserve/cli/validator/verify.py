@@ -7,21 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from proofserve.cli.options import (
-    Alpha,
-    ApiKey,
-    Beta,
-    BlockHeight,
-    Calibration,
-    Device,
-    DistThreshold,
-    ForwardBatch,
-    Json,
-    PMismatch,
-    Share,
-    StrongerRng,
-    Suspects,
-)
+from proofserve.cli import options
 from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file
 from proofserve.cli.session import (
     EXIT_NO_VERDICT,
@@ -31,7 +17,7 @@ from proofserve.cli.session import (
     open_session,
 )
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import LabError, Progress, write_json
+from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -46,13 +32,7 @@ from proofserve.verifier.claims import (
 )
 from proofserve.verifier.judges import ALPHA, BETA
 from proofserve.verifier.judging import EXACT, TESTS, JudgingOptions, chosen_tests, threshold_of
-from proofserve.verifier.openings import (
-    PATIENCE_S,
-    SAMPLE,
-    CommittedSource,
-    open_sample,
-    read_committed,
-)
+from proofserve.verifier.openings import PATIENCE_S, SAMPLE, open_sample, read_committed
 from proofserve.verifier.verification import leaves_open
 
 app = typer.Typer()
@@ -89,8 +69,8 @@ def command(
     round_id: Annotated[
         str | None, typer.Option(help="With --open: the round, if SOURCE has roots of several.")
     ] = None,
-    calibration: Calibration = None,
-    dist_threshold: DistThreshold = None,
+    calibration: options.Calibration = None,
+    dist_threshold: options.DistThreshold = None,
     model: Annotated[
         Path | None, typer.Option(help="Recompute with this checkpoint; needs no vLLM.")
     ] = None,
@@ -106,18 +86,18 @@ def command(
         list[str] | None,
         typer.Option(help=f"One or several of {', '.join((EXACT, *TESTS))}; see below if unset."),
     ] = None,
-    suspect: Suspects = None,
-    api_key: ApiKey = None,
+    suspect: options.Suspects = None,
+    api_key: options.ApiKey = None,
     recompute_api_key: Annotated[
         str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="A key of that node.")
     ] = None,
-    device: Device = "cpu",
-    forward_batch: ForwardBatch = 8,
+    device: options.Device = "cpu",
+    forward_batch: options.ForwardBatch = 8,
     scheme: Annotated[
         str | None,
         typer.Option(help=f"{DEFAULT_SCHEME}, {SKETCH_2}, ...; else the source's, or the first."),
     ] = None,
-    stronger_rng: StrongerRng = False,
+    stronger_rng: options.StrongerRng = False,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens per nonce, if the source does not say.", min=1)
     ] = None,
@@ -129,7 +109,7 @@ def command(
             min=1,
         ),
     ] = None,
-    block_height: BlockHeight = None,
+    block_height: options.BlockHeight = None,
     block_hash: Annotated[
         str | None,
         typer.Option(
@@ -160,17 +140,17 @@ def command(
         bool,
         typer.Option("--sequential/--fixed", help="The count: stop when certain, or at the end."),
     ] = True,
-    p_mismatch: PMismatch = None,
+    p_mismatch: options.PMismatch = None,
     p_fraud: Annotated[
         float, typer.Option(help="The count: least share of mismatches by a fraudulent node.")
     ] = 0.5,
-    alpha: Alpha = ALPHA,
-    beta: Beta = BETA,
-    share: Share = None,
+    alpha: options.Alpha = ALPHA,
+    beta: options.Beta = BETA,
+    share: options.Share = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say what it will cost here: bytes, memory, time.")
     ] = False,
-    json: Json = None,
+    json: options.Json = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
@@ -222,8 +202,7 @@ def command(
     """
     with open_session(EXIT_NO_VERDICT, LOG_EVERY_S) as session:
         engines = EngineOptions(
-            *(model, recompute_url, engine, device, forward_batch, tuple(suspect or ())),
-            api_key=recompute_api_key,
+            model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
         )
         if recompute_url is not None and recompute_url in {source, open_url}:
             raise LabError("--recompute-url: a node is no judge of itself; name another one")
@@ -231,7 +210,7 @@ def command(
         tests = chosen_tests(test or (), has_engine=engines.trusts_one, has_figures=figures)
         given_tests = (tests.others, dist_threshold, calibration, p_mismatch)
         threshold = threshold_of(*given_tests) if tests.judges else None
-        options = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
+        judging = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
         wanted = Selection(block_hash, public_key)
         drawn_by = seed or fresh_seed()
         with session.interrupts.allowed():
@@ -240,16 +219,17 @@ def command(
                 claimed = _read(source, api_key, wanted)
             else:
                 roots, most = read_committed(Path(source), wanted, round_id), nonces or SAMPLE
-                claimed = _opened(roots, open_url, api_key, drawn_by, most, session.line)
+                with NodeClient(open_url, api_key, timeout_s=PATIENCE_S) as node:
+                    claimed = open_sample(roots, node, drawn_by, most, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
-        if measured := options.calibration:
+        if measured := judging.calibration:
             given = measured.completed(given, claimed)
         work = workload(claimed, given)
         if k_dim is None:
             require_width(claimed, work.scheme)
         if plan:
-            _end_with_plan(engines, claimed, work, (options, nonces), session)
-        report = engines.report(claimed, work, tests, options, (drawn_by, nonces), session)
+            _end_with_plan(engines, claimed, work, (judging, nonces), session)
+        report = engines.report(claimed, work, tests, judging, (drawn_by, nonces), session)
         show(session, report.outcome.verdict, report.lines())
         if not tests.judges and leaves_open(report.outcome):
             session.tell(ENGINES_DIFFER)
@@ -266,19 +246,12 @@ def _end_with_plan(
     engines: EngineOptions,
     claimed: ClaimedArtifacts,
     work: Workload,
-    options: tuple[JudgingOptions, int | None],
+    judging: tuple[JudgingOptions, int | None],
     session: CommandSession,
 ) -> NoReturn:
     with session.interrupts.allowed():
-        engines.plan(claimed, work, *options, session)
+        engines.plan(claimed, work, *judging, session)
     raise typer.Exit
-
-
-def _opened(
-    source: CommittedSource, url: str, api_key: str | None, seed: str, most: int, progress: Progress
-) -> ClaimedArtifacts:
-    with NodeClient(url, api_key, timeout_s=PATIENCE_S) as node:
-        return open_sample(source, node, seed, most, progress)
 
 
 def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
