@@ -30,7 +30,6 @@ from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
 from proofserve.verifier.judges import BankRun
 from proofserve.verifier.judging import JudgingOptions, judged
-from proofserve.verifier.verification import Verification
 
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
@@ -148,24 +147,20 @@ def verify(
         judging = JudgingOptions(threshold=measured)
         outcome = judged(claimed, truth, judging, fresh_seed(), None, session.line).outcome
         seconds = time.monotonic() - began
+        if outcome.verdict is not SequentialResult.HONEST:
+            raise LabError(
+                f"the honest node ended {outcome.verdict} after {outcome.nonces_used} nonces;"
+                " give more --nonces, or a calibration of more kernels"
+            )
         share, title = validator.suspects_s / seconds, f"verification, {found.name}"
         plan = {"model": found.name, "kernel": served, "scheme": scheme.name, "sample": nonces}
-        report = Report(title, _to_honest(outcome, seconds, share), plan, {}, machine())
-        show(report, json, session)
-
-
-def _to_honest(outcome: Verification, seconds: float, share: float) -> tuple[Figure, ...]:
-    """Raises LabError if the node was not cleared: then it took no time to clear."""
-    if outcome.verdict is not SequentialResult.HONEST:
-        raise LabError(
-            f"the honest node ended {outcome.verdict} after {outcome.nonces_used} nonces;"
-            " give more --nonces, or a calibration of more kernels"
+        until = "from the first nonce to the verdict, model loaded"
+        figures = (
+            Figure("seconds_to_honest", seconds, until),
+            Figure("nonces", float(outcome.nonces_used), "recomputed until then"),
+            Figure("share_of_suspects", share, "of that time, for the direction test"),
         )
-    return (
-        Figure("seconds_to_honest", seconds, "from the first nonce to the verdict, model loaded"),
-        Figure("nonces", float(outcome.nonces_used), "recomputed until then"),
-        Figure("share_of_suspects", share, "of that time, for the direction test"),
-    )
+        show(Report(title, figures, plan, {}, machine()), json, session)
 
 
 @app.command("generation")
@@ -384,10 +379,7 @@ def _small_model(
 
 
 def show(report: Report, file: Path | None, session: CommandSession) -> None:
-    """Print ``report`` and write its JSON to ``file``, if there is one.
-
-    Ends with exit code 1 if a figure breaks its limit.
-    """
+    """Print and write ``report``; ends with exit code 1 if a figure breaks its limit."""
     session.console.print(report.table())
     if file is not None:
         report.write(file)

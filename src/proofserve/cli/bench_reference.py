@@ -44,10 +44,7 @@ def multiply_rate(
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, window_s: float) -> float:
-    """Median seconds of one ``call``, of as many as fit into ``window_s`` and at least two.
-
-    One more call goes first and warms the device up.
-    """
+    """Median seconds of one ``call``, of at least two within ``window_s``, after one to warm up."""
     taken: list[float] = []
     until = float("inf")
     while len(taken) < 3 or time.perf_counter() < until:
@@ -84,9 +81,8 @@ def bench_reference(
 ) -> Report:
     """Measure whole forwards (with inputs and finished vectors) and bare multiplications.
 
-    Every combination of ``seq_lens`` (tokens) and ``batches`` (nonces) for ``window_s``. Bare
-    multiplications run before and after each, so that a device whose speed changes does not change
-    the share. Raises LabError if no batch of a length fits into memory.
+    Every combination of ``seq_lens`` (tokens) and ``batches`` (nonces) for ``window_s``, with bare
+    multiplications before and after. Raises LabError if no batch of a length fits into memory.
     """
     progress.step("forwards, and bare multiplications", len(seq_lens) * len(batches))
     device, dtype = network.device, network.dtype

@@ -93,7 +93,13 @@ def demo(
 
         write_rounded_copy(honest, cheap, CHEAPER)
         with closing(DemoProcesses(folder, session, served)) as processes:
-            holds = _shown(processes, session, {FIRST: honest, CHEAT: cheap})
+            session.line.step("starting a controller and a worker")
+            with trained_calibration() as file:
+                url = processes.controller(POLICY.format(nonces=NONCES, calibration=file))
+                processes.worker(honest)
+                with NodeClient(url) as node, httpx.Client(base_url=url, timeout=30) as http:
+                    checkpoints = {FIRST: honest, CHEAT: cheap}
+                    holds = DemoFleet(processes, session, node, http, checkpoints).show()
             if stay:
                 session.line.rest("running until Ctrl-C")
                 with session.interrupts.allowed():
@@ -103,17 +109,6 @@ def demo(
         session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
     if not holds:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _shown(
-    processes: "DemoProcesses", session: CommandSession, checkpoints: Mapping[str, Path]
-) -> bool:
-    session.line.step("starting a controller and a worker")
-    with trained_calibration() as file:
-        url = processes.controller(POLICY.format(nonces=NONCES, calibration=file))
-        processes.worker(checkpoints[FIRST])
-        with NodeClient(url) as node, httpx.Client(base_url=url, timeout=30) as http:
-            return DemoFleet(processes, session, node, http, checkpoints).show()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +125,19 @@ class DemoFleet:
         """Whether everything ended as it should."""
         self.session.say("Fleet", f"a controller on SQLite and a worker, at {self.node.url}")
         self.session.say("", f"its page: {self.node.url}/dashboard")
-        lanes = self._round()
-        lanes |= self._replacement()
-        return self._verdicts() and self._disjoint(lanes)
-
-    def _round(self) -> dict[str, int]:
         self._start("starting three vLLM servers, about a minute", FIRST, SECOND, CHEAT)
         self.session.say("Servers", f"three, which serve {served_in(self.processes.dtype)}")
         self.session.say("", f"{CHEAT} has weights in 4 bits, and claims the published ones")
         self.node.start_round(WORK)
         lanes = self._lanes(FIRST, SECOND, CHEAT)
         self.session.say("Round", f"one start call, three lanes: {_listed(lanes)}")
-        return lanes
-
-    def _replacement(self) -> dict[str, int]:
         self.processes.kill(SECOND)
         self._await("the dead server is lost", lambda: self._member(SECOND)["state"] == "lost")
         self.session.say("Killed", f"{SECOND}: {self._member(SECOND)['reason']}")
         self._start("starting its replacement", REPLACEMENT)
-        lanes = self._lanes(REPLACEMENT)
-        self.session.say("Replaced", f"a new server, a new lane: {_listed(lanes)}")
-        return lanes
+        replaced = self._lanes(REPLACEMENT)
+        self.session.say("Replaced", f"a new server, a new lane: {_listed(replaced)}")
+        return self._verdicts() and self._disjoint(lanes | replaced)
 
     def _verdicts(self) -> bool:
         self.session.line.step("scheduled jobs verify every member")
@@ -170,7 +157,10 @@ class DemoFleet:
 
     def _disjoint(self, lanes: Mapping[str, int]) -> bool:
         self.node.stop()
-        nonces = [row.nonce for row in self._results()]
+        rows: list[StoredResult] = []
+        while more := self.node.results(rows[-1].seq if rows else 0):
+            rows += more
+        nonces = [row.nonce for row in rows]
         different = len(set(nonces)) == len(nonces) and len(set(lanes.values())) == len(lanes)
         twice = "none twice" if different else "[red]SOME TWICE[/red]"
         self.session.say("Results", f"{len(nonces)} nonces of {len(lanes)} lanes, {twice}")
@@ -200,12 +190,6 @@ class DemoFleet:
         if answer.is_error:
             raise LabError(f"the fleet answers {answer.status_code}: {answer.text[:300]}")
         return answer.json()
-
-    def _results(self) -> list[StoredResult]:
-        found: list[StoredResult] = []
-        while rows := self.node.results(found[-1].seq if found else 0):
-            found += rows
-        return found
 
     def _await(self, what: str, condition: Callable[[], bool]) -> None:
         def holds() -> bool:
@@ -274,10 +258,7 @@ class DemoProcesses:
                 raise LabError(text)
 
     def controller(self, policy: str) -> str:
-        """Start a controller on SQLite with this policy of verification; its URL.
-
-        Raises ServerFailed.
-        """
+        """Start a controller on SQLite with this policy; its URL. Raises ServerFailed."""
         file = self.folder / "policy.toml"
         file.write_text(policy, "utf-8")
         options = ("--database", self._database, "--policy", str(file), "--lanes", "8")
@@ -302,7 +283,7 @@ class DemoProcesses:
         self._alive["worker"] = process, log
 
     def members(self, fleet: str, checkpoints: Mapping[str, Path]) -> None:
-        """Start servers beside each other, which join the fleet at this URL by themselves.
+        """Start servers beside each other, which join the ``fleet`` (a URL) by themselves.
 
         ``checkpoints`` are what each one, by its name, serves as MODEL. Raises ServerFailed.
         """

@@ -119,8 +119,6 @@ class Checkpoint:
 def checkpoint_named(name: str, size: str) -> Checkpoint:
     """A small model by its name, written if it is missing, or the checkpoint in a folder.
 
-    ``size`` is that of the models with random weights.
-
     Raises LabError for any other name, and ValueError as ``checkpoint``.
     """
     if name in {*NAMES, *SEEDS}:
@@ -132,10 +130,7 @@ def checkpoint_named(name: str, size: str) -> Checkpoint:
 
 
 def checkpoint(model: SmallModel) -> Path:
-    """The folder of ``model``, written if it is missing.
-
-    Raises ValueError for an unknown architecture or size.
-    """
+    """Its folder, written if it is missing. Raises ValueError for an unknown kind or size."""
     seed = model.weights_seed
     is_trained = model.arch in TRAINED_MODELS
     of_weights = model.arch if is_trained else f"{model.family}-{model.size}-{seed}"

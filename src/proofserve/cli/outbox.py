@@ -195,8 +195,12 @@ def _render(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     if uncut := found["uncut_rounds"]:
         yield Text(f"{uncut:,} rounds have results that are in no callback yet")
     yield _targets(found["targets"]) if found["targets"] else Text("no callbacks")
-    if found["newest_rounds"]:
-        yield _rounds(found["newest_rounds"])
+    if rounds := found["newest_rounds"]:
+        table = _table("newest rounds", scheme="left", state="left", results="right")
+        for one in rounds:
+            state = "open" if one["open"] else "closed"
+            table.add_row(escape(one["round_id"]), one["scheme"], state, f"{one['results']:,}")
+        yield table
 
 
 def _targets(targets: Sequence[Mapping[str, Any]]) -> Table:
@@ -210,14 +214,6 @@ def _targets(targets: Sequence[Mapping[str, Any]]) -> Table:
         remarks = escape("\n".join(_remarks(one)))
         style = "red" if one["expired"] else ""
         table.add_row(escape(one["origin"]), *counts, remarks, style=style)
-    return table
-
-
-def _rounds(rounds: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("newest rounds", scheme="left", state="left", results="right")
-    for one in rounds:
-        state = "open" if one["open"] else "closed"
-        table.add_row(escape(one["round_id"]), one["scheme"], state, f"{one['results']:,}")
     return table
 
 

@@ -56,10 +56,7 @@ Compute = Callable[[Sequence[int]], list[Claim]]
 
 
 def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
-    """The artifacts in a JSON file, or in the SQLite file of ``proofserve receive``.
-
-    Raises LabError naming what is wrong with the file.
-    """
+    """The artifacts in a JSON file, or in a file of ``proofserve receive``. Raises LabError."""
     try:
         if not is_database(path):
             return from_file(path, wanted)
@@ -94,12 +91,10 @@ def claims_of_model(
 ) -> list[Claim]:
     """The artifacts that a node in bfloat16 gives for ``work``, whose kernels are emulated here.
 
-    With another checkpoint than the server's these are the artifacts of a node that does not run
-    the model it claims. With ``redrawn`` the matrices of all layers are random, with the mean and
-    deviation of the checkpoint's, like those of another model of this shape.
-
-    Raises LabError if the checkpoint cannot be loaded, the extra ``reference`` is not installed, or
-    a vector is not finite, and EngineFault.
+    With ``redrawn`` the matrices of all layers are random, with the mean and deviation of the
+    checkpoint's, like those of another model of this shape. Raises LabError for a checkpoint that
+    cannot be loaded, a vector that is not finite and a missing extra ``reference``, and
+    EngineFault.
     """
     # These imports take two seconds, and a recomputation by a node does not need them.
     with reference_extra():
@@ -156,10 +151,7 @@ def proof_validator(
 def truths_of_checkpoint(
     setup: "ValidatorSetup", work: Workload, forward_batch: int, passed: Callable[[int, int], None]
 ) -> Callable[[Workload], Truth]:
-    """Load the model of ``setup`` once, for ``work`` and others.
-
-    ``passed`` hears of each layer, and how many there are.
-    """
+    """Load a model once, for ``work`` and others. ``passed`` hears of each layer, of how many."""
     from proofserve.verifier.validator import CheckpointValidator, proofs_of  # noqa: PLC0415
 
     loaded = CheckpointValidator(setup, proofs_of(work, forward_batch, passed))
@@ -199,24 +191,19 @@ def by_node(work: Workload, node: NodeClient) -> Compute:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonTask:
-    """What engines compute, and how those of this machine run.
-
-    ``api_key`` is for a running node that needs one.
-    """
+    """What engines compute, how many nonces at a time, and the key of a node that needs one."""
 
     work: Workload
     nonces: Sequence[int]
     model: Checkpoint
-    device: str
     forward_batch: int
     api_key: str | None = field(default=None, repr=False)
 
 
 def saved_run(name: str) -> ClaimedArtifacts | None:
-    """What the engine ``name`` of ``calibrate noise`` computed, if that is a file.
+    """What the engine ``name`` computed, if that is a file; None for a vLLM or a node's URL.
 
-    None for a vLLM that is to be started and a node's URL. Raises LabError for any other name, and
-    for a file without artifacts.
+    Raises LabError for any other name, and for a file without artifacts.
     """
     if name.startswith(("http://", "https://")) or vllm_ranks(name) is not None:
         return None
@@ -269,10 +256,7 @@ def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
 
 
 def vllm_ranks(name: str) -> int | None:
-    """On how many devices a vLLM is to be started, if it is what ``name`` means.
-
-    Raises LabError for too many.
-    """
+    """On how many devices to start a vLLM, if ``name`` means one. Raises LabError for too many."""
     ranks = "1" if name == "vllm" else name.removeprefix("vllm:tp")
     if ranks == name or not ranks.isdecimal():
         return None
@@ -323,10 +307,9 @@ class EngineOptions:
     ) -> VerdictReport:
         """The verdict: by the engine's bits alone, or by other tests where they decide nothing.
 
-        ``sample`` is the seed that draws it, and how many nonces it has at most.
-
-        Raises LabError for another checkpoint than the prover's and for tests that cannot be run,
-        ServerFailed, NodeError, CheckpointError, ProtocolError and EngineFault.
+        ``sample`` is the seed that draws it, and how many nonces it has at most. Raises LabError
+        for another checkpoint than the prover's and for tests that cannot be run, and the errors of
+        servers, nodes, checkpoints and engines.
         """
         if self.model is not None and self.trusts_one and not tests.exact:
             raise LabError("--test: only exact asks an engine beside --model; add --test exact")

@@ -20,7 +20,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.wire.records import first_problem
 from proofserve.wiring.gateway import run_gateway
 from proofserve.wiring.launch import exec_server, server_command
-from proofserve.wiring.start_checks import Check, slow_checks, slow_dtype, start_checks
+from proofserve.wiring.start_checks import slow_checks, slow_dtype, start_checks
 
 S = TypeVar("S", bound=BaseSettings)
 C = TypeVar("C", bound=Callable[..., None])
@@ -61,10 +61,7 @@ class SettingOptions(Generic[S]):
         }
 
     def chosen(self, given: dict[str, Any]) -> S:
-        """The settings with the values of the options.
-
-        Raises typer.BadParameter, which names option, variable and allowed range.
-        """
+        """Raises typer.BadParameter, which names option, variable and allowed range."""
         try:
             return self.settings(**_joined(given))
         except ValidationError as error:
@@ -75,8 +72,10 @@ class SettingOptions(Generic[S]):
             hint = f"{self.flag(name)} / {self.variable(name)}"
             raise typer.BadParameter(text, param_hint=hint) from error
 
-    def given_to(self, command: C, *first: inspect.Parameter) -> C:
-        """``command``, which takes any keywords, with the parameters ``first`` and the options."""
+    def given_to(self, command: C) -> C:
+        """``command``, which takes any keywords, with its own parameters and the options."""
+        *own, _ = inspect.signature(command).parameters.values()
+        first = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
         options = [self._parameter(*item) for item in self.fields.items()]
         command.__signature__ = inspect.Signature([*first, *options])  # type: ignore[attr-defined]
         return command
@@ -91,7 +90,8 @@ class SettingOptions(Generic[S]):
         elif SecretStr in get_args(annotation):
             annotation = str | None
         option = typer.Option(self.flag(name), envvar=variable, help=text)
-        return _parameter(name, default, Annotated[annotation, option])
+        kind, marked = inspect.Parameter.KEYWORD_ONLY, Annotated[annotation, option]
+        return inspect.Parameter(name, kind, default=default, annotation=marked)
 
 
 NODE_OPTIONS = SettingOptions(
@@ -101,7 +101,16 @@ GATEWAY_OPTIONS = SettingOptions(GatewaySettings)
 
 
 def serve(
-    ctx: typer.Context, model: str | None = None, check_config: bool = False, **given: Any
+    ctx: typer.Context,
+    model: Annotated[str | None, typer.Argument(help="Model name or folder, as for vLLM.")] = None,
+    check_config: Annotated[
+        bool,
+        typer.Option(
+            "--check-config",
+            help="Only check the configuration, one line per check; exit code 0 or 2.",
+        ),
+    ] = False,
+    **given: Any,
 ) -> None:
     """Start vLLM's own server for MODEL. Options that are not listed here go to vLLM.
 
@@ -120,7 +129,14 @@ def serve(
     checks = start_checks(model, chosen, ctx.args)
     if check_config:
         typer.echo(f"settings: {len(given)} are valid")
-        raise typer.Exit(_report(checks | slow_checks(model, chosen, ctx.args)))
+        code = 0
+        for name, check in (checks | slow_checks(model, chosen, ctx.args)).items():
+            try:
+                found = check()
+            except CHECK_ERRORS as error:
+                found, code = f"FAILED: {error}", REFUSED
+            typer.echo(f"{name}: {found}")
+        raise typer.Exit(code)
     try:
         for check in checks.values():
             check()
@@ -131,26 +147,9 @@ def serve(
     exec_server(server_command(model, ctx.args, NODE_OPTIONS.variables(given)))
 
 
-def _report(checks: dict[str, Check]) -> int:
-    code = 0
-    for name, check in checks.items():
-        try:
-            found = check()
-        except CHECK_ERRORS as error:
-            found, code = f"FAILED: {error}", REFUSED
-        typer.echo(f"{name}: {found}")
-    return code
-
-
 def _refuse(reason: str) -> NoReturn:
     typer.echo(f"proofserve serve: {reason}", err=True)
     raise typer.Exit(REFUSED)
-
-
-def _parameter(name: str, default: object, annotation: object) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
 
 
 def gateway(**given: Any) -> None:
@@ -190,22 +189,10 @@ def allowed(field: FieldInfo) -> str:
     return " and ".join(words)
 
 
-MODEL = Annotated[str | None, typer.Argument(help="Model name or folder, as for vLLM.")]
-CHECK_CONFIG = Annotated[
-    bool,
-    typer.Option(
-        "--check-config", help="Only check the configuration, one line per check; exit code 0 or 2."
-    ),
-]
 # Without rich's frames, narrow terminals show the names of variables in full.
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    NODE_OPTIONS.given_to(
-        serve,
-        _parameter("ctx", inspect.Parameter.empty, typer.Context),
-        _parameter("model", None, MODEL),
-        _parameter("check_config", False, CHECK_CONFIG),
-    )
+    NODE_OPTIONS.given_to(serve)
 )
 gateway_app = typer.Typer(rich_markup_mode=None, add_completion=False)
 gateway_app.command()(GATEWAY_OPTIONS.given_to(gateway))

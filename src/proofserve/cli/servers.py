@@ -145,8 +145,7 @@ def _has_latent_attention_on_a_cpu(checkpoint: Path) -> bool:
 def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[NodeClient]:
     """A running server; when the context ends, its processes and files are removed.
 
-    Raises:
-        ServerFailed: the server did not start. The text names its log, which is kept.
+    Raises ServerFailed, which names its log; that is kept.
     """
     session.line.step(f"starting vLLM with {deployment.name}, about half a minute")
     with scratch_folder() as folder:

@@ -78,9 +78,8 @@ def chats(model: str, seeds: range, max_tokens: int, salt: str) -> list[Call]:
 def reading_chat(model: str, number: int, words: int, tokens: int = ANSWER_TOKENS) -> Call:
     """Chat ``number`` of an endless load: a long prompt and a short answer.
 
-    Such a chat costs the engine much and the API process little, so that the engine is saturated
-    on a small machine too. Lengths vary by half around ``words`` and ``tokens``; with equal lengths
-    all clients would finish at the same time, and the load would come in waves.
+    It costs the engine much and the API process little. Lengths vary by half around ``words`` and
+    ``tokens``: with equal ones the load would come in waves.
     """
     draw = random.Random(number)  # noqa: S311 - see above
     text = " ".join(draw.choices(WORDS, k=_uneven(draw, words)))
@@ -93,10 +92,10 @@ def _uneven(draw: random.Random, mean: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The outcome of a call. ``began`` and ``ended`` are seconds of the monotonic clock.
+    """The outcome of a call, in seconds of the monotonic clock.
 
-    ``error`` says why the answer is missing or incomplete; it is None otherwise. ``response_id`` is
-    the server's name for the answer, None if it sent none.
+    ``error`` says why the answer is missing or incomplete; ``response_id`` is the server's name for
+    it.
     """
 
     texts: tuple[str, ...]
@@ -221,20 +220,14 @@ class ClosedLoop(Generic[R]):
         self._ended.add_done_callback(lambda _: self._answered.set())
 
     def settle(self, seconds: float) -> None:
-        """Wait for the first answer (every client has sent a call by then), then ``seconds``.
-
-        Raises the error that ended the loop early, if one did.
-        """
+        """Wait for the first answer, when every client has sent a call, then ``seconds``."""
         self._answered.wait()
         if self._ended.done():
             self._ended.result()
         time.sleep(seconds)
 
     def finish(self) -> None:
-        """Send no more calls and wait for the answers of those in flight.
-
-        Raises the error that ended the loop early; a call that failed or was refused ends no loop.
-        """
+        """Send no more calls, and wait for answers. Raises the error that ended the loop early."""
         self._closing.set()
         with self._thread:
             self._ended.result()
@@ -258,11 +251,7 @@ class ClosedLoop(Generic[R]):
 
 @dataclass(slots=True)
 class Stream:
-    """One streamed answer. ``tokens``: how many came with an event, and when.
-
-    Instants are seconds of the monotonic clock. ``error`` says why the answer is missing or
-    incomplete; it is None otherwise.
-    """
+    """One streamed answer: when ``tokens`` came, and how many. ``error`` is as in ``Reply``."""
 
     tokens: list[tuple[float, int]] = field(default_factory=list)
     error: str | None = None

@@ -52,10 +52,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:
-    """torch as installed. ``cuda`` is the CUDA version that it was built for, None without CUDA.
-
-    ``problem`` says why torch, or its cards, cannot be used.
-    """
+    """torch as installed; ``cuda`` that it was built for; why it, or its cards, cannot be used."""
 
     version: str | None
     cuda: str | None = None
@@ -109,10 +106,7 @@ def host_facts(required: Sequence[str]) -> HostFacts:
 
 
 def required_packages(requirements: Sequence[str], extras: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names in ``requirements``, which are lines as in a package's metadata.
-
-    Of the lines that belong to an extra, those of ``extras`` alone.
-    """
+    """The names in lines of metadata; of those that belong to an extra, ``extras`` alone."""
     names = []
     for line in requirements:
         extra, name = _EXTRA.search(line), _NAME.match(line)
@@ -218,9 +212,8 @@ def free_disk_gib(path: Path) -> float:
 def quick_dtype(processors: Path = PROCESSORS) -> ServedDtype:
     """The dtype in which the installed vLLM serves quickly here; bfloat16 if that is unknown.
 
-    A processor without instructions for bf16 multiplies such matrices at a tenth of the speed of
-    float32 ones (measured on a Zen 3: 15 and 120 GFLOP/s). Cards have them, and vLLM's build for
-    cards is taken to run on one.
+    A processor without instructions for bf16 multiplies such matrices at an eighth of the speed of
+    float32 ones (Zen 3: 15 and 120 GFLOP/s). vLLM's build for cards is taken to run on one.
     """
     # x86 has flags, ARM has Features.
     known = _lines(processors, "flags", "Features")

@@ -92,10 +92,7 @@ class NodeClient:
         return self.status_with_gauges()[1]
 
     def status_with_gauges(self) -> tuple[NodeStatus, EngineGauges]:
-        """With counters of now, or the newest ones of a few looks if the engine is too busy.
-
-        Raises NodeError if the node shows none.
-        """
+        """With counters of now, or the newest of a few looks. Raises NodeError without any."""
         found = None
         for _ in range(ENGINE_LOOKS):
             status = self.status()
@@ -129,10 +126,7 @@ class NodeClient:
         return [Claim(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
 
     def answer_within(self, work: Work, nonces: Sequence[int], seconds: float) -> bytes:
-        """The answer about the vectors of ``nonces`` as it came.
-
-        Raises TooSlowError unless all of it came within ``seconds``, and NodeError.
-        """
+        """The answer as it came. Raises TooSlowError unless all came in time, and NodeError."""
         body = {**work.body, "nonces": list(nonces), "wait": True}
         return asyncio.run(self._answer_within(body, seconds))
 
@@ -160,10 +154,7 @@ class NodeClient:
         return self.round(work, "init/validate")
 
     def judge(self, work: DistanceWork, winners: Sequence[Winner]) -> Judgement:
-        """Have the node recompute the distances of ``winners`` and judge them by its round.
-
-        Raises NodeError if the answer lacks one of them.
-        """
+        """Have the node judge ``winners`` by its round. Raises NodeError if it leaves one out."""
         body = {
             "public_key": work.public_key,
             "block_hash": work.block_hash,
@@ -201,9 +192,9 @@ class NodeClient:
         return openings if isinstance(openings, list) else ()
 
     def receipts_of(self, response_id: str) -> int:
-        """How many receipts the node has of an answer that has ended.
+        """How many receipts the node has of an answer that has ended, once its log has them.
 
-        Waits until its log has them. Raises NodeError, or TooSlowError after ``RECEIPT_S`` seconds.
+        Raises NodeError, or TooSlowError after ``RECEIPT_S`` seconds.
         """
         found = 0
 
@@ -281,11 +272,7 @@ class NodeClient:
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> float:
-    """Poll ``condition`` until it holds; return the seconds that this took.
-
-    Raises:
-        TooSlowError: it did not hold within ``timeout_s`` seconds. ``what`` names it in the text.
-    """
+    """Poll ``condition``; the seconds that took. Raises TooSlowError, which names ``what``."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > timeout_s:

@@ -23,10 +23,7 @@ _TWINS = 2
 
 @dataclass(frozen=True, slots=True)
 class ProofOrder:
-    """The fields that both protocols share. ``seq_len`` is in tokens per nonce.
-
-    The node posts the results of a round to ``callback_url``.
-    """
+    """Of both protocols. ``seq_len`` counts tokens; results of a round go to ``callback_url``."""
 
     model: str
     block_hash: str = "lab-block"
@@ -139,9 +136,8 @@ class NodeStatus:
     """``GET /status``: counts of the current or last round, and the engine's own counters.
 
     Of the ``processed`` nonces ``found`` were stored: all of them in a round of the artifact
-    protocol, the winners in one of the distance protocol. ``rate`` is in nonces per second since
-    the round began. A fleet divides its nonces into ``lanes`` lanes; ``of_lane`` has the processed
-    nonces of those that were given. A node has one lane.
+    protocol, the winners in one of the distance protocol. ``rate``: nonces per second since the
+    round began. ``of_lane`` has the processed nonces of each lane of a fleet; a node has one lane.
     """
 
     state: str
@@ -191,10 +187,7 @@ class BareSpeed:
 
 
 def record_of(kind: type[R], body: Mapping[str, Any]) -> R:
-    """Read a dataclass from a JSON object whose keys are its fields.
-
-    A newer node may send more than this client knows, an older node less.
-    """
+    """A dataclass of a JSON object. A newer node may send more, and an older one less."""
     known = {name: body[name] for name in signature(kind).parameters if name in body}
     lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
     return kind(**{**known, **lists})
@@ -211,10 +204,7 @@ def distances(some: Sequence[Claim], others: Sequence[Claim], k_dim: int) -> lis
 
 
 def tampered(claims: Sequence[Claim], k_dim: int, every: int) -> list[Claim]:
-    """A copy in which every ``every``-th vector has its first two values swapped.
-
-    Such a vector is still finite and of length 1, so only a recomputation shows the change.
-    """
+    """Every ``every``-th vector with its first two values swapped: still finite and of length 1."""
     made = list(claims)
     for index in range(0, len(made), every):
         vector = decode(made[index].vector_b64, k_dim)

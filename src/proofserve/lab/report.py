@@ -31,10 +31,7 @@ class LabError(RuntimeError):
 
 
 class NodeError(LabError):
-    """A node refused a call or could not be reached. The text holds the node's answer.
-
-    ``status`` is that of the answer, None without one.
-    """
+    """A node refused a call or could not be reached: its answer's text and ``status``, if any."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)

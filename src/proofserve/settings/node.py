@@ -184,7 +184,7 @@ class NodeSettings(EngineSettings, ServiceSettings):
 def require_valid_settings() -> None:
     """Raise ValueError, with name and reason, for a variable that is not valid.
 
-    Without ``POC_ENABLED`` nothing is checked: other software may use names with ``POC_``.
+    Without ``POC_ENABLED`` none is checked: other software may use names with ``POC_``.
     """
     try:
         NodeSettings()

@@ -31,10 +31,9 @@ def has_variable(name: str) -> bool:
 
 
 def plugin_list() -> str:
-    """The value of VLLM_PLUGINS that adds proofserve and keeps every other plugin.
+    """The value of VLLM_PLUGINS that adds proofserve, and keeps every plugin.
 
-    vLLM loads no plugin that this variable does not name, so all installed plugins are listed
-    when the operator has not set it.
+    vLLM loads none that a set variable does not name: without the operator's list this names all.
     """
     chosen = os.environ.get("VLLM_PLUGINS")
     if chosen is not None:

@@ -17,11 +17,7 @@ ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below
 
 
 def access_of(chosen: ServiceSettings) -> Access:
-    """The keys of the variables, then those of the file.
-
-    Raises:
-        ValueError: the file cannot be read, or the settings contradict each other.
-    """
+    """The keys of the variables, then those of the file. Raises ValueError if they contradict."""
     given = {
         Role.OPERATOR: chosen.api_key,
         Role.VALIDATOR: chosen.validator_key,
@@ -40,9 +36,8 @@ def access_of(chosen: ServiceSettings) -> Access:
 
 
 def require_access_rule(access: Access, host: str | None, is_unix_socket: bool = False) -> None:
-    """Raise ValueError for a server that other machines reach, without keys.
+    """Raise ValueError for a server that other machines reach without keys: all would get 403.
 
-    Such a server would answer 403 to all of them; the operator learns it here, at the start.
     ``host`` None means all addresses, as in vLLM.
     """
     if access.names or access.open_to_all or is_unix_socket:

@@ -57,8 +57,8 @@ _CLOSE_S = 5
 async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterator[FastAPI]:
     """The application of a controller that works until the context ends.
 
-    ``public_url`` is where members reach it. Raises ValueError for settings that contradict each
-    other, and StoreUnavailable.
+    Members reach it at ``public_url``. Raises ValueError for settings that contradict each other,
+    and StoreUnavailable.
     """
     outward, listed = outward_of(settings, "FLEET_CALLBACK_ALLOW"), member_list(settings)
     access, policy = access_of(settings), policy_of(settings.policy)
@@ -82,7 +82,11 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
         )
         node = Node(watch.limits, manager, results, access, limits, dashboard=feed)
         parts = _parts(settings, node, reconciler, policy)
-        sender = CallbackSender(store, callback_policy(settings), outward=outward)
+        sending = CallbackPolicy(
+            max_retries=settings.callback_max_retries,
+            max_concurrent=settings.callback_max_concurrent,
+        )
+        sender = CallbackSender(store, sending, outward=outward)
         await watch.refresh()
         await tasks.enter_async_context(beside("dashboard", history.watch()))
         await tasks.enter_async_context(beside("dashboard-members", page.measure_for_ever()))
@@ -266,12 +270,6 @@ def join_check(settings: FleetSettings) -> Callable[[str], Awaitable[str | None]
         return None
 
     return refusal
-
-
-def callback_policy(settings: FleetSettings) -> CallbackPolicy:
-    return CallbackPolicy(
-        max_retries=settings.callback_max_retries, max_concurrent=settings.callback_max_concurrent
-    )
 
 
 # -- the policy ------------------------------------------------------------------------------------

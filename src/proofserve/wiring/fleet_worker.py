@@ -45,6 +45,11 @@ async def run_worker(
 
     Raises ValueError for another database than SQLite or PostgreSQL, and StoreUnavailable.
     """
+
+    def may_succeed(error: BaseException) -> bool:
+        """Whether the same job may succeed at another try."""
+        return isinstance(error, EngineFault | NodeError | StoreUnavailable)
+
     name = settings.worker_name or socket.gethostname()
     worker = f"{WORKER_LOCK}{name}-{uuid.uuid4().hex[:8]}"
     stop = asyncio.Event()
@@ -57,7 +62,7 @@ async def run_worker(
         async with beside("worker-lock", _hold(lock)):
             verify = _verifier(store.verdicts, check, worker)
             polled = {queue: poll_s(queue) for queue in queues}
-            tries = settings.attempts, _is_passing
+            tries = settings.attempts, may_succeed
             runner = JobRunner(settings.database, worker, polled, verify, *tries)
             try:
                 await asyncio.to_thread(runner.start)
@@ -122,16 +127,10 @@ async def _hold(lock: ProcessLock) -> None:
             _logger.warning("the lock of this worker is lost: its job may be computed twice")
 
 
-def _is_passing(error: BaseException) -> bool:
-    """Whether the same job may succeed at another try."""
-    return isinstance(error, EngineFault | NodeError | StoreUnavailable)
-
-
 def worker_checkpoints(settings: FleetWorkerSettings) -> dict[str, Path]:
     """The folders of the checkpoints in the settings, by queue. Raises ValueError.
 
-    A checkpoint is known by its weights, and by the name of its folder in fleets whose members do
-    not say their weights.
+    Some fleets' members do not say their weights: for these the name of the folder counts.
     """
     if not settings.model:
         raise ValueError("--model: name the folder of at least one checkpoint")

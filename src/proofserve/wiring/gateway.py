@@ -86,10 +86,7 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
 
 
 def backends_of(text: str) -> tuple[tuple[BackendSpec, ...], tuple[BackendSpec, ...]]:
-    """The backends of ``http://a:8001*2,http://b:8001``, and the names of ``dns:http://c:8001``.
-
-    Raises ValueError if it is not valid.
-    """
+    """The backends of ``http://a:8001*2``, and the names of ``dns:http://c:8001``, with commas."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     names = tuple(_name(part) for part in parts if part.startswith(DNS))
     specs = tuple(_backend(part) for part in parts if not part.startswith(DNS))
@@ -112,7 +109,14 @@ def _name(text: str) -> BackendSpec:
 
 def _backend(text: str) -> BackendSpec:
     url, _, weight = text.partition("*")
-    if not _is_backend(url):
+    parts = http_parts(url)
+    if url.startswith("unix:"):
+        is_backend = bool(urlsplit(url).path)
+    else:
+        # A path, as in http://host:8001/v1, would be ignored: requests have their own. The URL is a
+        # label of the metrics, so it must not hold a password.
+        is_backend = parts is not None and parts.path in {"", "/"} and parts.username is None
+    if not is_backend:
         raise ValueError(f"VLLM_BACKEND_URL: {url!r} is not a URL like http://127.0.0.1:8001")
     try:
         share = float(weight or 1)
@@ -122,15 +126,6 @@ def _backend(text: str) -> BackendSpec:
         wrong = f"VLLM_BACKEND_URL: {weight!r} is not a weight of {url}"
         raise ValueError(f"{wrong}: give a number above 0")
     return BackendSpec(url.rstrip("/"), share)
-
-
-def _is_backend(url: str) -> bool:
-    if url.startswith("unix:"):
-        return bool(urlsplit(url).path)
-    parts = http_parts(url)
-    # A path, as in http://host:8001/v1, would be ignored: requests have their own. The URL is a
-    # label of the metrics, so it must not hold a password.
-    return parts is not None and parts.path in {"", "/"} and parts.username is None
 
 
 def application() -> FastAPI:
@@ -166,8 +161,8 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
 def run_gateway(chosen: GatewaySettings) -> None:
     """Serve until a signal; returns when all accepted requests have their answers.
 
-    Raises ValueError, which names a wrong setting. SystemExit: it did not start, or the engine in
-    this process died; the log says why.
+    Raises ValueError, which names a wrong setting, and SystemExit if it did not start or the engine
+    in this process died.
     """
     plan_of(chosen)
     export(chosen.variables())

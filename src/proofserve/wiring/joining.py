@@ -34,10 +34,7 @@ SHOWN = 200
 
 
 def joining_of(settings: NodeSettings) -> "FleetJoining | None":
-    """How the settings have this node join a fleet; None for a node without a fleet.
-
-    Raises ValueError, naming the variable, for a URL that is none and for a missing one or key.
-    """
+    """How this node joins a fleet; None without one. Raises ValueError, naming the variable."""
     if settings.fleet is None:
         return None
     key = settings.fleet_key.get_secret_value() if settings.fleet_key else ""
@@ -65,10 +62,7 @@ def _url(variable: str, text: str) -> str:
 
 @dataclass(eq=False, repr=False)
 class FleetJoining:
-    """Joins the ``fleet`` as ``name`` again and again while ``run`` runs.
-
-    The URLs of the fleet and of this node (``address``) are without a slash at the end.
-    """
+    """Joins again and again while ``run`` runs. Both URLs are without a slash at the end."""
 
     fleet: str
     _key: str

@@ -115,8 +115,8 @@ class Server:
 def free_port() -> int:
     """A port that no server has now, and that no other call returns in the next minute.
 
-    Systems take the ports of outgoing connections from 32768 on. One of those could be taken while
-    a server that is started again on its port is down. Raises OSError if no port is free.
+    Systems take the ports of outgoing connections from 32768 on: one of those could be gone when a
+    server is started again on its port. Raises OSError if no port is free.
     """
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as listener, suppress(OSError):
@@ -141,10 +141,8 @@ def running_server(
 ) -> Iterator[Server]:
     """Run a server until the context ends, in a process group that ends with it.
 
-    ``waiting`` is called about twice a second with the seconds since the start, for progress.
-
-    Raises:
-        ServerFailed: it ended, or did neither answer nor compute for ``still_s`` seconds.
+    ``waiting`` hears about twice a second how long the start has taken. Raises ServerFailed if it
+    ended, or did neither answer nor compute for ``still_s`` seconds.
     """
     argv = [*command.argv, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as out:

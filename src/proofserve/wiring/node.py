@@ -59,9 +59,7 @@ async def running_node(
 
     With ``answers`` its chat answers get receipts. ``owned`` is awaited when this process has the
     outbox, before anything uses the engine. ``liveness`` reads what the node shows of its cores.
-
-    Raises OutboxInUse or OutboxUnavailable if it cannot use the outbox file, and
-    ValueError if the settings of keys, callbacks, receipts or the fleet are not valid.
+    Raises OutboxInUse, OutboxUnavailable, and ValueError for settings that are not valid.
     """
     access, outward = access_of(settings), outward_of(settings, CALLBACK_ALLOW)
     async with await SqliteOutbox.open(settings.outbox) as outbox:

@@ -1,13 +1,9 @@
 """One of several API processes owns the node; the others pass calls on to it, over a unix socket.
 
-The lock of the outbox elects the owner. The kernel frees the lock when its process ends, however
-that happens. The next process that takes it opens the outbox and goes on with the open round, as a
-restarted server does (ADR 31). A file beside the outbox says which process owns it, and where that
-one answers.
-
-The owner serves the proof routes alone there (``private_app``). A request that is passed on keeps
-its headers, and the address of its client comes in a header of ours, so that the owner checks keys
-and addresses as if the client had come to it.
+The lock of the outbox elects the owner (ADR 31). A file beside the outbox says which process owns
+it, and where that one answers: with the proof routes alone (``private_app``). A request that is
+passed on keeps its headers, and the address of its client comes in a header of ours, so that the
+owner checks keys and addresses as if the client had come to it.
 """
 
 import asyncio
@@ -60,10 +56,7 @@ StartNode = Callable[[bool], AbstractAsyncContextManager[Node]]
 
 @dataclass(frozen=True, slots=True)
 class OwnerAddress:
-    """``server`` is the same in all API processes of one server: see ``this_server``.
-
-    ``process`` is the owner's id, ``socket`` the path of its unix socket.
-    """
+    """``server`` is that of ``this_server``, ``socket`` the path of the owner's unix socket."""
 
     server: str
     process: int
@@ -71,7 +64,7 @@ class OwnerAddress:
 
 
 def this_server() -> str:
-    """The process that started this one and its siblings: its id, and its start in clock ticks.
+    """The id of the process that started this one and its siblings, and its start in clock ticks.
 
     Ids alone repeat, in containers above all.
     """
@@ -103,11 +96,7 @@ def read(outbox: Path) -> OwnerAddress | None:
 
 @dataclass(eq=False, repr=False)
 class Ownership:
-    """Whether this process owns the node, and where the process is that does.
-
-    ``server`` is that of ``this_server``. ``private_app`` makes the application that the
-    owner serves to the other processes.
-    """
+    """Whether this process owns the node, and where the process is that does."""
 
     _outbox: Path
     _server: str
@@ -136,7 +125,17 @@ class Ownership:
         """
         self._electing = asyncio.create_task(self._elect(), name="proofserve-ownership")
         try:
-            await self._until_owned(self._electing)
+            waited = 0.0
+            while self.node is None and self.owner is None:
+                if self._electing.done():
+                    self._electing.result()
+                if waited > START_S:
+                    raise OutboxInUse(
+                        f"another running server uses the outbox {self._outbox}: stop that server,"
+                        " or give this one another file with POC_OUTBOX"
+                    )
+                await asyncio.sleep(POLL_S)
+                waited += POLL_S
             self._electing.add_done_callback(_report)
             yield self
         finally:
@@ -147,19 +146,6 @@ class Ownership:
         self._ending.set()
         if self._electing is not None:
             await asyncio.wait({self._electing})
-
-    async def _until_owned(self, electing: "asyncio.Task[None]") -> None:
-        waited = 0.0
-        while self.node is None and self.owner is None:
-            if electing.done():
-                electing.result()
-            if waited > START_S:
-                raise OutboxInUse(
-                    f"another running server uses the outbox {self._outbox}: stop that server,"
-                    " or give this one another file with POC_OUTBOX"
-                )
-            await asyncio.sleep(POLL_S)
-            waited += POLL_S
 
     async def _elect(self) -> None:
         """Own the node whenever no other process does. Raises what its first start raises."""

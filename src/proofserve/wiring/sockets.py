@@ -26,10 +26,7 @@ CUT_OFF_S = 1.0
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of ``host``, which does not accept connections yet.
-
-    Raises OSError with a sentence for the operator.
-    """
+    """One for each address of ``host``, which accepts nothing yet. Raises OSError."""
     sockets: list[socket.socket] = []
     try:
         for family, kind, proto, _, address in socket.getaddrinfo(
@@ -87,9 +84,8 @@ class _GuestServer(uvicorn.Server):
 async def on_unix_socket(app: ASGIApp, grace_s: int = 5) -> AsyncIterator[Path]:
     """Serve ``app`` over HTTP/1.1 in the running loop; yields the socket's path once it accepts.
 
-    When the context ends, the server accepts no more connections, gives requests ``grace_s``
-    seconds to finish, and cancels the others. It does not run the lifespan of ``app``, and does
-    not touch the logging and signals of the process. Raises OSError if it cannot bind the socket.
+    At the end requests have ``grace_s`` seconds to finish, then they are cancelled. The lifespan of
+    ``app``, and the logging and signals of the process, are left alone. Raises OSError.
     """
     with folder_for_sockets(SOCKET) as folder:
         path = folder / SOCKET

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -20,21 +20,11 @@ from proofserve.cli.validator.noise import noise
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError, NodeError, Report, write_json
+from proofserve.verifier import target
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.chat.verification import ChatChecker, calibration_lines
 from proofserve.verifier.noise import VERIFICATIONS, checked
-from proofserve.verifier.target import (
-    METHODS,
-    Sample,
-    TargetRadius,
-    calibrate,
-    collect,
-    interval_ranks,
-    rates_table,
-    report_of,
-    write_histograms,
-)
 
 app = typer.Typer(help="Find the parameters that suit a model.", no_args_is_help=True)
 app.command("noise")(noise)
@@ -44,7 +34,6 @@ CHATS, TOKENS = 130, 128
 # No proof runs beside them.
 CHAT_FORWARD_BATCH = 8
 
-DEFAULT_MODELS = ["qwen", "llama"]
 FORWARD_BATCH = 96
 # Also a multiple of a node's default of 32 nonces per forward.
 BATCH_SIZE = 96
@@ -52,10 +41,6 @@ BATCH_SIZE = 96
 NONCES = 2016
 # Tokens. A few are enough, because a distance is as random as after many.
 SEQ_LEN = 8
-
-
-# For each model and each method: the radius, and its figures.
-Results = Mapping[str, Mapping[str, tuple[TargetRadius, Report]]]
 
 
 @app.command("chat")
@@ -186,58 +171,53 @@ def r_target(
     proofserve calibrate r-target --models qwen --rate 0.58
     proofserve calibrate r-target --url http://127.0.0.1:8000   (no round may run there)
     """
-    names = options.chosen(ctx, models, url, DEFAULT_MODELS)
+    names = options.chosen(ctx, models, url, ["qwen", "llama"])
     ours = [SmallModel(name, size) for name in names]
-    sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
+    sample = target.Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
     with open_session() as session:
         # Too few nonces are refused before anything is computed.
-        interval_ranks(sample.total, rate)
+        target.interval_ranks(sample.total, rate)
         if url:
             measured = [running_model(url, api_key, model, session)]
         else:
             # All checkpoints first: an unknown model is refused before a measurement.
             named = [(checkpoint(small), small.name) for small in ours]
             measured = [own_model(ServerOptions(*each, FORWARD_BATCH), session) for each in named]
-        results = {each.name: _measure(each, sample, rate, session) for each in measured}
-        _write(results, json, png, session)
-    if not _passed(results):
+        radii: dict[str, dict[str, target.TargetRadius]] = {}
+        reports: dict[str, dict[str, Report]] = {}
+        for each in measured:
+            radii[each.name], reports[each.name] = _measure(each, sample, rate, session)
+        passed = all(report.passed for found in reports.values() for report in found.values())
+        if json is not None:
+            figures = {
+                model: {method: report.json() for method, report in found.items()}
+                for model, found in reports.items()
+            }
+            write_json(json, {"passed": passed, "models": figures})
+            session.console.print(f"figures written to {json}")
+        if png is not None:
+            target.write_histograms(radii, png)
+            session.console.print(f"histograms drawn to {png}")
+    if not passed:
         raise typer.Exit(EXIT_FAILED)
 
 
 def _measure(
-    model: ServedModel, sample: Sample, rate: float, session: CommandSession
-) -> dict[str, tuple[TargetRadius, Report]]:
-    results = {}
+    model: ServedModel, sample: target.Sample, rate: float, session: CommandSession
+) -> tuple[dict[str, target.TargetRadius], dict[str, Report]]:
+    """The radius of each method, and its figures."""
+    radii, reports = {}, {}
     with model.start() as node:
         where = {**machine(), **node.versions()}
-        for method in METHODS:
+        for method in target.METHODS:
             began = time.monotonic()
-            distances = collect(node, model.name, method, sample, session.line)
-            seconds, found = time.monotonic() - began, calibrate(distances, rate)
-            report = report_of(found, model.name, method, sample, seconds=seconds, where=where)
-            results[method] = found, report
-    for _, report in results.values():
+            distances = target.collect(node, model.name, method, sample, session.line)
+            seconds = time.monotonic() - began
+            radii[method] = found = target.calibrate(distances, rate)
+            reports[method] = target.report_of(
+                found, model.name, method, sample, seconds=seconds, where=where
+            )
+    for report in reports.values():
         session.console.print(report.table())
-    session.console.print(rates_table({method: found for method, (found, _) in results.items()}))
-    return results
-
-
-def _write(results: Results, json: Path | None, png: Path | None, session: CommandSession) -> None:
-    if json is not None:
-        models = {
-            model: {method: report.json() for method, (_, report) in found.items()}
-            for model, found in results.items()
-        }
-        write_json(json, {"passed": _passed(results), "models": models})
-        session.console.print(f"figures written to {json}")
-    if png is not None:
-        panels = {
-            model: {method: radius for method, (radius, _) in found.items()}
-            for model, found in results.items()
-        }
-        write_histograms(panels, png)
-        session.console.print(f"histograms drawn to {png}")
-
-
-def _passed(results: Results) -> bool:
-    return all(report.passed for found in results.values() for _, report in found.values())
+    session.console.print(target.rates_table(radii))
+    return radii, reports

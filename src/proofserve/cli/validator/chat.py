@@ -111,14 +111,21 @@ def verify_chat(
         key, chances = _key(public_key), Chances(alpha, beta)
         session.line.step(f"reading {len(files)} files")
         chats = [read(file) for file in files]
-        _require_distinct(chats)
+        known: dict[str, str] = {}
+        for chat in chats:
+            # The evidence of an answer counts once.
+            if chat.response_id in known:
+                both = f"{known[chat.response_id]} and {chat.name}"
+                raise LabError(f"{both} are of the same response {chat.response_id}")
+            known[chat.response_id] = chat.name
         session.line.step(f"loading {model}")
         setup = validator_setup(model, device, suspect)
         measured = read_calibration(calibration) if calibration else None
         chosen_by = seed or fresh_seed()
         checker = ChatChecker(setup, measured, chosen_by)
-        known = NodeFacts(checker.weights_digest, key, seen_log(log, chats, key) if log else None)
-        outcome = checker.outcome(chats, known, chances, session.line)
+        seen = seen_log(log, chats, key) if log else None
+        facts = NodeFacts(checker.weights_digest, key, seen)
+        outcome = checker.outcome(chats, facts, chances, session.line)
         show(session, outcome.verdict, outcome.lines())
         if seed:
             session.tell(GIVEN_SEED)
@@ -139,24 +146,14 @@ def _key(text: str | None) -> bytes | None:
     return key
 
 
-def _require_distinct(chats: Sequence[Conversation]) -> None:
-    """Raises LabError, because the evidence of an answer counts once."""
-    known: dict[str, str] = {}
-    for chat in chats:
-        if chat.response_id in known:
-            both = f"{known[chat.response_id]} and {chat.name}"
-            raise LabError(f"{both} are of the same response {chat.response_id}")
-        known[chat.response_id] = chat.name
-
-
 def seen_log(
     source: str, chats: Sequence[Conversation], public_key: bytes | None
 ) -> PublicLog | FailedCheck | None:
     """The log at ``source``, as far as ``chats`` need it; None if they have no logged receipt.
 
-    ``source`` is the URL of a node or the SQLite file of ``proofserve receive``. A failure if the
-    log forks or its entries do not follow each other. Raises LabError if it cannot be read, and if
-    a file lacks an entry: the node may have been unable to reach the receiver.
+    ``source`` is a node's URL or the SQLite file of ``proofserve receive``. A failure if the log
+    forks or is broken. Raises LabError if it cannot be read, and if a file lacks an entry: the node
+    may have been unable to reach the receiver.
     """
     if "://" in source:
         return LogFollower(source).seen(chats)

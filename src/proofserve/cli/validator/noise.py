@@ -132,7 +132,7 @@ def noise(
         work = workload(claimed, WorkOptions(scheme, k_dim, tokens, None, stronger_rng))
         session.line.step("writing a small model, unless it is in the cache")
         checkpoint = checkpoint_named(model, size)
-        task = ComparisonTask(work, claimed.nonces, checkpoint, device, forward_batch, api_key)
+        task = ComparisonTask(work, claimed.nonces, checkpoint, forward_batch, api_key)
         runs = [run_engine(*each, task, session) for each in engines]
         if save is not None:
             _save(save, task, runs, session)

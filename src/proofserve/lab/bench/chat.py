@@ -85,8 +85,7 @@ def compare_answers(
     """Compare several runs of the same chats byte for byte; a failed reply equals no other.
 
     ``one`` holds the runs without and with a round. Eight at a time, what differs is the median of
-    all pairs of runs. Returns the figures, and the errors of all runs. Raises ValueError if a run
-    has another length.
+    all pairs of runs. Returns the figures, and the errors of all runs.
     """
     plain, with_round = one
     asked = len(plain)
@@ -151,10 +150,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A part of a load: two instants of the monotonic clock, the engine's counters at both.
-
-    ``proofs`` counts the nonces that were stored between them.
-    """
+    """A part of a load: instants of the monotonic clock, counters at both, and stored nonces."""
 
     beside_round: bool
     began: float

@@ -16,8 +16,8 @@ from proofserve.lab.report import Figure, Limit, Progress, Report, median
 class ReceiptsPlan:
     """``answers`` chats one at a time, then ``pairs`` of turns, without and with receipts.
 
-    In a turn, ``clients`` clients send ``chats`` chats. A chat has about ``words`` words in and
-    ``tokens`` tokens out. ``least_ratio``: the limit of the speed with receipts over that without.
+    In a turn, ``clients`` send ``chats`` of about ``words`` words in and ``tokens`` tokens out.
+    ``least_ratio`` limits the speed with receipts over that without.
     """
 
     model: str
@@ -73,8 +73,7 @@ def _answers(node: NodeClient, plan: ReceiptsPlan, what: str, progress: Progress
 def _turn(node: NodeClient, plan: ReceiptsPlan, number: int) -> tuple[float, list[str]]:
     """Tokens a second of a turn, and errors of its chats.
 
-    Answers are not streamed: the client and the API process have less to do, so the engine, which
-    makes the sketches, takes more of the time.
+    Answers are not streamed: so the engine, which makes the sketches, takes more of the time.
     """
     # No prompt repeats, because a server would find it in its prefix cache.
     numbers = range(number * plan.chats, (number + 1) * plan.chats)
