@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from proofserve.cli import doctor
+from proofserve.cli.doctor import HostLine, host_lines, verdict
 from proofserve.cli.main import app
 from proofserve.lab.host import TorchFacts
 from proofserve.outbox.database import hold_lock
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring import start_checks
-from proofserve.wiring.start_checks import HostLine, host_lines, verdict
 from support.hosts import HOST
 
 NAMES = "proofserve packages torch cards memory vLLM plugin outbox keys".split()  # noqa: SIM905
@@ -25,7 +25,7 @@ def chosen(tmp_path: Path) -> NodeSettings:
 
 @pytest.fixture(autouse=True)
 def tested_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_checks, "slow_checks", lambda *_: {"vLLM": lambda: "tested"})
+    monkeypatch.setattr(doctor, "slow_checks", lambda *_: {"vLLM": lambda: "tested"})
 
 
 def by_name(found: list[HostLine]) -> dict[str, HostLine]:
@@ -100,7 +100,7 @@ def test_a_vllm_that_cannot_prove(
     def check() -> str:
         raise ValueError(error)
 
-    monkeypatch.setattr(start_checks, "slow_checks", lambda *_: {"vLLM": check})
+    monkeypatch.setattr(doctor, "slow_checks", lambda *_: {"vLLM": check})
     line = by_name(host_lines(chosen, HOST))["vLLM"]
     assert (line.text, line.lacking) == (error, lacking)
 
@@ -121,7 +121,7 @@ def test_outboxes(chosen: NodeSettings, tmp_path: Path, monkeypatch: pytest.Monk
     with hold_lock(path):
         assert "belongs to a server that runs now" in outbox(path).text
         assert outbox(path).lacking == set()
-    monkeypatch.setattr(start_checks, "free_disk_gib", lambda _path: 0.1)
+    monkeypatch.setattr(doctor, "free_disk_gib", lambda _path: 0.1)
     assert outbox(path).remedy == "free 2 GiB"
 
 

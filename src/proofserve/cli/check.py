@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from proofserve.cli import options
@@ -116,7 +115,12 @@ def _command(
             names = [model]
         checks = list[Check]()
         with open_session() as session:
-            report = partial(_report, checks, session.console)
+
+            def report(made: Check) -> None:
+                checks.append(made)
+                text = f"{VERDICTS[made.passed]}  {made.name}  [dim]{escape(made.detail)}[/dim]"
+                session.console.print(text, highlight=False, soft_wrap=True)
+
             for subject in _subjects(names, url, model, api_key, session):
                 session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
                 check(subject, options.works_of(protocol, subject.name, seq_len, scheme), report)
@@ -147,12 +151,6 @@ def _subjects(
     for name in names:
         found = checkpoint_named(name, "tiny")
         yield own_model(ServerOptions(found.folder, found.name), session)
-
-
-def _report(checks: list[Check], console: Console, made: Check) -> None:
-    checks.append(made)
-    text = f"{VERDICTS[made.passed]}  {made.name}  [dim]{escape(made.detail)}[/dim]"
-    console.print(text, highlight=False, soft_wrap=True)
 
 
 app.command("smoke", context_settings=options.SEVERAL)(_command(smoke))

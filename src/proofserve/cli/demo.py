@@ -196,7 +196,11 @@ class DemoValidator:
         table = Table("", "verdict", Column("nonces", justify="right"), "test", box=None)
         right = []
         for what, made, expected in trials:
-            outcome = self._verification(made)
+            numbers = tuple(claim.nonce for claim in made)
+            claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, numbers, tuple(made))
+            line = self._session.line
+            found = judged(claimed, self._truth, self._options, fresh_seed(), None, line)
+            outcome = found.outcome
             table.add_row(*_row(what, expected, outcome))
             right.append(outcome.verdict is expected)
         self._session.console.print(table)
@@ -206,12 +210,6 @@ class DemoValidator:
         """What a node answers that serves the weights ``name`` and claims the published ones."""
         self._session.line.step(f"computing the same nonces with {name}")
         return claims_of_vectors(self._forger.vectors(replace(OWN, weights=name), nonces))
-
-    def _verification(self, claims: Sequence[Claim]) -> Verification:
-        nonces = tuple(claim.nonce for claim in claims)
-        claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, nonces, tuple(claims))
-        line = self._session.line
-        return judged(claimed, self._truth, self._options, fresh_seed(), None, line).outcome
 
 
 def _latency(replies: Sequence[Reply]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import httpx
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from proofserve.cli.fleet_demo import demo
@@ -111,11 +111,10 @@ def members(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: AsJson = False
         typer.echo(json_format.dumps(found, indent=2))
         return
     console, fleet = Console(), found["fleet"]
-    table = Table(box=None, pad_edge=False)
+    others = ("state", "lane", "nonces/s", "processed", "outbox", "seen")
     # A name that is cut or in two lines could not be copied into the next command.
-    table.add_column("member", no_wrap=True)
-    for column in ("state", "lane", "nonces/s", "processed", "outbox", "seen"):
-        table.add_column(column, overflow="fold")
+    columns = Column("member", no_wrap=True), *(Column(name, overflow="fold") for name in others)
+    table = Table(*columns, box=None, pad_edge=False)
     for each in found["members"]:
         table.add_row(
             Text(each["name"]),
@@ -188,10 +187,9 @@ def verdicts(
     if json:
         typer.echo(json_format.dumps(found, indent=2))
         return
-    table = Table(box=None, pad_edge=False)
-    columns = ("at", "member", "verdict", "test", "nonces", "distance", "threshold", "alpha", "why")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    names = ("at", "member", "verdict", "test", "nonces", "distance", "threshold", "alpha", "why")
+    columns = (Column(name, overflow="fold") for name in names)
+    table = Table(*columns, box=None, pad_edge=False)
     for each in found["verdicts"]:
         at = datetime.fromtimestamp(each["at"], UTC).astimezone()
         table.add_row(

@@ -211,9 +211,14 @@ def _targets(targets: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("")
     for one in targets:
         counts = (f"{one[name]:,}" for name in counted)
-        remarks = escape("\n".join(_remarks(one)))
+        remarks = []
+        if one["oldest_pending_s"] is not None and one["next_attempt_s"] is not None:
+            remarks.append(f"oldest {_span(one['oldest_pending_s'])}")
+            remarks.append(f"next in {_span(one['next_attempt_s'])}")
+        if one["last_error"] is not None:
+            remarks.append(one["last_error"])
         style = "red" if one["expired"] else ""
-        table.add_row(escape(one["origin"]), *counts, remarks, style=style)
+        table.add_row(escape(one["origin"]), *counts, escape("\n".join(remarks)), style=style)
     return table
 
 
@@ -224,14 +229,6 @@ def _table(first: str, **others: JustifyMethod) -> Table:
     for name, justify in others.items():
         table.add_column(name, justify=justify, no_wrap=True)
     return table
-
-
-def _remarks(target: Mapping[str, Any]) -> Iterator[str]:
-    if target["oldest_pending_s"] is not None and target["next_attempt_s"] is not None:
-        yield f"oldest {_span(target['oldest_pending_s'])}"
-        yield f"next in {_span(target['next_attempt_s'])}"
-    if target["last_error"] is not None:
-        yield target["last_error"]
 
 
 def _span(seconds: float) -> str:

@@ -203,8 +203,15 @@ def distance_round(node: NodeClient, work: DistanceWork, report: Reporter) -> No
     as_counted = 0 < counted.found <= counted.processed and counted.found == len(winners)
     detail = f"{counts}, {counted.rate:.1f} nonces/s"
     report(Check("a round counts the winners it stores", as_counted, detail))
-    report(_below_target(winners))
-    report(_complete(winners, computed))
+    above = [n for n, distance in winners.items() if not is_winner(distance, R_TARGET)]
+    farthest = max(winners.values(), default=math.nan)
+    detail = f"{len(above)} are not; the largest distance is {farthest:.4f}"
+    report(Check(f"every winner is below {R_TARGET:g}", not above, detail))
+    stored = {nonce: d for nonce, d in winners.items() if nonce in computed}
+    winning = {nonce: d for nonce, d in computed.items() if is_winner(d, R_TARGET)}
+    won = f"{len(winning)} win when recomputed, {len(stored)} stored"
+    as_stored, detail = bool(winning) and stored == winning, f"of the first {RECOMPUTED}, {won}"
+    report(Check("a round stores exactly its winners", as_stored, detail))
     as_expected = tuple(states) == STATES
     report(Check("a distance round reports its states", as_expected, ", then ".join(states)))
 
@@ -219,20 +226,6 @@ def _recomputed(node: NodeClient, work: DistanceWork, nonces: Iterable[int]) -> 
     claims = [Winner(nonce, 0.0) for nonce in nonces]
     computed = node.judge(work, claims).computed_distances
     return {claim.nonce: distance for claim, distance in zip(claims, computed, strict=True)}
-
-
-def _below_target(winners: Mapping[int, float]) -> Check:
-    above = [n for n, distance in winners.items() if not is_winner(distance, R_TARGET)]
-    farthest = max(winners.values(), default=math.nan)
-    detail = f"{len(above)} are not; the largest distance is {farthest:.4f}"
-    return Check(f"every winner is below {R_TARGET:g}", not above, detail)
-
-
-def _complete(winners: Mapping[int, float], computed: Mapping[int, float]) -> Check:
-    stored = {nonce: d for nonce, d in winners.items() if nonce in computed}
-    winning = {nonce: d for nonce, d in computed.items() if is_winner(d, R_TARGET)}
-    detail = f"of the first {RECOMPUTED}, {len(winning)} win when recomputed, {len(stored)} stored"
-    return Check("a round stores exactly its winners", bool(winning) and stored == winning, detail)
 
 
 def coexist(node: NodeClient, work: AnyWork, report: Reporter) -> None:

@@ -21,7 +21,6 @@ from proofserve.settings.node import (
     Texts,
     TomlTable,
     read_tables,
-    read_toml,
 )
 
 # Prefix of the controller's variables.
@@ -184,8 +183,3 @@ class PolicyFile(TomlTable):
     default: RuleTable | None = None
     member: tuple[MemberRule, ...] = ()
     model: tuple[NamedRule, ...] = ()
-
-
-def read_policy(file: Path) -> PolicyFile:
-    """Raises ValueError that names the table and the field."""
-    return read_toml(file, PolicyFile)

@@ -6,6 +6,7 @@ environment and must all have the same values.
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -223,11 +224,19 @@ def read_toml(file: Path, model: type[M]) -> M:
         raise ValueError(f"{file} is not TOML: {error}") from error
 
 
-def read_tables(file: Path, name: str, table: type[M], fewest: int = 1) -> tuple[M, ...]:
-    """The tables ``[[name]]`` of ``file``, which has nothing else. Raises as ``read_toml``."""
+def read_tables(
+    file: Path, name: str, table: type[M], fewest: int = 1, distinct: Sequence[str] = ()
+) -> tuple[M, ...]:
+    """The tables ``[[name]]`` of ``file``, which has nothing else. Raises as ``read_toml``.
+
+    Also if two of them share a value of a field that is to be ``distinct``.
+    """
     tables: Any = (tuple[table, ...], Field(... if fewest else (), min_length=fewest))  # type: ignore[valid-type]
     found = read_toml(file, create_model("TomlFile", __base__=TomlTable, **{name: tables}))
     rows: tuple[M, ...] = getattr(found, name)
+    for what in distinct:
+        if len({getattr(each, what) for each in rows}) < len(rows):
+            raise ValueError(f"{file}: two {name}s share a {what}")
     return rows
 
 
@@ -249,7 +258,4 @@ class NodeKey(TomlTable):
 
 def node_keys(file: Path) -> tuple[NodeKey, ...]:
     """A node's keys in a TOML file. Raises ValueError if the file is missing or not valid."""
-    keys = read_tables(file, "key", NodeKey)
-    if len({each.name for each in keys}) < len(keys):
-        raise ValueError(f"{file}: two keys share a name")
-    return keys
+    return read_tables(file, "key", NodeKey, distinct=("name",))

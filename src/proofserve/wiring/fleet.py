@@ -41,7 +41,8 @@ from proofserve.protocol.scheme import ModelFacts
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.records import EngineInfo, Limits
 from proofserve.rounds.tasks import beside
-from proofserve.settings.fleet import FleetSettings, listed_members, read_policy
+from proofserve.settings.fleet import FleetSettings, PolicyFile, listed_members
+from proofserve.settings.node import read_toml
 from proofserve.verifier.judging import OF_A_CALIBRATION, TESTS, threshold_of
 from proofserve.web import is_loopback
 from proofserve.wiring.access import access_of, allowlist_of, outward_of
@@ -287,7 +288,7 @@ def policy_of(file: Path | None) -> VerificationPolicy | None:
     """
     if file is None:
         return None
-    read, calibrations = read_policy(file), dict[str, str]()
+    read, calibrations = read_toml(file, PolicyFile), dict[str, str]()
     if read.default is None and not read.member and not read.model:
         raise ValueError(f"{file}: it has no rule: give [default], [[member]] or [[model]]")
     first = read.default.given() if read.default else {}

@@ -91,7 +91,10 @@ def command(
     proofserve probe http://server:8000 --model ./model --suspect ./model-awq --no-chat
     """
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        kinds = _kinds(chat, completions)
+        wanted = ((Kind.CHAT, chat), (Kind.COMPLETION, completions))
+        kinds = tuple(kind for kind, asked in wanted if asked)
+        if not kinds:
+            raise LabError("--no-chat, --no-completions: nothing is left to ask")
         chances = Chances(alpha, beta)
         endpoint = Endpoint(url, api_key, max_tokens, concurrency, logprobs, session.line)
         session.line.step(f"asking {url} for its models")
@@ -145,14 +148,6 @@ def _read_by(
     if not reader.names:
         raise LabError(f"{model}: {NO_SUSPECTS}; give --suspect")
     return reader, CheckpointTokenizer(model, reader.published.vocabulary)
-
-
-def _kinds(chat: bool, completions: bool) -> tuple[Kind, ...]:
-    wanted = ((Kind.CHAT, chat), (Kind.COMPLETION, completions))
-    kinds = tuple(kind for kind, asked in wanted if asked)
-    if not kinds:
-        raise LabError("--no-chat, --no-completions: nothing is left to ask")
-    return kinds
 
 
 def _notes(endpoint: Endpoint, logprobs: bool) -> Iterator[str]:
