@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from proofserve.cli import options
+from proofserve.cli import options, recompute
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.recompute import claims_of_vectors, proof_validator, validator_setup
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
@@ -22,12 +22,10 @@ from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.report import Figure, LabError, Progress, Report
 from proofserve.protocol import SEQ_LEN
-from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import checkpoint_shape, read
-from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
+from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import BankRun
 from proofserve.verifier.judging import JudgingOptions, judged
 
@@ -129,10 +127,11 @@ def verify(
     with open_session() as session, session.interrupts.allowed():
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
         found, measured = checkpoint_named(model, size), read(calibration)
-        scheme = vector_scheme(measured.scheme, measured.k_dim, measured.stronger_rng)
-        work = Workload(scheme, Block(fresh_seed(), 1), "bench", measured.seq_len)
-        setup = validator_setup(found.folder, device).serving_as(measured)
-        node = proof_validator(setup, work, forward_batch)
+        work = recompute.workload_of(
+            replace(recompute.calibrated_order(measured), block_hash=fresh_seed())
+        )
+        setup = recompute.validator_setup(found.folder, device).serving_as(measured)
+        node = recompute.proof_validator(setup, work, forward_batch)
         shape, digest = checkpoint_shape(found.folder), node.weights_digest
         measured.require(work, [found.name], shape, digest, node.is_dense)
         served = kernel or node.kernels[0]
@@ -140,10 +139,11 @@ def verify(
             raise LabError(f"--kernel {served}: choose from {', '.join(node.kernels)}")
         session.line.step(f"computing {nonces} nonces as {served} does")
         vectors = node.vectors(BankRun(kernels=served), range(nonces))
-        claims = tuple(claims_of_vectors(vectors))
+        claims = tuple(recompute.claims_of_vectors(vectors))
         claimed = ClaimedArtifacts(work.block.hash, work.public_key, tuple(vectors), claims)
         validator = node.with_other(proofs_of(work, forward_batch))
-        truth, began = validator.as_truth(scheme.width, forward_batch), time.monotonic()
+        truth = validator.as_truth(work.scheme.width, forward_batch)
+        began = time.monotonic()
         judging = JudgingOptions(threshold=measured)
         outcome = judged(claimed, truth, judging, fresh_seed(), None, session.line).outcome
         seconds = time.monotonic() - began
@@ -153,7 +153,7 @@ def verify(
                 " give more --nonces, or a calibration of more kernels"
             )
         share, title = validator.suspects_s / seconds, f"verification, {found.name}"
-        plan = {"model": found.name, "kernel": served, "scheme": scheme.name, "sample": nonces}
+        plan = {"model": found.name, "kernel": served, "scheme": work.scheme.name, "sample": nonces}
         until = "from the first nonce to the verdict, model loaded"
         figures = (
             Figure("seconds_to_honest", seconds, until),

@@ -22,7 +22,6 @@ WINDOW_S = 0.5
 
 
 def fastest_size(device: torch.device, dtype: torch.dtype) -> int:
-    """The size of square matrices at which the device multiplies fastest."""
     fastest, best = SIZES[0], 0.0
     for size in SIZES:
         rate = multiply_rate(size, device, dtype)

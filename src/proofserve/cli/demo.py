@@ -9,24 +9,22 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from proofserve.cli import recompute
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
-from proofserve.cli.recompute import claims_of_vectors, proof_validator, validator_setup
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
 from proofserve.cli.session import EXIT_FAILED, LOG_EVERY_S, CommandSession, open_session
 from proofserve.cli.validator.verify import COLOURS
-from proofserve.lab.chats import Call, Reply, ask_all, chats, question
+from proofserve.lab.chats import Call, Reply, ask_all, chat, chats
 from proofserve.lab.host import quick_dtype
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import BLOCK_HEIGHT, Work, tampered, vectors_of
+from proofserve.lab.records import Work, tampered, vectors_of
 from proofserve.lab.report import LabError
 from proofserve.models.trained import DENSE
-from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.record import SCHEME as RECEIPT_SCHEME
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.chat.statements import NodeFacts
@@ -60,7 +58,7 @@ WORK = Work(
     k_dim=SCHEME.k_dim,
     scheme=SCHEME.name,
 )
-WORKLOAD = Workload(SCHEME, Block(WORK.block_hash, BLOCK_HEIGHT), WORK.public_key, WORK.seq_len)
+WORKLOAD = recompute.workload_of(WORK)
 OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 # Rows of the table, and the weights that a cheating node serves.
 QUANTISED = (("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel"))
@@ -90,7 +88,7 @@ def demo(dtype: DemoDtype = None) -> None:
             what = f"{MODEL.name}, a model of 3.5M parameters,"
             session.say("Server", f"vLLM {version}, unmodified, serves {what} at {node.url}")
             session.say("", served_in(served))
-            call = question(MODEL.name, QUESTION, ANSWER_TOKENS)
+            call = chat(MODEL.name, QUESTION, ANSWER_TOKENS, ignore_eos=False)
             (reply,) = _replies(node, "asking a question", [call], session)
             session.say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
             claims = _proofs(node, session)
@@ -108,7 +106,7 @@ def demo(dtype: DemoDtype = None) -> None:
 def _proofs(node: NodeClient, session: CommandSession) -> list[Claim]:
     """Chat without proofs and beside them, then prove; what the first nonces gave."""
 
-    def chat(text: str) -> list[Reply]:
+    def chat_eight(text: str) -> list[Reply]:
         calls = chats(MODEL.name, range(CHATS), CHAT_TOKENS, salt=text)
         return _replies(node, text, calls, session)
 
@@ -120,12 +118,12 @@ def _proofs(node: NodeClient, session: CommandSession) -> list[Claim]:
         )
 
     after = node.last_seq()
-    alone = chat("chatting without proofs")
+    alone = chat_eight("chatting without proofs")
     session.say("Chat", f"without proofs: {_latency(alone)} a chat")
     with node.round(WORK):
         session.line.step("starting a round")
         await_proved(1)
-        beside = chat("chatting while a round runs")
+        beside = chat_eight("chatting while a round runs")
         session.line.step("proving")
         await_proved(NONCES)
         status = node.status()
@@ -141,7 +139,6 @@ def _proofs(node: NodeClient, session: CommandSession) -> list[Claim]:
 
 
 def _answers_with_receipts(node: NodeClient, session: CommandSession) -> list[Conversation]:
-    """Raises LabError if an answer has no receipt."""
     with ReceiptClient(node.url) as client:
         asked = requests(MODEL.name, SEED, ANSWERS, RECEIPT_TOKENS)
         found = client.chats(asked, ANSWERS, session.line)
@@ -170,13 +167,15 @@ class DemoValidator:
         with trained_calibration() as file:
             measured = read(file)
         self._options = JudgingOptions(threshold=measured)
-        self._validator = honest = proof_validator(validator_setup(mine), WORKLOAD, FORWARD_BATCH)
+        self._validator = honest = recompute.proof_validator(
+            recompute.validator_setup(mine), WORKLOAD, FORWARD_BATCH
+        )
         self._truth = honest.as_truth(WIDTH, FORWARD_BATCH)
         shape, digest = checkpoint_shape(mine), honest.weights_digest
         measured.require(WORKLOAD, [MODEL.name], shape, digest, honest.is_dense)
         # The other model is in the bank of the forging node alone: nothing suspects it by name.
-        forging = validator_setup(mine, suspects=[other])
-        self._forger = proof_validator(forging, WORKLOAD, FORWARD_BATCH)
+        forging = recompute.validator_setup(mine, suspects=[other])
+        self._forger = recompute.proof_validator(forging, WORKLOAD, FORWARD_BATCH)
 
     def judge(self, claims: Sequence[Claim]) -> bool:
         """Print a verdict for the server's claims and for forged ones; whether all are right."""
@@ -184,7 +183,7 @@ class DemoValidator:
         count = f"a copy with {len(claims[::TAMPER_EVERY])} of {len(claims)} altered"
         self._session.line.step(f"emulating {OTHER_KERNEL}")
         run = BankRun(kernels=OTHER_KERNEL)
-        by_kernel = claims_of_vectors(self._validator.vectors(run, nonces))
+        by_kernel = recompute.claims_of_vectors(self._validator.vectors(run, nonces))
         trials = [
             ("what this server produced", claims, HONEST),
             (f"an honest node: {OTHER_KERNEL}", by_kernel, HONEST),
@@ -209,7 +208,7 @@ class DemoValidator:
     def _served_by(self, name: str, nonces: Sequence[int]) -> list[Claim]:
         """What a node answers that serves the weights ``name`` and claims the published ones."""
         self._session.line.step(f"computing the same nonces with {name}")
-        return claims_of_vectors(self._forger.vectors(replace(OWN, weights=name), nonces))
+        return recompute.claims_of_vectors(self._forger.vectors(replace(OWN, weights=name), nonces))
 
 
 def _latency(replies: Sequence[Reply]) -> str:
@@ -234,7 +233,7 @@ def _receipts_are_judged_right(
 ) -> bool:
     """Print what the receipts say of the answers, and of an answer with another token."""
     with trained_calibration(RECEIPT_SCHEME) as file:
-        checker = ChatChecker(validator_setup(model), read(file), fresh_seed())
+        checker = ChatChecker(recompute.validator_setup(model), read(file), fresh_seed())
     known, chances = NodeFacts(checker.weights_digest), Chances()
     honest = checker.outcome(chats, known, chances, session.line)
     choice = chats[0].choices[0]

@@ -114,7 +114,6 @@ def host_lines(chosen: NodeSettings, facts: HostFacts) -> list[HostLine]:
 
 
 def verdict(found: Iterable[HostLine]) -> dict[str, bool]:
-    """Whether this host can serve, prove and verify."""
     lacking = frozenset[str]().union(*(each.lacking for each in found))
     return {task: task not in lacking for task in (SERVE, PROVE, VERIFY)}
 

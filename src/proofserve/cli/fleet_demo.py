@@ -267,7 +267,6 @@ class DemoProcesses:
         return self._running(CONTROLLER, command, free_port(), log).url
 
     def worker(self, model: Path) -> None:
-        """Start a worker that verifies ``model``."""
         options = ("--database", self._database, "--model", str(model))
         command = _proofserve("fleet", "worker", *options)
         log = self.folder / "worker.log"

@@ -17,7 +17,6 @@ Name = Annotated[
 
 
 def first_key(keys: str | None) -> str | None:
-    """The first key of a variable that lists several."""
     return keys and keys.partition(",")[0]
 
 

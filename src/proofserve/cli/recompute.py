@@ -23,7 +23,7 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import KernelFacts, checkpoint_shape
+from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
@@ -112,14 +112,28 @@ def claims_of_model(
     network = with_redrawn_matrices(network) if redrawn else network
     if (kernels := own_profile(torch.bfloat16)) is not None:
         network = with_kernels(network, kernels)
-    scheme = vector_scheme(work.scheme or DEFAULT_SCHEME, work.k_dim, work.stronger_rng)
-    block = Block(work.block_hash, work.block_height)
-    batch = ReferenceEngine(forward_batch).compute(
-        Workload(scheme, block, work.public_key, work.seq_len), network, nonces
-    )
+    batch = ReferenceEngine(forward_batch).compute(workload_of(work), network, nonces)
     for nonce in batch.failed:
         raise LabError(f"nonce {nonce}: {NOT_FINITE}")
     return [Claim(each.nonce, each.vector_b64) for each in artifacts_of(batch)]
+
+
+def workload_of(order: Work) -> Workload:
+    """What engines compute for an order to a node."""
+    scheme = vector_scheme(order.scheme or DEFAULT_SCHEME, order.k_dim, order.stronger_rng)
+    block = Block(order.block_hash, order.block_height)
+    return Workload(scheme, block, order.public_key, order.seq_len)
+
+
+def calibrated_order(measured: CalibrationFile) -> Work:
+    """An order of what the calibration holds for."""
+    return Work(
+        model="",
+        seq_len=measured.seq_len,
+        k_dim=measured.k_dim,
+        scheme=measured.scheme,
+        stronger_rng=measured.stronger_rng,
+    )
 
 
 def claims_of_vectors(vectors: Vectors) -> list[Claim]:

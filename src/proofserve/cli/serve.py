@@ -178,7 +178,7 @@ def _joined(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def allowed(field: FieldInfo) -> str:
-    """The range of a field in words; empty if it has no range."""
+    """The range of a field in words; empty without one."""
     limits = {bounds.Ge: "at least", bounds.Gt: "more than", bounds.Le: "at most"}
     words = [
         f"{words} {getattr(limit, kind.__name__.lower()):g}"

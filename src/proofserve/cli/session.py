@@ -134,7 +134,6 @@ class ProgressLine(Progress):
         return f"{self._done} of {self._total}" if self._total is not None else str(self._done)
 
     def reached(self, text: str) -> None:
-        """Show how far the step is."""
         self._reached = text
         self._status.update(f"{self._text} ({text}) ...")
 
@@ -159,7 +158,6 @@ class CommandSession:
     line: ProgressLine
 
     def tell(self, text: str, style: str | None = None) -> None:
-        """Print ``text`` as it is."""
         self.console.print(text, style=style, markup=False, soft_wrap=True)
 
     def say(self, label: str, text: str) -> None:

@@ -44,8 +44,10 @@ class Call:
     body: Mapping[str, Any]
 
 
-def chat(model: str, prompt: str, max_tokens: int, salt: str | None = None) -> Call:
-    """A greedy chat of exactly ``max_tokens`` tokens.
+def chat(
+    model: str, prompt: str, max_tokens: int, salt: str | None = None, ignore_eos: bool = True
+) -> Call:
+    """A greedy chat of exactly ``max_tokens`` tokens, or without ``ignore_eos`` at most so many.
 
     With another ``salt``, vLLM's prefix cache does not use what an earlier run computed. That would
     change the shape of a prefill, and with it the last bits of the logits.
@@ -55,15 +57,9 @@ def chat(model: str, prompt: str, max_tokens: int, salt: str | None = None) -> C
         "messages": [{"role": "user", "content": prompt}],
         "temperature": 0.0,
         "max_tokens": max_tokens,
-        "ignore_eos": True,
+        "ignore_eos": ignore_eos,
     }
     return Call("/v1/chat/completions", {**body, "cache_salt": salt} if salt else body)
-
-
-def question(model: str, text: str, max_tokens: int) -> Call:
-    """A greedy chat that ends where the model ends its answer, or after ``max_tokens`` tokens."""
-    call = chat(model, text, max_tokens)
-    return Call(call.path, {**call.body, "ignore_eos": False})
 
 
 def prompt(seed: int) -> str:
@@ -303,6 +299,5 @@ def _add(stream: Stream, event: Mapping[str, Any]) -> None:
 
 
 def tokens_between(streams: Sequence[Stream], began: float, ended: float) -> int:
-    """Tokens of all ``streams`` that came from ``began`` to ``ended``."""
     tokens = chain.from_iterable(stream.tokens for stream in streams)
     return sum(count for at, count in tokens if began <= at < ended)

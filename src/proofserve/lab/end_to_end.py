@@ -116,7 +116,6 @@ class RoundWinners:
 
 
 def distance_trial(work: DistanceWork, node: NodeClient, report: Reporter) -> Judging:
-    """Generate in a round without layer hooks and in one with them."""
     plain = find(node, replace(work, r_target=R_TARGET, layer_hooks=False))
     report(_enough_found("a round finds winners", plain))
     hooked = find(node, replace(work, r_target=R_TARGET, layer_hooks=True))

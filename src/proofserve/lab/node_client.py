@@ -88,7 +88,6 @@ class NodeClient:
         return found
 
     def engine(self) -> EngineGauges:
-        """The engine's counters, as ``status_with_gauges``."""
         return self.status_with_gauges()[1]
 
     def status_with_gauges(self) -> tuple[NodeStatus, EngineGauges]:

@@ -69,7 +69,6 @@ class Work(ProofOrder):
 
     @property
     def width(self) -> int:
-        """The number of values in one artifact."""
         return self.sequences_per_nonce * self.k_dim
 
     @property
@@ -113,7 +112,6 @@ class DistanceWork(ProofOrder):
 
 
 def work_of_scheme(scheme: str | None, model: str, seq_len: int, batch_size: int = 32) -> Work:
-    """An order with the default ``k_dim`` of ``scheme``."""
     k_dim = default_k_dim(scheme or DEFAULT_SCHEME)
     return Work(model, seq_len=seq_len, batch_size=batch_size, k_dim=k_dim, scheme=scheme)
 

@@ -156,7 +156,6 @@ class RuleTable(TomlTable):
         return given
 
     def given(self) -> dict[str, Any]:
-        """The fields of a rule that the file gives."""
         return self.model_dump(include=set(RuleTable.model_fields), exclude_none=True)
 
 

@@ -241,8 +241,6 @@ def read_tables(
 
 
 class NodeKey(TomlTable):
-    """One ``[[key]]`` of a node's file of keys."""
-
     name: str = Field(min_length=1)
     key: BearerKey
     role: Literal["operator", "validator", "viewer"]

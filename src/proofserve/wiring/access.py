@@ -17,7 +17,7 @@ ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below
 
 
 def access_of(chosen: ServiceSettings) -> Access:
-    """The keys of the variables, then those of the file. Raises ValueError if they contradict."""
+    """The keys of the variables, then those of the file. Raises ValueError if one is not valid."""
     given = {
         Role.OPERATOR: chosen.api_key,
         Role.VALIDATOR: chosen.validator_key,

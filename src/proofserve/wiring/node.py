@@ -100,7 +100,6 @@ async def running_node(
 
 @asynccontextmanager
 async def _with_page(node: Node, wanted: bool) -> AsyncIterator[Node]:
-    """``node``, with a dashboard if one is ``wanted``."""
     if not wanted:
         yield node
         return

@@ -96,8 +96,6 @@ def read(outbox: Path) -> OwnerAddress | None:
 
 @dataclass(eq=False, repr=False)
 class Ownership:
-    """Whether this process owns the node, and where the process is that does."""
-
     _outbox: Path
     _server: str
     _start: StartNode

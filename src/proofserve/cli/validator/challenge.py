@@ -9,8 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from proofserve.cli import options
-from proofserve.cli.recompute import truths_of_checkpoint, validator_setup
+from proofserve.cli import options, recompute
 from proofserve.cli.session import (
     EXIT_NO_VERDICT,
     LOG_EVERY_S,
@@ -22,11 +21,10 @@ from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, Progress, write_json
-from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, read
+from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.challenge import (
     ChallengeResult,
     NoAnswer,
@@ -35,7 +33,6 @@ from proofserve.verifier.challenge import (
     answer,
     fresh,
 )
-from proofserve.verifier.claims import vector_scheme
 from proofserve.verifier.judges import ALPHA, BETA
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.verification import Truth
@@ -126,12 +123,15 @@ def command(
                 session.line.step(f"loading {model}")
                 measured = read(calibration)
                 judging = JudgingOptions((), alpha, beta, share, threshold=measured)
-                work, shape = _work(measured)
-                setup = validator_setup(model, device, suspect).serving_as(measured)
-                truth = truths_of_checkpoint(setup, work, forward_batch, session.line.layer)
+                order = recompute.calibrated_order(measured)
+                work = recompute.workload_of(order)
+                setup = recompute.validator_setup(model, device, suspect).serving_as(measured)
+                truth = recompute.truths_of_checkpoint(
+                    setup, work, forward_batch, session.line.layer
+                )
                 digest = truth(work).weights_digest
                 measured.require(work, [model.name], checkpoint_shape(model), digest)
-                challenger = _Challenger(url, api_key, shape, nonces, deadline, truth, judging)
+                challenger = _Challenger(url, api_key, order, nonces, deadline, truth, judging)
                 _challenge(challenger, tally, every, json, session)
         except SystemExit:
             # A signal ends a repeated challenge, and what it has found counts.
@@ -146,19 +146,6 @@ def command(
             for outcome in tally.counts
         }
         raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
-
-
-def _work(measured: CalibrationFile) -> tuple[Workload, Work]:
-    """What the calibration holds for, without a block: for an engine, and for a node."""
-    scheme = vector_scheme(measured.scheme, measured.k_dim, measured.stronger_rng)
-    shape = Work(
-        model="",
-        seq_len=measured.seq_len,
-        k_dim=measured.k_dim,
-        scheme=measured.scheme,
-        stronger_rng=measured.stronger_rng,
-    )
-    return Workload(scheme, Block("", 0), "", measured.seq_len), shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,8 @@ import numpy as np
 import typer
 from rich.table import Column, Table
 
-from proofserve.cli import options
+from proofserve.cli import options, recompute
 from proofserve.cli.model import NAMES, checkpoint_named
-from proofserve.cli.recompute import (
-    ComparisonTask,
-    EngineRun,
-    proof_validator,
-    run_engine,
-    saved_run,
-    validator_setup,
-)
 from proofserve.cli.session import CommandSession, open_session
 from proofserve.lab.host import machine
 from proofserve.lab.records import BLOCK_HEIGHT, Work, vectors_of
@@ -125,20 +117,20 @@ def noise(
     proofserve calibrate noise ./model --other h200.json --add calibration.json --out both.json
     """
     with open_session() as session:
-        engines = [(name, saved_run(name)) for name in other or ()]
+        engines = [(name, recompute.saved_run(name)) for name in other or ()]
         claimed = _to_compute([saved for _, saved in engines if saved is not None], nonces)
         # Files say it; else this command has a default.
         tokens = seq_len if claimed.claims else seq_len or SEQ_LEN
         work = workload(claimed, WorkOptions(scheme, k_dim, tokens, None, stronger_rng))
         session.line.step("writing a small model, unless it is in the cache")
         checkpoint = checkpoint_named(model, size)
-        task = ComparisonTask(work, claimed.nonces, checkpoint, forward_batch, api_key)
-        runs = [run_engine(*each, task, session) for each in engines]
+        task = recompute.ComparisonTask(work, claimed.nonces, checkpoint, forward_batch, api_key)
+        runs = [recompute.run_engine(*each, task, session) for each in engines]
         if save is not None:
             _save(save, task, runs, session)
             return
-        setup = validator_setup(checkpoint.folder, device, suspect, kv_cache)
-        validator = proof_validator(setup, work, forward_batch)
+        setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_cache)
+        validator = recompute.proof_validator(setup, work, forward_batch)
         with session.interrupts.allowed():
             sent = [_sent(task, *run) for run in runs]
             measured = honest_runs(sent, validator.truth(task.nonces))
@@ -179,7 +171,10 @@ def _to_compute(saved: Sequence[ClaimedArtifacts], nonces: int | None) -> Claime
 
 
 def _save(
-    file: Path, task: ComparisonTask, runs: Sequence[EngineRun], session: CommandSession
+    file: Path,
+    task: recompute.ComparisonTask,
+    runs: Sequence[recompute.EngineRun],
+    session: CommandSession,
 ) -> None:
     if len(runs) != 1:
         raise LabError("--save writes what one engine computed: give --other once")
@@ -189,7 +184,7 @@ def _save(
 
 
 def _sent(
-    task: ComparisonTask, facts: KernelFacts, claims: Sequence[Claim]
+    task: recompute.ComparisonTask, facts: KernelFacts, claims: Sequence[Claim]
 ) -> tuple[KernelFacts, Vectors]:
     vectors = vectors_of(claims, task.work.scheme.width)
     if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
@@ -197,8 +192,7 @@ def _sent(
     return facts, {nonce: vectors[nonce] for nonce in task.nonces}
 
 
-def _about(task: ComparisonTask, kv_dtype: str) -> dict[str, object]:
-    """The fields of the calibration that say what it holds for."""
+def _about(task: recompute.ComparisonTask, kv_dtype: str) -> dict[str, object]:
     scheme = task.work.scheme.to_wire()
     return {
         "model": task.model.name,

@@ -233,7 +233,6 @@ class Saturation:
 
 
 def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progress) -> Saturation:
-    """One steady load, a round in every second window."""
     progress.step("saturating chat, with a round in every second window", 2 * load.pairs)
     with ExitStack() as last_round:
         with load.clients_of(node, work.model, ask_one) as loop:
@@ -310,7 +309,6 @@ class ChatPlan:
 
 
 def bench_chat(node: NodeClient, plan: ChatPlan, progress: Progress) -> Report:
-    """Chat without and with a round: one request at a time, eight, and a saturating load."""
     answers, errors = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
     saturation = measure_saturation(node, plan.work, plan.load, progress)
     engine, where = node.engine(), {**machine(), **node.versions()}
@@ -321,7 +319,6 @@ def bench_chat(node: NodeClient, plan: ChatPlan, progress: Progress) -> Report:
 def chat_figures(
     answers: Sequence[Figure], errors: Sequence[str], saturation: Saturation, engine: EngineGauges
 ) -> tuple[tuple[Figure, ...], dict[str, Any]]:
-    """The figures of a report, and its raw readings."""
     errors = [*errors, *saturation.errors]
     figures = (
         *answers,

@@ -51,7 +51,6 @@ class StoredResults:
         self.seq, self.at = after, 0.0
 
     def warm_up(self, batches: int) -> None:
-        """Wait until ``batches`` are stored."""
         for _ in range(batches):
             self._next()
 

@@ -54,7 +54,6 @@ class MeasuredShare:
         return None if found is None else 1 - found
 
     def speed(self, window: Window) -> float:
-        """Tokens of all answers per second of ``window``."""
         return tokens_between(self.streams, window.began, window.ended) / window.seconds
 
     def gaps(self, windows: Sequence[Window]) -> list[float]:
