@@ -12,11 +12,10 @@ from proofserve.cli import options, recompute
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
+from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat, bench_waits
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts
 from proofserve.lab.bench.share import MeasuredShare, measure_share, share_report
-from proofserve.lab.bench.waiting import bench_waits
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work

@@ -1,5 +1,6 @@
 """What a round costs the chat beside it: changed answers, waiting time, throughput."""
 
+import random
 import statistics
 import time
 import uuid
@@ -381,3 +382,60 @@ def _saturation_figures(seen: Saturation) -> tuple[Figure, ...]:
         Figure("proofs_in_stalls", seen.proofs_in_stalls, "nonces stored in the windows left out"),
         Figure("proofs_afterwards", seen.proofs_afterwards, "nonces stored after chat", Limit(1)),
     )
+
+
+# -- chats that arrive at random moments, one at a time --------------------------------------------
+
+# The longest pause before a chat, seconds: some forwards of any model, or a part of one.
+PAUSE_S = 0.5
+# A machine wakes a thread late now and then.
+OVER = 1.1
+# Of the pauses.
+SEED = 1
+# What runs beside the chats.
+BESIDE = {"plain": "no proofs", "round": "a round running"}
+
+
+def bench_waits(node: NodeClient, work: Work, count: int, progress: Progress) -> Report:
+    """The times of ``count`` chats of one token without a round of ``work``, and beside one."""
+
+    def ask(number: int, what: str) -> list[float]:
+        pauses, seconds = random.Random(SEED), []  # noqa: S311
+        progress.step(f"{number} chats, one at a time, {what}", number)
+        for call in chats(work.model, range(number), 1, uuid.uuid4().hex):
+            time.sleep(pauses.uniform(0, PAUSE_S))
+            (reply,) = ask_all(node.url, [call], 1, progress.advance)
+            if not reply.error:
+                seconds.append(reply.seconds)
+        return seconds
+
+    ask(WARM_UPS, "warming up")
+    whole_s = node.measure(work, 2).seconds_per_forward
+    found = {"plain": ask(count, BESIDE["plain"])}
+    with computing_round(node, work):
+        found["round"] = ask(count, BESIDE["round"])
+    engine = node.engine()
+    longest_ms, allowed_ms = engine.longest_chat_wait_s * 1e3, engine.max_wait_s * 1e3
+    figures = (
+        *(
+            Figure(
+                f"chat_ms_p{share}_{name}",
+                (quantile(seconds, share / 100) or 0.0) * 1e3,
+                f"a chat of one token, {share} of 100, {BESIDE[name]}",
+            )
+            for name, seconds in found.items()
+            for share in (50, 99)
+        ),
+        Figure(
+            "longest_wait_ms",
+            longest_ms,
+            f"longest wait for proofs in the engine, of which {allowed_ms:.0f} are allowed",
+            at_most(OVER * allowed_ms),
+        ),
+        Figure("whole_forward_s", whole_s, "a forward that does not pause"),
+        Figure("forward_nonces", engine.forward_nonces, "nonces of a forward"),
+        Figure("part_ms", engine.part_s * 1e3, "the longest part of a forward, usually"),
+    )
+    setup = {"work": asdict(work), "chats": count, "seed": SEED}
+    windows = {f"{name}_s": seconds for name, seconds in found.items()}
+    return Report("chat's waits", figures, setup, windows, {**machine(), **node.versions()})
