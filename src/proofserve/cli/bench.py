@@ -129,7 +129,7 @@ def verify(
         work = recompute.workload_of(
             replace(recompute.calibrated_order(measured), block_hash=fresh_seed())
         )
-        setup = recompute.validator_setup(found.folder, device).serving_as(measured)
+        setup = recompute.validator_setup(found.folder, device, measured=measured)
         node = recompute.proof_validator(setup, work, forward_batch)
         shape, digest = checkpoint_shape(found.folder), node.weights_digest
         measured.require(work, [found.name], shape, digest, node.is_dense)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +30,7 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.records import StoredResult
 from proofserve.settings.process import environment
 from proofserve.wire.paths import FLEET
-from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server, stop
+from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server, started, stop
 
 MODEL = SmallModel(DENSE.name)
 SCHEME = SketchScheme(seeded_experts=True)
@@ -270,14 +270,7 @@ class DemoProcesses:
         options = ("--database", self._database, "--model", str(model))
         command = _proofserve("fleet", "worker", *options)
         log = self.folder / "worker.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command.argv,
-                env={**command.env, **SHARED_CORES},
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        process = started(replace(command, env={**command.env, **SHARED_CORES}), log)
         self._stack.callback(stop, process)
         self._alive["worker"] = process, log
 
@@ -313,7 +306,7 @@ class DemoProcesses:
             "POC_CALLBACK_INTERVAL_SEC": "1",
             "POC_CALLBACK_MAX_RETRIES": "0",
         }
-        command = ServerCommand(served.argv, {**served.env, **SHARED_CORES, **joining})
+        command = replace(served, env={**served.env, **SHARED_CORES, **joining})
         server = self._running(name, command, port, folder / "server.log")
         # Engines that prove leave the cores to a server that starts, and to the worker.
         os.setpriority(os.PRIO_PGRP, server.process.pid, NICE)

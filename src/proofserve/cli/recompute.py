@@ -143,32 +143,44 @@ def claims_of_vectors(vectors: Vectors) -> list[Claim]:
 
 
 def validator_setup(
-    model: Path, device: str = "cpu", suspects: Sequence[Path] | None = None, kv_dtype: str = "auto"
+    model: Path,
+    device: str = "cpu",
+    suspects: Sequence[Path] | None = None,
+    measured: CalibrationFile | None = None,
+    kv_dtype: str = "auto",
 ) -> "ValidatorSetup":
-    """Raises LabError as ``claims_of_model``, and for a ``kv_dtype`` that no server has."""
+    """Honest nodes serve as in the calibration ``measured``, or as the checkpoint says.
+
+    Raises LabError as ``claims_of_model``, and for a ``kv_dtype`` that no server has.
+    """
     # Its import takes seconds, and --help must not wait for it.
     with reference_extra():
         from proofserve.verifier.validator import KV_DTYPES, ValidatorSetup  # noqa: PLC0415
     if kv_dtype not in KV_DTYPES:
         raise LabError(f"--kv-cache {kv_dtype}: choose from {', '.join(KV_DTYPES)}")
-    return ValidatorSetup(model, device, tuple(suspects or ()), kv_dtype=kv_dtype)
+    setup = ValidatorSetup(model, device, tuple(suspects or ()), kv_dtype=kv_dtype)
+    return setup.serving_as(measured)
 
 
 def proof_validator(
-    setup: "ValidatorSetup", work: Workload, forward_batch: int
+    setup: "ValidatorSetup",
+    work: Workload,
+    forward_batch: int,
+    passed: Callable[[int, int], None] = lambda _index, _of: None,
 ) -> "CheckpointValidator":
+    """Loads the checkpoint. ``passed`` hears of each layer, of how many."""
     from proofserve.verifier.validator import CheckpointValidator, proofs_of  # noqa: PLC0415
 
-    return CheckpointValidator(setup, proofs_of(work, forward_batch))
+    return CheckpointValidator(setup, proofs_of(work, forward_batch, passed))
 
 
 def truths_of_checkpoint(
     setup: "ValidatorSetup", work: Workload, forward_batch: int, passed: Callable[[int, int], None]
 ) -> Callable[[Workload], Truth]:
-    """Load a model once, for ``work`` and others. ``passed`` hears of each layer, of how many."""
-    from proofserve.verifier.validator import CheckpointValidator, proofs_of  # noqa: PLC0415
+    """Load a model once, for ``work`` and others, as ``proof_validator``."""
+    from proofserve.verifier.validator import proofs_of  # noqa: PLC0415
 
-    loaded = CheckpointValidator(setup, proofs_of(work, forward_batch, passed))
+    loaded = proof_validator(setup, work, forward_batch, passed)
 
     def truth(about: Workload) -> Truth:
         other = loaded.with_other(proofs_of(about, forward_batch, passed))
@@ -350,17 +362,13 @@ class EngineOptions:
         most: int | None,
         session: CommandSession,
     ) -> None:
-        """Tell what the checkpoint's vectors of up to ``most`` of the nonces cost, all for None.
-
-        Raises LabError without a checkpoint, and as ``report``.
-        """
+        """Tell what the checkpoint's vectors of up to ``most`` nonces cost. Raises as ``report``."""
         if self.model is None:
             raise LabError("--plan: it is about a checkpoint; give --model")
         with reference_extra():
             from proofserve.verifier.rates import plan_lines  # noqa: PLC0415 - as above
         session.line.step("measuring how fast this machine is, for the plan")
-        setup = validator_setup(self.model, self.device, self.suspects)
-        setup = setup.serving_as(options.calibration)
+        setup = validator_setup(self.model, self.device, self.suspects, options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
         for line in plan_lines(setup, work, options, sample, self.forward_batch):
             session.tell(line)
@@ -379,9 +387,9 @@ class EngineOptions:
         """What the other tests compare with: the checkpoint's vectors if there is one."""
         if self.model is not None:
             session.line.step(f"loading {self.model}")
-            setup = validator_setup(self.model, self.device, self.suspects)
-            setup = setup.serving_as(options.calibration)
-            truth = truths_of_checkpoint(setup, work, self.forward_batch, session.line.layer)(work)
+            setup = validator_setup(self.model, self.device, self.suspects, options.calibration)
+            loaded = proof_validator(setup, work, self.forward_batch, session.line.layer)
+            truth = loaded.as_truth(work.scheme.width, self.forward_batch)
             models, shape = [self.model.name], checkpoint_shape(self.model)
         else:
             session.line.step(f"asking {self.url}")

@@ -144,17 +144,22 @@ def running_server(
     ``waiting`` hears about twice a second how long the start has taken. Raises ServerFailed if it
     ended, or did neither answer nor compute for ``still_s`` seconds.
     """
-    argv = [*command.argv, "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            argv, env=dict(command.env), stdout=out, stderr=out, start_new_session=True
-        )
+    argv = (*command.argv, "--host", "127.0.0.1", "--port", str(port))
+    process = started(ServerCommand(argv, command.env), log)
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
         _await_health(server, waiting, still_s)
         yield server
     finally:
         stop(process)
+
+
+def started(command: ServerCommand, log: Path) -> "subprocess.Popen[bytes]":
+    """A process in a session of its own; ``stop`` ends it."""
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command.argv, env=dict(command.env), stdout=out, stderr=out, start_new_session=True
+        )
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:

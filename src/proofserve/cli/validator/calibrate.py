@@ -89,7 +89,7 @@ def chat(
     """
     with open_session() as session:
         deployed = checkpoint_named(model, size)
-        setup = validator_setup(deployed.folder, device, suspect, kv_cache)
+        setup = validator_setup(deployed.folder, device, suspect, kv_dtype=kv_cache)
         found: list[Conversation] = []
         servers: dict[str, KernelFacts] = {}
         for number, server in enumerate(url or [None]):

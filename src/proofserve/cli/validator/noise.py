@@ -129,7 +129,7 @@ def noise(
         if save is not None:
             _save(save, task, runs, session)
             return
-        setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_cache)
+        setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
         validator = recompute.proof_validator(setup, work, forward_batch)
         with session.interrupts.allowed():
             sent = [_sent(task, *run) for run in runs]
