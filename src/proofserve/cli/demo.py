@@ -92,7 +92,12 @@ def demo(dtype: DemoDtype = None) -> None:
             (reply,) = _replies(node, "asking a question", [call], session)
             session.say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
             claims = _proofs(node, session)
-            answers = _answers_with_receipts(node, session)
+            with ReceiptClient(node.url) as client:
+                asked = requests(MODEL.name, SEED, ANSWERS, RECEIPT_TOKENS)
+                answers = client.chats(asked, ANSWERS, session.line)
+            if any(len(each.receipts) < len(each.choices) for each in answers):
+                raise LabError("an answer has no receipt")
+            session.say("Receipts", f"the server signed one for each of {ANSWERS} more answers")
             session.line.step("stopping the server")
         session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
         with session.interrupts.allowed():
@@ -136,16 +141,6 @@ def _proofs(node: NodeClient, session: CommandSession) -> list[Claim]:
         numbers = " ".join(f"{value:+.2f}" for value in vector[:SHOWN_VALUES])
         session.say("", f"nonce {nonce}: {numbers} ...")
     return claims
-
-
-def _answers_with_receipts(node: NodeClient, session: CommandSession) -> list[Conversation]:
-    with ReceiptClient(node.url) as client:
-        asked = requests(MODEL.name, SEED, ANSWERS, RECEIPT_TOKENS)
-        found = client.chats(asked, ANSWERS, session.line)
-    if any(len(chat.receipts) < len(chat.choices) for chat in found):
-        raise LabError("an answer has no receipt")
-    session.say("Receipts", f"the server signed one for each of {ANSWERS} more answers")
-    return found
 
 
 def _replies(

@@ -362,7 +362,7 @@ class EngineOptions:
         most: int | None,
         session: CommandSession,
     ) -> None:
-        """Tell what the checkpoint's vectors of up to ``most`` nonces cost. Raises as ``report``."""
+        """Tell what vectors of up to ``most`` nonces cost; None for all. Raises as ``report``."""
         if self.model is None:
             raise LabError("--plan: it is about a checkpoint; give --model")
         with reference_extra():

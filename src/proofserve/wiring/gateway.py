@@ -88,23 +88,20 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
 def backends_of(text: str) -> tuple[tuple[BackendSpec, ...], tuple[BackendSpec, ...]]:
     """The backends of ``http://a:8001*2``, and the names of ``dns:http://c:8001``, with commas."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    names = tuple(_name(part) for part in parts if part.startswith(DNS))
-    specs = tuple(_backend(part) for part in parts if not part.startswith(DNS))
+    names, specs = list[BackendSpec](), list[BackendSpec]()
+    for part in parts:
+        spec = _backend(part.removeprefix(DNS))
+        if part.startswith(DNS) and not spec.url.startswith("http://"):
+            raise ValueError(
+                f"VLLM_BACKEND_URL: {part!r}: backends that DNS finds need http://, because they"
+                " are called by address, for which no certificate is valid"
+            )
+        (names if part.startswith(DNS) else specs).append(spec)
     if not parts:
         raise ValueError("VLLM_BACKEND_URL names no backend")
     if len({spec.url for spec in (*names, *specs)}) < len(parts):
         raise ValueError("VLLM_BACKEND_URL names a backend twice; give it a weight instead: URL*2")
-    return specs, names
-
-
-def _name(text: str) -> BackendSpec:
-    spec = _backend(text.removeprefix(DNS))
-    if not spec.url.startswith("http://"):
-        raise ValueError(
-            f"VLLM_BACKEND_URL: {text!r}: backends that DNS finds need http://, because they are "
-            "called by address, for which no certificate is valid"
-        )
-    return spec
+    return tuple(specs), tuple(names)
 
 
 def _backend(text: str) -> BackendSpec:

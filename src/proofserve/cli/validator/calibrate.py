@@ -4,21 +4,25 @@
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.model import Checkpoint, ModelArgument, SmallModel, checkpoint, checkpoint_named
+from proofserve.cli.model import ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.recompute import kernel_facts, validator_setup
-from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model, serving
+from proofserve.cli.servers import (
+    ServedModel,
+    ServerOptions,
+    existing_server,
+    own_model,
+    running_model,
+    serving,
+)
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
 from proofserve.lab.host import machine
-from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError, NodeError, Report, write_json
 from proofserve.verifier import target
 from proofserve.verifier.calibration_file import KernelFacts
@@ -93,12 +97,18 @@ def chat(
         found: list[Conversation] = []
         servers: dict[str, KernelFacts] = {}
         for number, server in enumerate(url or [None]):
-            with _chatting(server, deployed, api_key, session) as client:
+            if server is None:
+                ours = ServerOptions(
+                    deployed.folder, deployed.name, CHAT_FORWARD_BATCH, receipts=True
+                )
+                running, key = serving(ours, session), None
+            else:
+                running, key = existing_server(server, api_key, session), api_key
+            with running as node, ReceiptClient(node.url, key) as client:
                 asked = requests(client.model(), seed + number, chats, tokens)
                 answered = client.chats(asked, concurrency, session.line)
                 try:
-                    with NodeClient(client.url, api_key) as node:
-                        said = node.kernels()
+                    said = node.kernels()
                 except NodeError:
                     # A gateway does not say what runs behind it.
                     said = {}
@@ -119,19 +129,6 @@ def chat(
         for line in calibration_lines(made, len(found)):
             session.tell(line)
         session.console.print(f"calibration of {deployed.name} written to {out}", soft_wrap=True)
-
-
-@contextmanager
-def _chatting(
-    url: str | None, deployed: Checkpoint, api_key: str | None, session: CommandSession
-) -> Iterator[ReceiptClient]:
-    if url is not None:
-        with ReceiptClient(url, api_key) as client, session.interrupts.allowed():
-            yield client
-        return
-    ours = ServerOptions(deployed.folder, deployed.name, CHAT_FORWARD_BATCH, receipts=True)
-    with serving(ours, session) as node, ReceiptClient(node.url) as client:
-        yield client
 
 
 @app.command("r-target", context_settings=options.SEVERAL)

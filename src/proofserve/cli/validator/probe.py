@@ -1,6 +1,7 @@
 """``proofserve probe``: whether any OpenAI-compatible endpoint serves a checkpoint, unrounded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.recompute import reference_extra
+from proofserve.cli.recompute import validator_setup
 from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.lab.report import LabError, write_json
@@ -100,7 +101,7 @@ def command(
         session.line.step(f"asking {url} for its models")
         name = endpoint.choose_model(served_model)
         session.line.step(f"loading {model}")
-        reader, tokens = _read_by(model, served_dtype, device, tuple(suspect or ()))
+        reader, tokens = _read_by(model, served_dtype, device, suspect)
         if Kind.CHAT in kinds and not tokens.has_chat_template:
             raise LabError(f"{model} has no chat template; give --no-chat")
         seed = seed or fresh_seed()
@@ -131,20 +132,17 @@ def command(
 
 
 def _read_by(
-    model: Path, served_dtype: str, device: str, suspects: tuple[Path, ...]
+    model: Path, served_dtype: str, device: str, suspects: Sequence[Path] | None
 ) -> tuple["CheckpointValidator", "CheckpointTokenizer"]:
     """The checkpoint, to read answers, and its tokens. Raises LabError and CheckpointError."""
-    # These imports take seconds, and --help needs none of them.
-    with reference_extra():
-        from proofserve.verifier.validator import (  # noqa: PLC0415
-            CheckpointTokenizer,
-            CheckpointValidator,
-            ValidatorSetup,
-        )
+    setup = replace(validator_setup(model, device, suspects), served_dtype=served_dtype)
+    # Its import takes seconds, and --help must not wait for it.
+    from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator  # noqa: PLC0415
+
     if served_dtype not in SERVED_DTYPES:
         known = " or ".join(SERVED_DTYPES)
         raise LabError(f"--served-dtype: servers do not compute in {served_dtype}; give {known}")
-    reader = CheckpointValidator(ValidatorSetup(model, device, suspects, served_dtype))
+    reader = CheckpointValidator(setup)
     if not reader.names:
         raise LabError(f"{model}: {NO_SUSPECTS}; give --suspect")
     return reader, CheckpointTokenizer(model, reader.published.vocabulary)
