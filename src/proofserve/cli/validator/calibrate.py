@@ -9,17 +9,9 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli import options
+from proofserve.cli import options, servers
 from proofserve.cli.model import ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.recompute import kernel_facts, validator_setup
-from proofserve.cli.servers import (
-    ServedModel,
-    ServerOptions,
-    existing_server,
-    own_model,
-    running_model,
-    serving,
-)
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
 from proofserve.lab.host import machine
@@ -95,15 +87,15 @@ def chat(
         deployed = checkpoint_named(model, size)
         setup = validator_setup(deployed.folder, device, suspect, kv_dtype=kv_cache)
         found: list[Conversation] = []
-        servers: dict[str, KernelFacts] = {}
+        by_key: dict[str, KernelFacts] = {}
         for number, server in enumerate(url or [None]):
             if server is None:
-                ours = ServerOptions(
+                ours = servers.ServerOptions(
                     deployed.folder, deployed.name, CHAT_FORWARD_BATCH, receipts=True
                 )
-                running, key = serving(ours, session), None
+                running, key = servers.serving(ours, session), None
             else:
-                running, key = existing_server(server, api_key, session), api_key
+                running, key = servers.existing_server(server, api_key, session), api_key
             with running as node, ReceiptClient(node.url, key) as client:
                 asked = requests(client.model(), seed + number, chats, tokens)
                 answered = client.chats(asked, concurrency, session.line)
@@ -118,12 +110,12 @@ def chat(
             facts = KernelFacts.model_validate(kernel_facts(server or "vllm", said))
             # Keys of a server's starts, or of the nodes behind a gateway.
             keys = {each.receipt.sketch_key for chat in answered for each in chat.receipts}
-            servers |= dict.fromkeys(keys, facts)
+            by_key |= dict.fromkeys(keys, facts)
             found += answered
         with session.interrupts.allowed():
             session.line.step(f"loading {deployed.folder}")
             checker = ChatChecker(setup, None, str(seed))
-            made = checker.calibration(deployed.name, servers, found, session.line)
+            made = checker.calibration(deployed.name, by_key, found, session.line)
             made = checked(made, session.line, verifications)
             made.write(out)
         for line in calibration_lines(made, len(found)):
@@ -175,11 +167,14 @@ def r_target(
         # Too few nonces are refused before anything is computed.
         target.interval_ranks(sample.total, rate)
         if url:
-            measured = [running_model(url, api_key, model, session)]
+            measured = [servers.running_model(url, api_key, model, session)]
         else:
             # All checkpoints first: an unknown model is refused before a measurement.
             named = [(checkpoint(small), small.name) for small in ours]
-            measured = [own_model(ServerOptions(*each, FORWARD_BATCH), session) for each in named]
+            measured = [
+                servers.own_model(servers.ServerOptions(*each, FORWARD_BATCH), session)
+                for each in named
+            ]
         radii: dict[str, dict[str, target.TargetRadius]] = {}
         reports: dict[str, dict[str, Report]] = {}
         for each in measured:
@@ -200,7 +195,7 @@ def r_target(
 
 
 def _measure(
-    model: ServedModel, sample: target.Sample, rate: float, session: CommandSession
+    model: servers.ServedModel, sample: target.Sample, rate: float, session: CommandSession
 ) -> tuple[dict[str, target.TargetRadius], dict[str, Report]]:
     """The radius of each method, and its figures."""
     radii, reports = {}, {}
