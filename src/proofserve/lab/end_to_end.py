@@ -151,7 +151,12 @@ def _judge_winners(
     other_key = replace(work, public_key=f"not {work.public_key}")
     with node.judging(work):
         report(_accepted(node, plain, f"honest winners are accepted {where}"))
-        report(_refused(node, replace(work, block_hash=f"not {work.block_hash}"), winners))
+        name = "winners of another block are refused"
+        try:
+            judgement = node.judge(replace(work, block_hash=f"not {work.block_hash}"), winners)
+            report(Check(name, False, f"the node judged them: {_verdict(judgement)}"))
+        except NodeError as error:
+            report(Check(name, ": 409 " in str(error), str(error)))
         for name, frauds in {
             "winners of another key are fraud": (other_key, winners),
             "winners an eighth of which do not win are fraud": (work, forged(plain)),
@@ -176,15 +181,6 @@ def _accepted(node: NodeClient, found: RoundWinners, name: str) -> Check:
     off = max(abs(computed - winner.distance) for computed, winner in pairs)
     passed = not judgement.fraud_detected and off <= TOLERANCE
     return Check(name, passed, f"{_verdict(judgement)}, off by at most {off:.1e}")
-
-
-def _refused(node: NodeClient, work: DistanceWork, winners: Sequence[Winner]) -> Check:
-    name = "winners of another block are refused"
-    try:
-        judgement = node.judge(work, winners)
-    except NodeError as error:
-        return Check(name, ": 409 " in str(error), str(error))
-    return Check(name, False, f"the node judged them: {_verdict(judgement)}")
 
 
 def _verdict(judgement: Judgement) -> str:

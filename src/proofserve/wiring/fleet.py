@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
@@ -154,20 +153,20 @@ def run_fleet(settings: FleetSettings) -> None:
         public_url = settings.public_url or _own_url(settings.host, port)
         text = "the fleet listens on %s, port %d; members reach it at %s"
         _logger.info(text, settings.host, port, public_url)
-        uvloop.run(_serve(settings, public_url, sockets))
 
+        async def serve() -> None:
+            async with running_fleet(settings, public_url) as app:
+                config = uvicorn.Config(
+                    app,
+                    ws="none",
+                    lifespan="off",
+                    access_log=False,
+                    server_header=False,
+                    timeout_graceful_shutdown=_CLOSE_S,
+                )
+                await OrderlyServer(config).serve(sockets)
 
-async def _serve(settings: FleetSettings, public_url: str, sockets: list[socket.socket]) -> None:
-    async with running_fleet(settings, public_url) as app:
-        config = uvicorn.Config(
-            app,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_CLOSE_S,
-        )
-        await OrderlyServer(config).serve(sockets)
+        uvloop.run(serve())
 
 
 def _own_url(host: str, port: int) -> str:

@@ -1,9 +1,8 @@
 """The processes of ``proofserve serve``: a parent that passes signals on, and vLLM's API server.
 
-A terminal sends Ctrl-C to all processes of its foreground group. Engine and workers would end
-first, each with a traceback, and the API server would report a dead engine. So the server runs in
-a session of its own, and the parent passes SIGINT and SIGTERM to the API server alone, which ends
-its engine in order (ADR 19).
+A terminal sends Ctrl-C to all processes of its group: engine and workers would end first, with a
+traceback each. So the server runs in a session of its own, and the parent passes signals to the API
+server alone, which ends its engine in order (ADR 19).
 """
 
 import ctypes
@@ -45,21 +44,17 @@ def main() -> None:
     for number in (*SIGNALS, signal.SIGALRM):
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    code = _exit_code(server)
+    pid, status = os.wait()
+    while pid != server:
+        # A container's first process also gets the end of orphans.
+        pid, status = os.wait()
+    code = os.waitstatus_to_exitcode(status)
+    code = code if code >= 0 else 128 - code
     if received and code == INTERRUPTED:
         name = signal.Signals(received[0]).name
         sys.stderr.write(f"proofserve serve: the server ended during its start, after {name}\n")
         code = 128 + received[0]
     sys.exit(code)
-
-
-def _exit_code(server: int) -> int:
-    """Wait for the server. As a container's first process it also gets the end of orphans."""
-    while True:
-        pid, status = os.wait()
-        if pid == server:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
 
 
 def _serve() -> NoReturn:
