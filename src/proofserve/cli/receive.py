@@ -52,13 +52,9 @@ def receive(
     store = ReceiverStore.open(database)
     served = create_app(store, check, max_body_bytes)
     config = uvicorn.Config(served, host=host, port=port, log_level="warning")
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_receive(config, store, quiet))
-
-
-async def _receive(config: uvicorn.Config, store: ReceiverStore, quiet: bool) -> None:
     server = uvicorn.Server(config)
-    try:
+
+    async def serve() -> None:
         if quiet:
             await server.serve()
             return
@@ -68,5 +64,6 @@ async def _receive(config: uvicorn.Config, store: ReceiverStore, quiet: bool) ->
                 live.update(render(store.summary()))
                 await asyncio.wait({serving}, timeout=0.5)
             await serving
-    finally:
-        store.close()
+
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(store):
+        asyncio.run(serve())

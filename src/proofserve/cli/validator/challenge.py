@@ -24,15 +24,8 @@ from proofserve.lab.report import LabError, Progress, write_json
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
+from proofserve.verifier import challenge
 from proofserve.verifier.calibration_file import checkpoint_shape, read
-from proofserve.verifier.challenge import (
-    ChallengeResult,
-    NoAnswer,
-    Tally,
-    Unanswered,
-    answer,
-    fresh,
-)
 from proofserve.verifier.judges import ALPHA, BETA
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.verification import Truth
@@ -117,7 +110,7 @@ def command(
         --every 10m --deadline 20 --json challenges.json
     """
     with open_session(EXIT_NO_VERDICT, LOG_EVERY_S if every is None else None) as session:
-        tally = Tally(url)
+        tally = challenge.Tally(url)
         try:
             with session.interrupts.allowed():
                 session.line.step(f"loading {model}")
@@ -160,32 +153,34 @@ class _Challenger:
     truth: Callable[[Workload], Truth]
     options: JudgingOptions
 
-    def once(self, progress: Progress) -> ChallengeResult:
+    def once(self, progress: Progress) -> challenge.ChallengeResult:
         """One challenge. Raises the errors of our own recomputation."""
-        challenge = fresh(self.shape, self.nonces)
+        asked = challenge.fresh(self.shape, self.nonces)
         progress.step(f"waiting for {self.nonces} nonces, at most {self.deadline_s:g} s")
         try:
             with NodeClient(self.url, self.api_key, _DESCRIBES_ITSELF_S) as client:
-                found = answer(client, challenge, self.deadline_s)
-        except NoAnswer as error:
-            return ChallengeResult(error.kind, challenge, str(error), error.seconds)
+                found = challenge.answer(client, asked, self.deadline_s)
+        except challenge.NoAnswer as error:
+            return challenge.ChallengeResult(error.kind, asked, str(error), error.seconds)
         truth = self.truth(found.work)
         try:
             found.claimed.require_digest(truth.weights_digest)
         except LabError as error:
-            other = Unanswered.OTHER_WEIGHTS
-            return ChallengeResult(other, challenge, str(error), found.seconds)
+            other = challenge.Unanswered.OTHER_WEIGHTS
+            return challenge.ChallengeResult(other, asked, str(error), found.seconds)
         report = judged(found.claimed, truth, self.options, fresh_seed(), None, progress)
         outcome = report.outcome
         deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
         said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
         reason = f"{outcome.nonces_used} of {self.nonces} nonces; {said}"
-        return ChallengeResult(outcome.verdict, challenge, reason, found.seconds, found, report)
+        return challenge.ChallengeResult(
+            outcome.verdict, asked, reason, found.seconds, found, report
+        )
 
 
 def _challenge(
     challenger: _Challenger,
-    tally: Tally,
+    tally: challenge.Tally,
     every: float | None,
     json: Path | None,
     session: CommandSession,
