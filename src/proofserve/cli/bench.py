@@ -292,7 +292,7 @@ def reference(
         list[int] | None, typer.Option(help="Nonces per forward, repeatable; 8, 32, 128.", min=1)
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: options.Device = "cpu",
     seconds: Annotated[float, typer.Option(help="Time for each combination.", min=0.1)] = 2.0,
     json: options.Json = None,
 ) -> None:

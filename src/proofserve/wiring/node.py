@@ -4,7 +4,7 @@ import asyncio
 import importlib.metadata
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -89,23 +89,15 @@ async def running_node(
                 )
                 made = Node(deployment, manager, outbox, access, limits, receipts)
                 made = replace(made, liveness=liveness, membership=membership)
-                async with _with_page(made, settings.dashboard) as node:
-                    yield node
+                history = NodeHistory(manager.status, lambda: made.stall)
+                page = beside("dashboard", history.watch()) if settings.dashboard else nullcontext()
+                async with page:
+                    yield with_dashboard(made, history) if settings.dashboard else made
             finally:
                 await manager.aclose()
                 if receipts is not None:
                     await receipts.finish()
                 await _flush(sender, outbox, settings.shutdown_flush_sec)
-
-
-@asynccontextmanager
-async def _with_page(node: Node, wanted: bool) -> AsyncIterator[Node]:
-    if not wanted:
-        yield node
-        return
-    history = NodeHistory(node.manager.status, lambda: node.stall)
-    async with beside("dashboard", history.watch()):
-        yield with_dashboard(node, history)
 
 
 async def _prune_for_ever(prune: Callable[[], Awaitable[object]], keep_s: float, what: str) -> None:
