@@ -15,7 +15,7 @@ from proofserve.cli.bench import show
 from proofserve.cli.model import checkpoint_named
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
+from proofserve.lab.bench.chat import Load, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -45,7 +45,7 @@ def chat(options: argparse.Namespace) -> Measure:
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         work = Work(name, seq_len=options.seq_len, batch_size=options.batch)
         load = Load(options.clients, window_s=options.seconds, pairs=options.windows)
-        return bench_chat(node, ChatPlan(work, options.chats, MAX_TOKENS, load), progress)
+        return bench_chat(node, work, options.chats, MAX_TOKENS, load, progress)
 
     return measure
 

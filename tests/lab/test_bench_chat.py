@@ -5,14 +5,7 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.bench import chat as module
-from proofserve.lab.bench.chat import (
-    ChatPlan,
-    Load,
-    Saturation,
-    bench_chat,
-    chat_figures,
-    compare_answers,
-)
+from proofserve.lab.bench.chat import Load, Saturation, bench_chat, chat_figures, compare_answers
 from proofserve.lab.chats import Reply
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -96,8 +89,8 @@ def test_a_whole_run_against_a_node_with_this_habit(
     monkeypatch.setattr(module, "SETTLE_S", 0.2)
     # One window each way does not tell what is usual, and a test machine may be busy.
     monkeypatch.setattr(module, "STALL", 1_000.0)
-    plan = ChatPlan(Work("stub"), 4, 4, Load(clients=4, words=1000, window_s=0.3, pairs=1))
+    load = Load(clients=4, words=1000, window_s=0.3, pairs=1)
     with stub_node(habits) as (_, url), NodeClient(url) as node:
-        found = bench_chat(node, plan, Progress()).json()
+        found = bench_chat(node, Work("stub"), 4, 4, load, Progress()).json()
     # A window this short does not tell one speed from another.
     assert [name for name in found["failed"] if name != "throughput_ratio"] == failed

@@ -12,7 +12,7 @@ from proofserve.cli import options, recompute
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat, bench_waits
+from proofserve.lab.bench.chat import Load, bench_chat, bench_waits
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts
 from proofserve.lab.bench.share import MeasuredShare, measure_share, share_report
@@ -273,7 +273,7 @@ def chat_priority(
         if slow:
             return bench_waits(node, work, chats or 100, progress)
         load = Load(clients, window_s=seconds or 3.0, pairs=pairs or 40)
-        return bench_chat(node, ChatPlan(work, chats or 200, max_tokens, load), progress)
+        return bench_chat(node, work, chats or 200, max_tokens, load, progress)
 
     _run(measure, url, api_key, model, small, forward_batch, json)
 

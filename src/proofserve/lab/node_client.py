@@ -157,7 +157,7 @@ class NodeClient:
         body = {
             "public_key": work.public_key,
             "block_hash": work.block_hash,
-            "block_height": work.body["block_height"],
+            "block_height": work.block_height,
             "nonces": [winner.nonce for winner in winners],
             "dist": [winner.distance for winner in winners],
             "node_id": 0,
@@ -195,23 +195,18 @@ class NodeClient:
 
         Raises NodeError, or TooSlowError after ``RECEIPT_S`` seconds.
         """
-        found = 0
-
-        def logged() -> bool:
-            nonlocal found
+        deadline = time.monotonic() + RECEIPT_S
+        while time.monotonic() < deadline:
             try:
                 answer = self._call("GET", f"{RECEIPTS}/{quote(response_id, safe='')}")
+                return len(answer["receipts"])
             except NodeError as error:
                 if error.status in (httpx.codes.NOT_FOUND, httpx.codes.GONE):
-                    return True
-                if error.status == httpx.codes.TOO_EARLY:
-                    return False
-                raise
-            found = len(answer["receipts"])
-            return True
-
-        wait_until(logged, f"the receipt of {response_id}", RECEIPT_S)
-        return found
+                    return 0
+                if error.status != httpx.codes.TOO_EARLY:
+                    raise
+            time.sleep(POLL_S)
+        raise TooSlowError(f"the receipt of {response_id}: not within {RECEIPT_S:g} s")
 
     def last_seq(self, after: int = 0) -> int:
         while rows := self.results(after):

@@ -299,22 +299,22 @@ def stall_s(usual: Sequence[float]) -> float:
     return STALL * statistics.median(usual)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPlan:
-    """``chats`` requests in each of seven runs, then the saturating ``load``."""
-
-    work: Work
-    chats: int = 200
-    max_tokens: int = 16
-    load: Load = field(default_factory=Load)
-
-
-def bench_chat(node: NodeClient, plan: ChatPlan, progress: Progress) -> Report:
-    answers, errors = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
-    saturation = measure_saturation(node, plan.work, plan.load, progress)
+def bench_chat(
+    node: NodeClient,
+    work: Work,
+    chats_per_run: int,
+    max_tokens: int,
+    load: Load,
+    progress: Progress,
+) -> Report:
+    """Chats in each of seven runs, then the saturating ``load``."""
+    answers, errors = measure_answers(node, work, chats_per_run, max_tokens, progress)
+    saturation = measure_saturation(node, work, load, progress)
     engine, where = node.engine(), {**machine(), **node.versions()}
     figures, windows = chat_figures(answers, errors, saturation, engine)
-    return Report("chat-priority", figures, asdict(plan), windows, where)
+    chat = {"chats": chats_per_run, "max_tokens": max_tokens}
+    setup = {"work": asdict(work), **chat, "load": asdict(load)}
+    return Report("chat-priority", figures, setup, windows, where)
 
 
 def chat_figures(
