@@ -153,7 +153,7 @@ def command(
             bank=QUICK_BANK if quick else None,
         ).serving_as(known)
         rate = threshold.p_mismatch if threshold else p_mismatch or NETWORK_P_MISMATCH
-        options = AuditOptions(
+        auditing = AuditOptions(
             ConvictionRule(rate, alpha, power, max_nonces),
             nonces or (QUICK_NONCES if quick else NONCES),
             known.honest if known else None,
@@ -164,10 +164,10 @@ def command(
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
         _require_fit(known, deployed, setup, deployment)
-        found = audit(deployment, options, session.line)
-        beside = _other_routing(deployment, setup.scheme, options, session.line)
+        found = audit(deployment, auditing, session.line)
+        beside = _other_routing(deployment, setup.scheme, auditing, session.line)
         honest = known.origin if known else "the kernels emulated in this audit"
-        facts = {**_facts(deployed.name, setup, options.nonces, began), "honest": honest}
+        facts = {**_facts(deployed.name, setup, auditing.nonces, began), "honest": honest}
         report = AuditReport(found, deployment.price, facts, machine(), beside)
         _show(report, json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
@@ -187,14 +187,14 @@ def _require_fit(
 
 
 def _other_routing(
-    deployment: CheckpointDeployment, scheme: Scheme, options: AuditOptions, line: Progress
+    deployment: CheckpointDeployment, scheme: Scheme, auditing: AuditOptions, line: Progress
 ) -> dict[str, Audit]:
     """Of a mixture proved by a sketch: pruned experts by the other sketch, under its name."""
     if scheme.name not in SKETCHES or not deployment.mixes_experts:
         return {}
     (other,) = (name for name in SKETCHES if name != scheme.name)
     routed = deployment.with_routing(vector_scheme(other, scheme.width // TWINS, False))
-    few = replace(options, honest=None, dist_threshold=None, only=PRUNED_EXPERTS)
+    few = replace(auditing, honest=None, dist_threshold=None, only=PRUNED_EXPERTS)
     line.step(f"pruned experts by {other}")
     return {other: audit(routed, few, line)}
 

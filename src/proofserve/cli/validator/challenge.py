@@ -151,7 +151,7 @@ class _Challenger:
     nonces: int
     deadline_s: float
     truth: Callable[[Workload], Truth]
-    options: JudgingOptions
+    judging: JudgingOptions
 
     def once(self, progress: Progress) -> challenge.ChallengeResult:
         """One challenge. Raises the errors of our own recomputation."""
@@ -168,7 +168,7 @@ class _Challenger:
         except LabError as error:
             other = challenge.Unanswered.OTHER_WEIGHTS
             return challenge.ChallengeResult(other, asked, str(error), found.seconds)
-        report = judged(found.claimed, truth, self.options, fresh_seed(), None, progress)
+        report = judged(found.claimed, truth, self.judging, fresh_seed(), None, progress)
         outcome = report.outcome
         deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
         said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
