@@ -41,13 +41,12 @@ DemoDtype = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """A checkpoint, its served name, and how its proofs run; ``ranks`` counts devices.
+    """A checkpoint, its served name, and how its proofs run on ``ranks`` devices.
 
-    Forwards have ``forward_batch`` nonces, without it as many as chat may wait for.
-    ``scheme`` is the only one that the server proves, None for any that a request names. ``share``
-    of the engine's time (0 to 1) goes to proofs while chat never pauses; with ``receipts`` the
-    server keeps one of every chat answer. Without ``eager`` vLLM compiles the model and captures
-    CUDA graphs for chat, which takes a minute more. ``dtype`` is that of weights and values.
+    Forwards have ``forward_batch`` nonces, without it as many as chat may wait for. ``scheme`` is
+    the only one that the server proves, None for any. ``share`` of the engine's time (0 to 1) goes
+    to proofs while chat never pauses; with ``receipts`` every chat answer gets one. Without
+    ``eager`` vLLM compiles the model and captures CUDA graphs for chat, which takes a minute more.
     ``vllm_options`` go to vLLM as they are.
     """
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -71,11 +72,7 @@ def of_vllm(options: Sequence[str]) -> Namespace:
     for option in ("--shutdown-timeout", "--host", "--port", "--uds", "--config"):
         parser.add_argument(option)
     # vLLM also accepts these names with underscores.
-    parts = [text.partition("=") for text in options]
-    texts = [
-        name.replace("_", "-") + "".join(value) if name.startswith("-") else name + "".join(value)
-        for name, *value in parts
-    ]
+    texts = [re.sub("^-[^=]*", lambda name: name[0].replace("_", "-"), text) for text in options]
     return parser.parse_known_args(texts)[0]
 
 
