@@ -229,10 +229,7 @@ def _row(name: str, verdict: Any) -> tuple[str, str, str, str, str]:
 
 @dataclass(slots=True)
 class DemoProcesses:
-    """Everything that the demo started, with files in ``folder``; ``close`` ends all of it.
-
-    Servers have weights and values of ``dtype``.
-    """
+    """What the demo started, with files in ``folder``; ``close`` ends all of it."""
 
     folder: Path
     session: CommandSession

@@ -1,7 +1,4 @@
-"""``proofserve serve`` and ``proofserve gateway``: servers whose options are their settings.
-
-Names, defaults and descriptions of options come from the settings.
-"""
+"""``proofserve serve`` and ``proofserve gateway``: servers whose options are their settings."""
 
 import inspect
 from collections.abc import Callable

@@ -65,10 +65,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model, and how to reach a node that serves it.
-
-    ``start`` may be called again. ``folder`` holds the checkpoint, None for a server at a URL.
-    """
+    """A model; each ``start`` gives a node that serves it. ``folder`` is None for one at a URL."""
 
     name: str
     start: Callable[[], AbstractContextManager[NodeClient]]

@@ -36,10 +36,7 @@ TOLERANCE = 1e-4
 
 
 def end_to_end(start: StartNode, restarts: bool, trials: Sequence[Trial], report: Reporter) -> None:
-    """Run every trial, restart the server if ``restarts``, then judge proofs and forgeries.
-
-    ``start`` gives a running server; its context is entered a second time for the restart.
-    """
+    """Run every trial, restart the server if ``restarts``, then judge proofs and forgeries."""
     with start() as node:
         judges = [trial(node, report) for trial in trials]
         if not restarts:

@@ -1,7 +1,4 @@
-"""Settings of a fleet: the variables of its controller and its workers, which are also options.
-
-And the TOML files of its members and of ``--policy``, which says how members are verified.
-"""
+"""Variables of a fleet's controller and workers, which are also options, and its TOML files."""
 
 from pathlib import Path
 from typing import Any, Self

@@ -281,10 +281,7 @@ _TOGETHER = (("every_sec", "every_nonces"), ("calibration", "dist_threshold", "p
 
 
 def policy_of(file: Path | None) -> VerificationPolicy | None:
-    """The policy in ``file``, with the calibrations that it names; None for None.
-
-    Raises ValueError naming the file, the table and the field.
-    """
+    """The policy in ``file`` with its calibrations. Raises ValueError naming table and field."""
     if file is None:
         return None
     read, calibrations = read_toml(file, PolicyFile), dict[str, str]()

@@ -1,7 +1,4 @@
-"""``proofserve calibrate``: the parameters that suit a deployed model, and what honest nodes do.
-
-``noise`` is in a module of its own. ``chat`` measures receipts, ``r-target`` the distance protocol.
-"""
+"""``proofserve calibrate``: what honest nodes do. ``noise`` is in a module of its own."""
 
 import time
 from pathlib import Path

@@ -52,10 +52,7 @@ TOLERATED = 0.25
 def measure_answers(
     node: NodeClient, work: Work, chats_per_run: int, max_tokens: int, progress: Progress
 ) -> tuple[list[Figure], list[str]]:
-    """Ask one chat at a time, without and with a round; then eight at a time, in turns.
-
-    Returns as ``compare_answers``.
-    """
+    """Ask one chat at a time, without and with a round; then eight at a time, in turns."""
 
     def ask(what: str, seeds: range, at_once: int) -> list[Reply]:
         progress.step(f"{len(seeds)} chats, {what}", len(seeds))
