@@ -21,14 +21,13 @@ from proofserve.verifier.judges import (
     OWN,
     BankRun,
     Chances,
+    Figures,
     Judge,
     KernelBank,
-    Opinion,
     Standing,
     Vectors,
     evidence_text,
     few,
-    result_of,
 )
 from proofserve.verifier.populations import UNKNOWN, Expected, HonestPopulations
 
@@ -142,7 +141,6 @@ class DirectionJudge(Judge[ClaimError]):
         self._planned: dict[int, tuple[str, ...]] = {}
         self._predicted: dict[str, Vectors] = {}
         self._honest: list[Vectors] = []
-        self._nonces = 0
 
     def plan(self, nonces: Sequence[int]) -> None:
         self._planned = dict(zip(nonces, self._plan(len(nonces)), strict=True))
@@ -161,7 +159,7 @@ class DirectionJudge(Judge[ClaimError]):
         # A claim without a vector has no direction; the test of sizes counts it.
         if error.error is None:
             return
-        self._nonces += 1
+        self.nonces += 1
         for name in self._planned[error.nonce]:
             if (suspicion := self._open.get(name)) is None:
                 continue
@@ -194,8 +192,8 @@ class DirectionJudge(Judge[ClaimError]):
             found.append(Standing(excess, excess >= 0.0, convicting >= limit, clears))
         return found
 
-    def opinion(self, population: int) -> Opinion:
-        form, result = self._yardstick.form, result_of(self.standings()[population])
+    def _says(self, standing: Standing, population: int) -> tuple[str, Figures]:
+        form, result = self._yardstick.form, standing.result
         name, log_evidence = self._strongest(population)
         figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
         text = f"not ruled out: {few([*self._open])}"
@@ -207,9 +205,7 @@ class DirectionJudge(Judge[ClaimError]):
             text = "errors point to suspected weights, as far as those of honest kernels may"
         elif result is SequentialResult.HONEST:
             text = "all suspects ruled out"
-        return Opinion(
-            self.name, result, self._nonces, f"{text} ({form})", {**figures, "form": form}
-        )
+        return f"{text} ({form})", {**figures, "form": form}
 
     def _strongest(self, population: int) -> tuple[str, float]:
         """The suspect with the most evidence against an honest population, and its logarithm."""

@@ -28,6 +28,8 @@ T = TypeVar("T")
 # Vectors by nonce, float32 [width] each, and a function that computes them.
 Vectors = Mapping[int, NDArray[np.float32]]
 Recompute = Callable[[Sequence[int]], Vectors]
+# The numbers behind an opinion, by their names.
+Figures = Mapping[str, float | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,26 +131,34 @@ class Standing:
     convicts: bool
     clears: bool
 
+    @property
+    def result(self) -> SequentialResult:
+        if self.convicts:
+            return SequentialResult.FRAUD
+        if self.refutes:
+            return SequentialResult.UNEXPLAINED
+        return SequentialResult.HONEST if self.clears else SequentialResult.UNDECIDED
+
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What one test found after ``nonces``; ``text`` says it in words, for a reader.
-
-    ``figures`` are the numbers behind it, by their names.
-    """
+    """What one test found after ``nonces``; ``text`` says it in words, for a reader."""
 
     test: str
     result: SequentialResult
     nonces: int
     text: str
-    figures: Mapping[str, float | str]
+    figures: Figures
 
 
 class Judge(ABC, Generic[T]):
     """A test, from what one nonce after the other shows: an error, or an answer of an endpoint."""
 
+    name: str
     # Whether the test can say that a node is honest, or only that it is not.
     clears = True
+    # Those that it has judged: nonces, blocks of tokens or tokens.
+    nonces = 0
 
     def plan(self, nonces: Sequence[int]) -> None:
         """Tell a bank what the test will need of nonces that are recomputed next."""
@@ -164,17 +174,16 @@ class Judge(ABC, Generic[T]):
     def standings(self) -> Sequence[Standing]:
         """By population, in their order; one alone where the test knows no populations."""
 
-    @abstractmethod
     def opinion(self, population: int) -> Opinion:
         """What the test says of this one of its populations."""
+        standings = self.standings()
+        standing = standings[population if len(standings) > 1 else 0]
+        text, figures = self._says(standing, population)
+        return Opinion(self.name, standing.result, self.nonces, text, figures)
 
-
-def result_of(standing: Standing) -> SequentialResult:
-    if standing.convicts:
-        return SequentialResult.FRAUD
-    if standing.refutes:
-        return SequentialResult.UNEXPLAINED
-    return SequentialResult.HONEST if standing.clears else SequentialResult.UNDECIDED
+    @abstractmethod
+    def _says(self, standing: Standing, population: int) -> tuple[str, Figures]:
+        """What the test found, in words and in numbers."""
 
 
 def evidence_text(log_evidence: float) -> str:
@@ -218,6 +227,7 @@ class PairedJudge(Judge[ClaimError]):
         own = np.array([self._lengths.get(error.nonce, 1.0)])
         ratio = self._honest.shares.ratios(np.array([error.distance]), own)
         self._ratios.append(float(ratio[0]))
+        self.nonces += 1
         for index, member in enumerate(self._honest.members):
             self._convicting[index].add(member.convicting.log_factors(ratio)[0])
             self._refuting[index].add(member.refuting.log_factors(ratio)[0])
@@ -234,8 +244,7 @@ class PairedJudge(Judge[ClaimError]):
             )
         ]
 
-    def opinion(self, population: int) -> Opinion:
-        standing = self.standings()[population]
+    def _says(self, standing: Standing, population: int) -> tuple[str, Figures]:
         convicts = self._convicting[population].peak
         shown = convicts if standing.convicts else self._refuting[population].peak
         figures: dict[str, float | str] = {"log_evidence": shown}
@@ -245,7 +254,7 @@ class PairedJudge(Judge[ClaimError]):
             figures["excluded_share"] = float(excluded[-1])
         elif shown > 0.0:
             text = f"{text}, {evidence_text(shown)}"
-        return Opinion(self.name, result_of(standing), len(self._ratios), text, figures)
+        return text, figures
 
 
 class TwinJudge(Judge[ClaimError]):
@@ -264,7 +273,6 @@ class TwinJudge(Judge[ClaimError]):
         self._evidence = [Evidence(LEANING_BETS) for _ in self._leans]
         self._clearing = np.zeros(len(self._leans))
         self._known: Vectors = {}
-        self._nonces = 0
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         self._known = self._own([error.nonce for error in errors if error.error is not None])
@@ -273,7 +281,7 @@ class TwinJudge(Judge[ClaimError]):
         # A claim without a vector has no direction; the test of sizes counts it.
         if error.error is None:
             return
-        self._nonces += 1
+        self.nonces += 1
         ours = alikeness(self._known[error.nonce])
         figure = np.array([alikeness(error.error) - self._share * ours])
         for index, lean in enumerate(self._leans):
@@ -289,12 +297,9 @@ class TwinJudge(Judge[ClaimError]):
             )
         ]
 
-    def opinion(self, population: int) -> Opinion:
-        standing = self.standings()[population]
+    def _says(self, _standing: Standing, population: int) -> tuple[str, Figures]:
         log_evidence = self._evidence[population].peak
-        text = evidence_text(log_evidence)
-        figures = {"log_evidence": log_evidence}
-        return Opinion(self.name, result_of(standing), self._nonces, text, figures)
+        return evidence_text(log_evidence), {"log_evidence": log_evidence}
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,16 +336,15 @@ class CountRule:
 class CountJudge(Judge[ClaimError]):
     """Counts mismatches among the ``sample`` nonces of a verification: the network's test."""
 
+    name = "count"
+
     def __init__(self, rule: CountRule, sample: int) -> None:
         self._rule = rule
-        # A opinion is asked for after each nonce, and `asdict` would take most of its time.
-        self._chosen = asdict(rule.test)
         self._sample = sample
-        self._nonces = 0
         self._mismatches = 0
 
     def add(self, error: ClaimError) -> None:
-        self._nonces += 1
+        self.nonces += 1
         # The comparison of a validator is in float32 (protocol B.4).
         far = np.float32(error.distance) > np.float32(self._rule.dist_threshold)
         self._mismatches += bool(far)
@@ -350,23 +354,22 @@ class CountJudge(Judge[ClaimError]):
         convicts = result is SequentialResult.FRAUD
         return [Standing(0.0, convicts, convicts, result is SequentialResult.HONEST)]
 
-    def opinion(self, population: int) -> Opinion:  # noqa: ARG002 - the count knows none
-        result, name, figure = self._result()
+    def _says(self, _standing: Standing, _population: int) -> tuple[str, Figures]:
+        _, name, figure = self._result()
         text = f"{self._mismatches} mismatches, {name} {figure:.3g}"
-        figures = {name.replace(" ", "_").replace("-", "_"): figure, **self._chosen}
-        return Opinion("count", result, self._nonces, text, figures)
+        return text, {name.replace(" ", "_").replace("-", "_"): figure, **asdict(self._rule.test)}
 
     def _result(self) -> tuple[SequentialResult, str, float]:
         """The result, and the name and value of the figure behind it."""
         test = self._rule.test
         if self._rule.sequential:
-            ratio = math.exp(test.log_ratio(self._mismatches, self._nonces))
-            return test.result(self._mismatches, self._nonces), "likelihood ratio", ratio
-        judged = judge(self._mismatches, self._nonces, test.p_honest, test.alpha)
+            ratio = math.exp(test.log_ratio(self._mismatches, self.nonces))
+            return test.result(self._mismatches, self.nonces), "likelihood ratio", ratio
+        judged = judge(self._mismatches, self.nonces, test.p_honest, test.alpha)
         result = SequentialResult.UNDECIDED
-        if self._nonces == self._sample:
+        if self.nonces == self._sample:
             # With too few nonces the test would also miss too many frauds.
-            strong = power(self._nonces, test.p_honest, test.alpha, test.p_fraud) >= 1 - test.beta
+            strong = power(self.nonces, test.p_honest, test.alpha, test.p_fraud) >= 1 - test.beta
             result = SequentialResult.HONEST if strong else result
             result = SequentialResult.FRAUD if judged.fraud_detected else result
         return result, "p-value", judged.p_value

@@ -15,12 +15,12 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import (
     Chances,
+    Figures,
     Judge,
     KernelBank,
     Opinion,
     Recompute,
     Standing,
-    result_of,
 )
 
 # Nonces are judged in growing groups, because the first ones show which suspects matter.
@@ -200,6 +200,7 @@ class ExactJudge(Judge[ClaimError]):
         self._equal = self._other = self._without = 0
 
     def add(self, error: ClaimError) -> None:
+        self.nonces += 1
         if error.error is None:
             self._without += 1
         elif error.error.any():
@@ -208,35 +209,23 @@ class ExactJudge(Judge[ClaimError]):
             self._equal += 1
 
     def standings(self) -> list[Standing]:
-        cleared = self._equal == self._nonces and self._equal >= self.needed
+        cleared = self._equal == self.nonces and self._equal >= self.needed
         return [Standing(0.0, refutes=False, convicts=False, clears=cleared)]
 
-    def opinion(self, population: int) -> Opinion:  # noqa: ARG002 - it knows none
-        (standing,) = self.standings()
+    def _says(self, standing: Standing, _population: int) -> tuple[str, Figures]:
         figures: dict[str, float | str] = {
             **{"equal": self._equal, "other_bits": self._other, "no_vector": self._without}
         }
         if standing.clears:
             figures["excluded_share"] = self._share
-        return Opinion(self.name, result_of(standing), self._nonces, self._text(), figures)
-
-    @property
-    def _nonces(self) -> int:
-        return self._equal + self._other + self._without
-
-    def _text(self) -> str:
-        of = f"of {self._nonces} nonces"
-        parts = []
+        of, parts = f"of {self.nonces} nonces", []
         if self._other:
-            parts.append(
-                f"other bits in {self._other} {of}: the engines differ{self._differences()}"
-            )
+            differ = f"the engines differ{self._differences()}"
+            parts.append(f"other bits in {self._other} {of}: {differ}")
         if self._without:
             parts.append(f"no vector in {self._without} {of}")
-        if parts:
-            return ", and ".join(parts)
         few = "" if self._equal >= self.needed else f", {self.needed} are needed"
-        return f"equal bits in {self._equal} {of}{few}"
+        return ", and ".join(parts) or f"equal bits in {self._equal} {of}{few}", figures
 
     def _differences(self) -> str:
         """In what, by what both say of themselves."""

@@ -39,25 +39,6 @@ ROUTINGS: Final = {
     SKETCH_2: "experts that the block chooses",
 }
 
-ASSUMPTIONS = (
-    "A saving is the share of multiplications that the attack leaves out of an honest nonce."
-    " Weights of fewer bits count as cheaper in proportion to their bits, which is the most that"
-    " hardware offers. Hardware does so only with rounded activations too, which would move the"
-    " vectors further. Vectors of another nonce, key or block exist already and cost nothing."
-    " Pruned experts save memory and no multiplications: of them it is the share of the layers'"
-    " weights.",
-    "Weights are rounded as the prover's name says; the attack computes everything else honestly."
-    " Weights by chance are rounded up or down at random, so that no suspect predicts them.",
-    "The published vectors are computed in float32, the provers' with the rounding of the served"
-    " dtype, emulated as transformers would round. So a dishonest prover has the very kernels of"
-    " the validator's own run beside which it is judged; a real one has others.",
-    "Honest kernels are emulated: sets of points at which machines round, and orders in which they"
-    " add up. What a machine does that none of them does is not known here.",
-    "Nonces are those of simulated verifications, which draw the measured nonces again and again:"
-    " they know no prover's vector that was not measured. They compare every nonce with every"
-    " suspect. `verify` compares a nonce with a few suspects at a time, so over a large bank its"
-    " direction test takes some nonces more, and clears later.",
-)
 # Inches.
 HEIGHT, ROW = 4.0, 0.28
 # The left end of the logarithmic axis; smaller distances, zero too, are drawn there.
@@ -317,7 +298,6 @@ def page(report: AuditReport) -> str:
         heat=heat_table(report),
         distances=distances_plot(report.audit),
         convictions=convictions_plot(report.audit),
-        assumptions=ASSUMPTIONS,
         facts=[*report.setup.items(), *report.machine.items()],
     )
 

@@ -14,18 +14,19 @@ from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.evidence import RareEvidence
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
+from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.direction import CalibratedYardstick, DirectionJudge
 from proofserve.verifier.judges import (
     OWN,
     BankRun,
     Chances,
+    Figures,
     Judge,
     Opinion,
     PairedJudge,
     Standing,
     Vectors,
     evidence_text,
-    result_of,
 )
 from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
 from proofserve.verifier.probe.readings import ReadAnswer, Readings
@@ -47,6 +48,9 @@ FORGED_SHARES: Final = (0.95, 0.7, 0.45)
 LEAST_COSINE: Final = 0.2
 # Verifications of each kernel by the others, and blocks of each, before kernels judge an endpoint.
 _VERIFICATIONS, _BLOCKS = 200, 200
+# A suspect whose mean cosine with the errors is as large explains them, whatever their size. What
+# convicts by a cosine is named at a smaller one: rounding may be as large as what it adds to.
+EXPLAINING_COSINE: Final = 0.5
 # How many times as wide margins may become until none of them is convicted so.
 _ROOMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0)
 
@@ -118,6 +122,7 @@ class SizeJudge(Judge[ClaimError]):
     kernels.
     """
 
+    name = "sizes"
     clears = False
 
     def __init__(self, blocks: ProbeBlocks, allowance: float, chances: Chances) -> None:
@@ -125,7 +130,7 @@ class SizeJudge(Judge[ClaimError]):
         self._allowance = allowance
         self._chances = chances
         self._evidence = RareEvidence(BEYOND, FORGED_SHARES)
-        self._beyond = self._count = 0
+        self._beyond = 0
 
     def add(self, error: ClaimError) -> None:
         """Raises EngineFault."""
@@ -134,7 +139,7 @@ class SizeJudge(Judge[ClaimError]):
         beyond = all(
             error.distance > self._allowance * float(np.linalg.norm(each)) for each in honest
         )
-        self._count += 1
+        self.nonces += 1
         self._beyond += beyond
         self._evidence.add(np.array([beyond]))
 
@@ -142,25 +147,22 @@ class SizeJudge(Judge[ClaimError]):
         excess = self._evidence.peak - self._chances.convicts_at
         return [Standing(excess, excess >= 0.0, excess >= 0.0, clears=False)]
 
-    def opinion(self, _population: int) -> Opinion:
-        (standing,) = self.standings()
+    def _says(self, standing: Standing, _population: int) -> tuple[str, Figures]:
         log_evidence = self._evidence.peak
+        said = f", {evidence_text(log_evidence)}" if standing.convicts else ""
         text = (
-            f"{self._beyond} of {self._count} blocks have errors more than {self._allowance:.2g}"
-            " times those of every emulated kernel"
+            f"{self._beyond} of {self.nonces} blocks have errors more than {self._allowance:.2g}"
+            f" times those of every emulated kernel{said}"
         )
-        if standing.convicts:
-            text = f"{text}, {evidence_text(log_evidence)}"
-        figures = {"log_evidence": log_evidence}
-        return Opinion("sizes", result_of(standing), self._count, text, figures)
+        return text, {"log_evidence": log_evidence}
 
 
 class BlockJudges:
     """The sizes of the errors and their directions, at ``chances`` each.
 
     ``judges`` is empty before ``MEASURED_ON`` blocks. ``unseen`` are suspects that no
-    log-probabilities of these answers tell from the published weights; ``ratios`` and ``errors``
-    are those of every block so far.
+    log-probabilities of these answers tell from the published weights; ``ratios`` are the errors
+    over our own rounding, of every block so far.
     """
 
     def __init__(self, readings: Readings, chances: Chances) -> None:
@@ -169,7 +171,7 @@ class BlockJudges:
         self._waiting: list[ClaimError] = []
         self.judges: tuple[Judge[ClaimError], ...] = ()
         self.unseen: tuple[str, ...] = ()
-        self.errors: list[ClaimError] = []
+        self._errors: list[ClaimError] = []
         self.ratios: list[float] = []
 
     def add(self, answer: ReadAnswer) -> None:
@@ -177,7 +179,7 @@ class BlockJudges:
         errors = self._blocks.add(answer)
         own = self._blocks.errors(OWN, [error.nonce for error in errors])
         self.ratios += [e.distance / float(np.linalg.norm(own[e.nonce])) for e in errors]
-        self.errors += errors
+        self._errors += errors
         self._waiting += errors
         if not self.judges and len(self._waiting) >= MEASURED_ON:
             self._begin([error.nonce for error in self._waiting[:MEASURED_ON]])
@@ -195,13 +197,23 @@ class BlockJudges:
         """Whether both sizes and directions are judged."""
         return any(isinstance(judge, DirectionJudge) for judge in self.judges)
 
-    @property
-    def names(self) -> Sequence[str]:
-        return self._blocks.names
+    def explaining(self, opinions: Sequence[Opinion]) -> tuple[str | None, list[float]]:
+        """The suspect that explains the errors, and its cosines with them. Raises EngineFault."""
+        if not self._errors:
+            return None, []
+        for each in opinions:
+            if each.result is SequentialResult.FRAUD and "suspect" in each.figures:
+                convicted = str(each.figures["suspect"])
+                return convicted, self._cosines(convicted, len(self._errors))
+        few = {n: float(np.mean(self._cosines(n, MEASURED_ON))) for n in self._blocks.names}
+        best = max(few, key=few.__getitem__)
+        if few[best] < EXPLAINING_COSINE:
+            return None, []
+        return best, self._cosines(best, len(self._errors))
 
-    def cosines(self, name: str, most: int) -> list[float]:
-        """Those of the first blocks, ``most`` at most, with a suspect. Raises EngineFault."""
-        errors = self.errors[:most]
+    def _cosines(self, name: str, most: int) -> list[float]:
+        """Those of the first blocks, ``most`` at most, with a suspect."""
+        errors = self._errors[:most]
         predicted = self._blocks.predictions(name, [error.nonce for error in errors])
         return [cosine(e.error, predicted[e.nonce]) for e in errors if e.error is not None]
 

@@ -93,6 +93,11 @@ class RawAnswer:
     output_ids: tuple[int, ...] | None = None
     alternatives: tuple[Alternatives, ...] = ()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the model ended it, by a token of which endpoints show the text nowhere."""
+        return self.finish_reason == "stop"
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:

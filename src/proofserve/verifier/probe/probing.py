@@ -36,15 +36,10 @@ _BEGINNINGS = (
     "In the {} stood a {} {}, which",
     "A {} is not a {}. The {}",
 )
-# A suspect whose mean cosine with the errors is as large explains them, whatever their size. What
-# convicts by a cosine is named at a smaller one: rounding may be as large as what it adds to.
-EXPLAINING_COSINE: Final = 0.5
 # Tokens that are so much less likely than drawn ones (nats each) are another model's.
 OTHER_SURPRISE: Final = 0.5
 # A suspect explains greedy tokens if its own gaps are together at most this share of ours.
 EXPLAINED_GAPS: Final = 0.3
-# Blocks whose cosines are looked at.
-_BLOCKS: Final = 16
 # Errors so many times our own rounding, or tokens so much less likely than drawn ones (nats each),
 # or so large a share of greedy tokens that are not the model's: no rounding in 8 bits does it.
 OTHER_RATIO: Final = 5.0
@@ -81,35 +76,10 @@ def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePromp
         yield ProbePrompt(number, kind, text, greedy=number // len(kinds) % 2 == 1)
 
 
-def by_blocks(sizes: BlockJudges, opinions: Sequence[Opinion]) -> tuple[str | None, list[float]]:
-    """The suspect that explains the errors of the blocks, and its cosines. Raises EngineFault."""
-    convicted = [
-        str(each.figures["suspect"])
-        for each in opinions
-        if each.result is SequentialResult.FRAUD and "suspect" in each.figures
-    ]
-    if not sizes.errors:
-        return None, []
-    if convicted:
-        return convicted[0], sizes.cosines(convicted[0], len(sizes.errors))
-    means = {name: float(np.mean(sizes.cosines(name, _BLOCKS))) for name in sizes.names}
-    best = max(means, key=means.__getitem__)
-    if means[best] < EXPLAINING_COSINE:
-        return None, []
-    return best, sizes.cosines(best, len(sizes.errors))
-
-
-def by_tokens(readings: Readings, answers: Sequence[ReadAnswer]) -> str | None:
-    """The suspect that explains the tokens alone. Raises EngineFault."""
-    scores = {name: _score(readings, name, answers) for name in readings.names}
-    known = {name: score for name, score in scores.items() if score is not None}
-    return max(known, key=known.__getitem__) if known else None
-
-
 def _score(readings: Readings, name: str, answers: Sequence[ReadAnswer]) -> float | None:
     """By how much the tokens are likelier with the suspect; None if it does not explain them."""
-    greedy = [each for each in answers if each.answer.prompt.greedy]
-    sampled = [each for each in answers if not each.answer.prompt.greedy]
+    greedy = [each for each in answers if each.is_greedy]
+    sampled = [each for each in answers if not each.is_greedy]
     left = sum(float(each.gaps.sum()) for each in readings.by_suspect(name, greedy))
     gaps = sum(float(each.gaps.sum()) for each in greedy)
     pairs = zip(sampled, readings.by_suspect(name, sampled), strict=True)
@@ -117,16 +87,18 @@ def _score(readings: Readings, name: str, answers: Sequence[ReadAnswer]) -> floa
     if gaps > 0.0 and left > EXPLAINED_GAPS * gaps:
         return None
     tokens = sum(len(each.log_p) for each in sampled)
-    if surprise_of(answers) * tokens - likelier >= OTHER_SURPRISE * max(1, tokens):
+    surprise = surprise_of(answers) or 0.0
+    if surprise * tokens - likelier >= OTHER_SURPRISE * max(1, tokens):
         return None
     return likelier + gaps - left
 
 
-def surprise_of(answers: Sequence[ReadAnswer]) -> float:
-    """That of all sampled tokens; 0 without any."""
-    sampled = [each for each in answers if not each.answer.prompt.greedy]
+def surprise_of(answers: Sequence[ReadAnswer]) -> float | None:
+    """That of all sampled tokens; None without any."""
+    sampled = [each for each in answers if not each.is_greedy]
     tokens = sum(len(each.log_p) for each in sampled)
-    return sum(each.surprise * len(each.log_p) for each in sampled) / max(1, tokens)
+    total = sum(each.surprise * len(each.log_p) for each in sampled)
+    return total / max(1, tokens) if sampled else None
 
 
 def prompts_more(
@@ -155,46 +127,30 @@ def _missing(opinion: Opinion, chances: Chances) -> float:
     return chances.clears_at / log_clearing - 1.0 if log_clearing > 0.0 else math.inf
 
 
-def _about(prompts: float) -> str:
-    """Two digits are more than such an estimate has."""
-    digits = 10 ** max(0, len(str(int(prompts))) - 2)
-    return f"about {-(-int(prompts + 1) // digits) * digits} more prompts"
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What a probe found, after ``asked`` prompts; None is what was not measured.
 
     ``suspect`` explains what was seen, None if none does, and ``cosines`` are those of the blocks
-    with it. ``surprise`` is that of ReadAnswer over all sampled tokens, ``beyond`` the share of
-    greedy tokens that are no honest ones. ``more`` says what an undecided probe needs.
-
-    ``ratios`` are the errors of each block over our own rounding, ``evidence`` is that of the token
-    test after each answer, ``bound`` that of the greedy gaps. ``unseen`` are suspects that cannot
-    be told from the published weights, ``forwards`` counts answers read by suspects.
+    with it. ``more`` says what an undecided probe needs, ``seen`` has the answers.
     """
 
     verdict: SequentialResult
     suspect: str | None
-    cosines: tuple[float, ...]
-    surprise: float | None
-    beyond: float
+    cosines: Sequence[float]
     more: str
     opinions: tuple[Opinion, ...]
-    answers: tuple[ReadAnswer, ...]
-    left_out: tuple[LeftOut, ...]
-    ratios: tuple[float, ...]
-    unseen: tuple[str, ...]
-    evidence: tuple[float, ...]
-    bound: float
     asked: int
-    forwards: int
-    prompt_tokens: int
-    output_tokens: int
+    seen: "Probing"
+
+    @property
+    def ratios(self) -> Sequence[float]:
+        """The errors of each block over our own rounding."""
+        return self.seen.sizes.ratios if self.seen.sizes else ()
 
     @property
     def ratio(self) -> float | None:
-        """The median of the errors over our own rounding."""
+        """The median of ``ratios``."""
         return float(np.median(self.ratios)) if self.ratios else None
 
     @property
@@ -220,31 +176,35 @@ class ProbeResult:
         size = "" if self.ratio is None else f": errors {self.ratio:.1f} times our rounding"
         far = (
             (self.ratio or 0.0) >= OTHER_RATIO
-            or (self.surprise or 0.0) >= OTHER_SURPRISE
-            or self.beyond >= OTHER_SHARE
+            or (surprise_of(self.seen.answers) or 0.0) >= OTHER_SURPRISE
+            or self.seen.greedy.share >= OTHER_SHARE
         )
         which = "another model" if far else "another model, or weights changed in no known way"
         return f"{which}{size}"
 
 
 class Probing:
-    """Judges answers one after the other. The methods raise EngineFault."""
+    """Judges answers one after the other. The methods raise EngineFault.
+
+    ``evidence`` is that of the token test after each of ``answers``. The tokens are as the endpoint
+    counted them.
+    """
 
     def __init__(
         self, tokens: "CheckpointTokenizer", reader: "CheckpointValidator", chances: Chances
     ) -> None:
         self._tokens = tokens
-        self._readings = Readings(reader)
         self._chances = chances
-        self._answers: list[ReadAnswer] = []
-        self._left_out: list[LeftOut] = []
-        self._evidence: list[float] = []
-        self._used = [0, 0]
         self._began = False
-        self._greedy = GreedyJudge(self._readings)
-        self._drawn = TokenJudge(self._readings, chances, all_fields=True)
+        self.readings = Readings(reader)
+        self.answers: list[ReadAnswer] = []
+        self.left_out: list[LeftOut] = []
+        self.evidence: list[float] = []
+        self.prompt_tokens = self.output_tokens = 0
+        self.greedy = GreedyJudge(self.readings)
+        self._drawn = TokenJudge(self.readings, chances, all_fields=True)
         self._likelihood: LikelihoodJudge | None = None
-        self._sizes: BlockJudges | None = None
+        self.sizes: BlockJudges | None = None
 
     def add(self, raws: Sequence[RawAnswer | LeftOut], all_fields: bool = True) -> SequentialResult:
         """Judge a group, up to a verdict.
@@ -254,77 +214,58 @@ class Probing:
         known = [r if isinstance(r, LeftOut) else resolved(r, self._tokens) for r in raws]
         for each in raws:
             if isinstance(each, RawAnswer):
-                self._used[0] += each.prompt_tokens or 0
-                self._used[1] += each.completion_tokens or 0
+                self.prompt_tokens += each.prompt_tokens or 0
+                self.output_tokens += each.completion_tokens or 0
         answers = [each for each in known if isinstance(each, ProbeAnswer)]
         lost = [each for each in known if isinstance(each, LeftOut)]
-        self._left_out += lost
+        self.left_out += lost
         if answers and not self._began:
             self._begin(answers, all_fields)
         for each in lost:
             if each.unsure and not each.prompt.greedy:
                 self._drawn.lose()
-        reads = self._readings.read(answers)
+        reads = self.readings.read(answers)
         if self._likelihood is not None:
             self._likelihood.prepare(reads)
         for read in reads:
             self._judge(read)
-            if self.result in CERTAIN:
+            if self._verdict()[0] in CERTAIN:
                 break
-        return self.result
+        return self._verdict()[0]
 
-    @property
-    def result(self) -> SequentialResult:
-        return self._verdict[0]
-
-    @property
     def _verdict(self) -> tuple[SequentialResult, int]:
         """The result, and which of the emulated kernels explains the answers best."""
         found, closest = verdict_of(self._judges)
-        few = len(self._answers) < LEAST_JUDGED * (len(self._answers) + len(self._left_out))
-        unsure = self._sizes is not None and not self._sizes.can_clear
-        if found is SequentialResult.HONEST and (few or unsure):
+        unsure = self.sizes is not None and not self.sizes.can_clear
+        if found is SequentialResult.HONEST and (self._judged_few or unsure):
             return SequentialResult.UNDECIDED, closest
         return found, closest
 
     @property
+    def _judged_few(self) -> bool:
+        return len(self.answers) < LEAST_JUDGED * (len(self.answers) + len(self.left_out))
+
+    @property
     def _judges(self) -> tuple[Judge[Any], ...]:
-        more: Sequence[Judge[Any]] = self._sizes.judges if self._sizes is not None else ()
+        more: Sequence[Judge[Any]] = self.sizes.judges if self.sizes is not None else ()
         if self._likelihood is not None:
             more = (self._likelihood,)
-        return (self._drawn, self._greedy, *more)
+        return (self._drawn, self.greedy, *more)
 
     def probed(self, asked: int) -> ProbeResult:
-        opinions, sizes = self._opinions(), self._sizes
-        suspect, cosines = self._explaining(opinions)
-        drawn = any(not each.answer.prompt.greedy for each in self._answers)
-        return ProbeResult(
-            verdict=self.result,
-            suspect=suspect,
-            cosines=tuple(cosines),
-            surprise=surprise_of(self._answers) if drawn else None,
-            beyond=self._greedy.share,
-            more=self._more(),
-            opinions=opinions,
-            answers=tuple(self._answers),
-            left_out=tuple(self._left_out),
-            ratios=tuple(sizes.ratios) if sizes else (),
-            unseen=sizes.unseen if sizes else (),
-            evidence=tuple(self._evidence),
-            bound=self._greedy.bound,
-            asked=asked,
-            forwards=self._readings.forwards,
-            prompt_tokens=self._used[0],
-            output_tokens=self._used[1],
-        )
-
-    def _explaining(self, opinions: Sequence[Opinion]) -> tuple[str | None, Sequence[float]]:
-        """The suspect that explains a fraud, and the cosines of the blocks with it."""
-        if self.result is not SequentialResult.FRAUD:
-            return None, ()
-        if self._sizes is not None:
-            return by_blocks(self._sizes, opinions)
-        return by_tokens(self._readings, self._answers), ()
+        result, closest = self._verdict()
+        opinions = tuple(judge.opinion(closest) for judge in self._judges)
+        suspect: str | None = None
+        cosines: Sequence[float] = ()
+        if result is SequentialResult.FRAUD and self.sizes is not None:
+            suspect, cosines = self.sizes.explaining(opinions)
+        elif result is SequentialResult.FRAUD:
+            scores = {
+                name: _score(self.readings, name, self.answers) for name in self.readings.names
+            }
+            known = {name: score for name, score in scores.items() if score is not None}
+            suspect = max(known, key=known.__getitem__, default=None)
+        return ProbeResult(result, suspect, cosines, self._more(opinions), opinions, asked, self)
 
     def _begin(self, answers: Sequence[ProbeAnswer], all_fields: bool) -> None:
         """Choose the tests by what the first answers have."""
@@ -332,36 +273,35 @@ class Probing:
         logs = any(len(top.ids) > 1 for each in answers for top in each.tops)
         tests = _WITH_LOGS if logs else _WITHOUT_LOGS
         shared = replace(self._chances, alpha=self._chances.alpha / tests)
-        self._drawn = TokenJudge(self._readings, shared, all_fields)
+        self._drawn = TokenJudge(self.readings, shared, all_fields)
         if logs:
-            self._sizes = BlockJudges(self._readings, shared)
+            self.sizes = BlockJudges(self.readings, shared)
         else:
-            self._likelihood = LikelihoodJudge(self._readings, shared)
+            self._likelihood = LikelihoodJudge(self.readings, shared)
 
     def _judge(self, read: ReadAnswer) -> None:
-        self._answers.append(read)
+        self.answers.append(read)
         self._drawn.add(read)
-        self._greedy.add(read)
-        self._evidence.append(self._drawn.log_evidence)
-        if self._sizes is not None:
-            self._sizes.add(read)
+        self.greedy.add(read)
+        self.evidence.append(self._drawn.log_evidence)
+        if self.sizes is not None:
+            self.sizes.add(read)
         if self._likelihood is not None:
             self._likelihood.add(read)
 
-    def _opinions(self) -> tuple[Opinion, ...]:
-        closest = self._verdict[1]
-        return tuple(judge.opinion(closest) for judge in self._judges)
-
-    def _more(self) -> str:
-        if not self._answers:
-            reason = f": {self._left_out[0].reason}" if self._left_out else ""
+    def _more(self, opinions: Sequence[Opinion]) -> str:
+        if not self.answers:
+            reason = f": {self.left_out[0].reason}" if self.left_out else ""
             return f"no answer can be judged{reason}"
-        if len(self._answers) < LEAST_JUDGED * (len(self._answers) + len(self._left_out)):
+        if self._judged_few:
             return "too many answers had to be left out"
-        opinions = self._opinions()
-        clearing = _LOGS_CLEAR if self._sizes is not None else _TOKENS_CLEAR
-        number = prompts_more(opinions, clearing, self._chances, len(self._answers))
-        return "nothing yet shows how many more prompts" if number is None else _about(number)
+        clearing = _LOGS_CLEAR if self.sizes is not None else _TOKENS_CLEAR
+        number = prompts_more(opinions, clearing, self._chances, len(self.answers))
+        if number is None:
+            return "nothing yet shows how many more prompts"
+        # Two digits are more than such an estimate has.
+        digits = 10 ** max(0, len(str(int(number))) - 2)
+        return f"about {-(-int(number + 1) // digits) * digits} more prompts"
 
 
 def probe(

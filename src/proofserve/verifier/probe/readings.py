@@ -1,8 +1,8 @@
 """Answers of an endpoint in token ids, and what the published network and suspects make of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from proofserve.verifier.probe.endpoint import Alternatives, LeftOut, ProbePromp
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
 
+T = TypeVar("T")
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]
 
@@ -36,8 +37,6 @@ _NOTHING = 1e-12
 _ID_PREFIX: Final = "token_id:"
 # Servers write minus infinity as a large negative number, because JSON has none.
 _LEAST_LOG: Final = -1000.0
-# Of the model's own tokens that end an answer, endpoints show the text nowhere.
-_STOPPED: Final = "stop"
 FROM_SERVER, FROM_LOGS, FROM_TEXT = "token ids", "log-probabilities", "the text"
 
 
@@ -84,7 +83,7 @@ def resolved(raw: RawAnswer, tokens: "CheckpointTokenizer") -> ProbeAnswer | Lef
     output, ids_from = found
     if not output or not all(0 <= each < tokens.size for each in output):
         return LeftOut(prompt, "the answer has no tokens, or such as the checkpoint has not")
-    if raw.alternatives and len(output) == len(raw.alternatives) + 1 and _ended(raw):
+    if raw.alternatives and len(output) == len(raw.alternatives) + 1 and raw.ended:
         output = output[:-1]
     if raw.alternatives and not _same_tokens(output, raw.alternatives, tokens):
         return LeftOut(prompt, "the log-probabilities are of other tokens than the answer")
@@ -95,13 +94,9 @@ def resolved(raw: RawAnswer, tokens: "CheckpointTokenizer") -> ProbeAnswer | Lef
 
 def _other_prompt(raw: RawAnswer, ids: tuple[int, ...]) -> str:
     """How the endpoint's prompt differs from ours; empty if it does not say so."""
-    if raw.prompt_ids is not None:
-        same = raw.prompt_ids == ids
-    else:
-        same = raw.prompt_tokens is None or raw.prompt_tokens == len(ids)
-    if same:
-        return ""
     theirs = raw.prompt_tokens if raw.prompt_ids is None else len(raw.prompt_ids)
+    if (raw.prompt_ids or ids) == ids and theirs in {None, len(ids)}:
+        return ""
     return (
         f"the endpoint read a prompt of {theirs} tokens, the checkpoint's tokenizer and chat"
         f" template make {len(ids)}: it has another tokenizer or template"
@@ -120,12 +115,8 @@ def _output_ids(
             return ids, FROM_LOGS
     # The tokenizer's own ids of the text, if the endpoint counted as many.
     ids, counted = tokens.answer_ids(raw.text), raw.completion_tokens
-    same = counted == len(ids) or (_ended(raw) and counted == len(ids) + 1)
+    same = counted == len(ids) or (raw.ended and counted == len(ids) + 1)
     return (ids, FROM_TEXT) if same and tokens.text(ids) == raw.text else None
-
-
-def _ended(raw: RawAnswer) -> bool:
-    return raw.finish_reason == _STOPPED
 
 
 def _same_tokens(
@@ -179,6 +170,19 @@ class ReadAnswer:
     log_factors: Floats
     likely: NDArray[np.int64]
     likely_log_p: Floats
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.answer.prompt.greedy
+
+    @property
+    def ratio(self) -> float | None:
+        """The length of all errors over that of our own; None without log-probabilities."""
+        known = [t for t, error in enumerate(self.errors) if error.size]
+        if not known:
+            return None
+        error, own = (np.concatenate([of[t] for t in known]) for of in (self.errors, self.own))
+        return float(np.linalg.norm(error) / np.linalg.norm(own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +249,7 @@ class Readings:
         return self._by_kernels[number]
 
     def by_suspect(self, name: str, answers: Sequence[ReadAnswer]) -> list[SuspectReading]:
-        missing = [a for a in answers if (name, a.answer.prompt.number) not in self._known]
-        texts = [each.answer.read for each in missing]
-        # Without anything to read the suspect's weights need not be made.
-        made = self._reader.read(BankRun(name), texts) if texts else ()
-        for each, logits in zip(missing, made, strict=True):
-            self._known[name, each.answer.prompt.number] = _suspected(each, logits)
-        return [self._known[name, each.answer.prompt.number] for each in answers]
+        return self._once(self._known, name, answers, _suspected)
 
     def likelihood_means(self, name: str, answers: Sequence[ReadAnswer]) -> list[float]:
         """What honest kernels give to the likelihood test of each answer at most, 0 at least.
@@ -259,16 +257,33 @@ class Readings:
         The logarithm of the mean of the suspect's probability over the published one, if a kernel
         draws the tokens.
         """
-        missing = [a for a in answers if (name, a.answer.prompt.number) not in self._means]
+
+        def mean(read: ReadAnswer, logits: Vector) -> float:
+            suspected = log_probabilities(logits.astype(np.float64), _SAMPLED)
+            ratios = suspected - log_probabilities(self._logits(PUBLISHED, read), _SAMPLED)
+            found = [0.0]
+            for kernel in self.kernels:
+                drawn = log_probabilities(self._logits(BankRun(kernels=kernel), read), _SAMPLED)
+                found.append(float(np.log(np.exp(drawn + ratios).sum(axis=1)).sum()))
+            return max(found)
+
+        return self._once(self._means, name, answers, mean)
+
+    def _once(
+        self,
+        known: dict[tuple[str, int], T],
+        name: str,
+        answers: Sequence[ReadAnswer],
+        make: Callable[[ReadAnswer, Vector], T],
+    ) -> list[T]:
+        """What ``make`` finds for each answer by the logits of a suspect, kept in ``known``."""
+        missing = [a for a in answers if (name, a.answer.prompt.number) not in known]
         texts = [each.answer.read for each in missing]
+        # Without anything to read the suspect's weights need not be made.
         made = self._reader.read(BankRun(name), texts) if texts else ()
         for each, logits in zip(missing, made, strict=True):
-            suspected = log_probabilities(logits.astype(np.float64), _SAMPLED)
-            ratios = suspected - log_probabilities(self._logits(PUBLISHED, each), _SAMPLED)
-            runs = (BankRun(kernels=kernel) for kernel in self.kernels)
-            given = [_log_mean(ratios, self._logits(run, each)) for run in runs]
-            self._means[name, each.answer.prompt.number] = max(0.0, *given)
-        return [self._means[name, each.answer.prompt.number] for each in answers]
+            known[name, each.answer.prompt.number] = make(each, logits)
+        return [known[name, each.answer.prompt.number] for each in answers]
 
     def _logits(self, run: BankRun, read: ReadAnswer) -> Floats:
         (logits,) = self._reader.read(run, [read.answer.read])
@@ -280,12 +295,6 @@ def _by_kernel(read: ReadAnswer, exact: Floats, log_p: Floats, logits: Floats) -
     errors = (_centred(moved[t, top.ids], top) for t, top in enumerate(read.answer.tops))
     means = kernel_log_means(log_p, log_probabilities(logits, _SAMPLED))
     return KernelReading(tuple(errors), means.sum(axis=0), float(moved_apart(exact, logits).max()))
-
-
-def _log_mean(ratios: Floats, logits: Floats) -> float:
-    """Over all tokens of an answer, of ``ratios`` if the tokens are drawn by ``logits``."""
-    drawn = log_probabilities(logits, _SAMPLED)
-    return float(np.log(np.exp(drawn + ratios).sum(axis=1)).sum())
 
 
 def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:

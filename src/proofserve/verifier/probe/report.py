@@ -12,7 +12,7 @@ import numpy as np
 from proofserve.lab.report import BLUE, GREEN, RED, drawn
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.probe.endpoint import ProbePrompt
-from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult
+from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult, surprise_of
 from proofserve.verifier.probe.readings import ReadAnswer
 from proofserve.web import rendered
 
@@ -44,23 +44,28 @@ class ProbeReport:
         probed = self.probed
         for opinion in probed.opinions:
             yield f"  {opinion.test:10} {opinion.result}: {opinion.text}"
-        if probed.unseen:
-            yield f"not to be told from the published weights: {', '.join(probed.unseen)}"
+        if unseen := self._unseen:
+            yield f"not to be told from the published weights: {', '.join(unseen)}"
         yield from self.notes
-        for reason, count in Counter(each.reason for each in probed.left_out).items():
+        for reason, count in Counter(each.reason for each in probed.seen.left_out).items():
             yield f"left out, {count}: {reason}"
         yield self.used
 
     @property
     def used(self) -> str:
-        probed = self.probed
+        seen = self.probed.seen
         return (
-            f"{len(probed.answers)} of {probed.asked} answers judged; the endpoint counted"
-            f" {probed.prompt_tokens} tokens of prompts and {probed.output_tokens} of answers"
+            f"{len(seen.answers)} of {self.probed.asked} answers judged; the endpoint counted"
+            f" {seen.prompt_tokens} tokens of prompts and {seen.output_tokens} of answers"
         )
 
+    @property
+    def _unseen(self) -> Sequence[str]:
+        sizes = self.probed.seen.sizes
+        return sizes.unseen if sizes else ()
+
     def record(self) -> dict[str, Any]:
-        probed = self.probed
+        probed, seen = self.probed, self.probed.seen
         return {
             "verdict": probed.verdict,
             "label": probed.label,
@@ -69,14 +74,14 @@ class ProbeReport:
             "findings": [asdict(opinion) for opinion in probed.opinions],
             "error_over_own_rounding": probed.ratio,
             "mean_cosine_with_suspect": float(np.mean(probed.cosines)) if probed.cosines else None,
-            "surprise_nats": probed.surprise,
-            "greedy_share_beyond": probed.beyond,
+            "surprise_nats": surprise_of(seen.answers),
+            "greedy_share_beyond": seen.greedy.share,
             "blocks": {"ratios": probed.ratios, "cosines": probed.cosines},
-            "suspects_not_seen": probed.unseen,
+            "suspects_not_seen": self._unseen,
             "prompts_asked": probed.asked,
-            "prompt_tokens": probed.prompt_tokens,
-            "output_tokens": probed.output_tokens,
-            "suspect_forwards": probed.forwards,
+            "prompt_tokens": seen.prompt_tokens,
+            "output_tokens": seen.output_tokens,
+            "suspect_forwards": seen.readings.forwards,
             "notes": list(self.notes),
             "setup": dict(self.setup),
             "prompts": self.rows(),
@@ -84,53 +89,33 @@ class ProbeReport:
 
     def rows(self) -> list[dict[str, Any]]:
         """The evidence of every prompt, in the order in which they were asked."""
-        pairs = zip(self.probed.answers, self.probed.evidence, strict=True)
-        rows = [_row(read.answer.prompt, _figures(read, log)) for read, log in pairs]
-        rows += [_row(each.prompt, {}, each.reason) for each in self.probed.left_out]
+        seen = self.probed.seen
+        pairs = zip(seen.answers, seen.evidence, strict=True)
+        rows = [_row(read.answer.prompt, read, log) for read, log in pairs]
+        rows += [_row(each.prompt, left_out=each.reason) for each in seen.left_out]
         return sorted(rows, key=lambda row: int(row["number"]))
 
 
-# What was found of an answer that was not left out.
-_FOUND: Final = (
-    *("answer", "tokens", "ids_from", "largest_gap", "surprise_nats", "log_evidence_so_far"),
-    "error_over_own_rounding",
-)
-
-
 def _row(
-    prompt: ProbePrompt, found: Mapping[str, Any], left_out: str | None = None
+    prompt: ProbePrompt,
+    read: ReadAnswer | None = None,
+    log_evidence: float | None = None,
+    left_out: str | None = None,
 ) -> dict[str, Any]:
     return {
         "number": prompt.number,
         "kind": prompt.kind,
         "greedy": prompt.greedy,
         "prompt": prompt.text,
-        **{name: found.get(name) for name in _FOUND},
+        "answer": read and read.answer.text,
+        "tokens": read and len(read.answer.output_ids),
+        "ids_from": read and read.answer.ids_from,
+        "largest_gap": float(read.gaps.max()) if read and prompt.greedy else None,
+        "surprise_nats": read.surprise if read and not prompt.greedy else None,
+        "log_evidence_so_far": log_evidence,
+        "error_over_own_rounding": read and read.ratio,
         "left_out": left_out,
     }
-
-
-def _figures(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
-    answer = read.answer
-    greedy = answer.prompt.greedy
-    return {
-        "answer": answer.text,
-        "tokens": len(answer.output_ids),
-        "ids_from": answer.ids_from,
-        "largest_gap": float(read.gaps.max()) if greedy else None,
-        "surprise_nats": None if greedy else read.surprise,
-        "log_evidence_so_far": log_evidence,
-        "error_over_own_rounding": _ratio(read),
-    }
-
-
-def _ratio(read: ReadAnswer) -> float | None:
-    """None without log-probabilities."""
-    known = [t for t, error in enumerate(read.errors) if error.size]
-    if not known:
-        return None
-    error, own = (np.concatenate([of[t] for t in known]) for of in (read.errors, read.own))
-    return float(np.linalg.norm(error) / np.linalg.norm(own))
 
 
 def page(report: ProbeReport) -> str:
@@ -140,15 +125,10 @@ def page(report: ProbeReport) -> str:
         report=report,
         tone=CLASSES[report.probed.verdict],
         rows=report.rows(),
-        pictures=pictures(report),
-        assumptions=(),
+        # Only what was measured is drawn.
+        pictures=[(said, drawn([draw], HEIGHT)) for said, draw in _panels(report.probed)],
         facts=report.setup.items(),
     )
-
-
-def pictures(report: ProbeReport) -> list[tuple[str, str]]:
-    """Captions, and SVG. Only what was measured is drawn."""
-    return [(caption, drawn([draw], HEIGHT)) for caption, draw in _panels(report.probed)]
 
 
 def _panels(probed: ProbeResult) -> Iterator[tuple[str, Callable[["Axes"], None]]]:
@@ -164,19 +144,19 @@ def _panels(probed: ProbeResult) -> Iterator[tuple[str, Callable[["Axes"], None]
             " Honest ones lie around 0."
         )
         yield caption, partial(_draw_cosines, probed.cosines)
-    if probed.evidence:
+    if probed.seen.evidence:
         caption = (
             "Evidence of the token test after each answer, as a power of ten: it falls for honest"
             " answers, and convicts far above 6."
         )
-        yield caption, partial(_draw_evidence, probed.evidence)
-    gaps = [float(g) for r in probed.answers if r.answer.prompt.greedy for g in r.gaps]
+        yield caption, partial(_draw_evidence, probed.seen.evidence)
+    gaps = [float(g) for r in probed.seen.answers if r.is_greedy for g in r.gaps]
     if gaps:
         caption = (
             "How far the logits of greedy tokens are below the largest: the largest first. Honest"
             " rounding explains those below the dashed line."
         )
-        yield caption, partial(_draw_gaps, gaps, probed.bound)
+        yield caption, partial(_draw_gaps, gaps, probed.seen.greedy.bound)
 
 
 def _draw_ratios(ratios: Sequence[float], axes: "Axes") -> None:

@@ -10,16 +10,7 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.chosen_tokens import TILTS
 from proofserve.protocol.verdict.evidence import Evidence
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.judges import (
-    Chances,
-    Judge,
-    Opinion,
-    Standing,
-    evidence_text,
-    few,
-    result_of,
-)
+from proofserve.verifier.judges import Chances, Figures, Judge, Standing, evidence_text, few
 from proofserve.verifier.probe.readings import ReadAnswer, Readings
 
 # A greedy token may lie so many times as far below the likeliest as honest kernels move two
@@ -47,19 +38,21 @@ class TokenJudge(Judge[ReadAnswer]):
     What convicts is less what honest kernels give, which read the answers only for that.
     """
 
+    name = "tokens"
+
     def __init__(self, readings: Readings, chances: Chances, all_fields: bool) -> None:
         self._readings = readings
         self._chances = chances
         self._bets = [place for place, tilt in enumerate(TILTS) if all_fields or tilt > 0.0]
         self._cleared_of = [place for place in _CLEARED_OF if place in self._bets]
         self._reads: list[ReadAnswer] = []
-        self._tokens = self._lost = 0
+        self._lost = 0
 
     def add(self, read: ReadAnswer) -> None:
-        if read.answer.prompt.greedy:
+        if read.is_greedy:
             return
         self._reads.append(read)
-        self._tokens += len(read.log_p)
+        self.nonces += len(read.log_p)
 
     def lose(self) -> None:
         """A sampled answer was left out because its text can be written in other tokens.
@@ -83,12 +76,10 @@ class TokenJudge(Judge[ReadAnswer]):
         clears = self._log_clearing >= self._chances.clears_at
         return [Standing(excess, excess >= 0.0, excess >= 0.0, clears)]
 
-    def opinion(self, _population: int) -> Opinion:
-        """Raises EngineFault."""
+    def _says(self, _standing: Standing, _population: int) -> tuple[str, Figures]:
         log_evidence = self.log_evidence
         figures = {"log_evidence": log_evidence, "log_clearing": self._log_clearing}
-        result, text = result_of(self.standings()[0]), evidence_text(log_evidence)
-        return Opinion("tokens", result, self._tokens, text, figures)
+        return evidence_text(log_evidence), figures
 
     def _log_evidence(self, factors: Sequence[Floats]) -> float:
         evidence = Evidence(len(self._bets))
@@ -119,6 +110,7 @@ class GreedyJudge(Judge[ReadAnswer]):
     Honest kernels read the answers only if the tokens convict by our own rounding.
     """
 
+    name = "greedy"
     clears = False
 
     def __init__(self, readings: Readings) -> None:
@@ -128,9 +120,10 @@ class GreedyJudge(Judge[ReadAnswer]):
 
     def add(self, read: ReadAnswer) -> None:
         """Raises EngineFault."""
-        if not read.answer.prompt.greedy:
+        if not read.is_greedy:
             return
         self._reads.append(read)
+        self.nonces += len(read.gaps)
         self._rounding = max(self._rounding, float(read.rounding.max()))
         if self._convicts:
             kernels = (each for r in self._reads for each in self._readings.by_kernels(r).values())
@@ -144,41 +137,30 @@ class GreedyJudge(Judge[ReadAnswer]):
     @property
     def share(self) -> float:
         """Of greedy tokens that are no honest ones."""
-        return sum(gap > self.bound for _, gap in self._gaps) / max(1, len(self._gaps))
+        return len(self._beyond) / max(1, self.nonces)
 
     def standings(self) -> list[Standing]:
         """Without evidence that grows: the bound has no alpha."""
         convicts = self._convicts
         return [Standing(0.0 if convicts else -math.inf, convicts, convicts, clears=False)]
 
-    def opinion(self, _population: int) -> Opinion:
-        gaps = self._gaps
-        text = (
-            f"{len(self._beyond)} of {len(gaps)} tokens are more than {self.bound:.3g} below the"
-            " likeliest"
-        )
-        largest = max((gap for _, gap in gaps), default=0.0)
-        figures = {
-            "beyond": len(self._beyond),
-            "share": self.share,
-            "bound": self.bound,
-            "largest": largest,
-        }
-        return Opinion("greedy", result_of(self.standings()[0]), len(gaps), text, figures)
-
-    @property
-    def _gaps(self) -> list[tuple[int, float]]:
-        return [(read.answer.prompt.number, float(g)) for read in self._reads for g in read.gaps]
+    def _says(self, _standing: Standing, _population: int) -> tuple[str, Figures]:
+        beyond, bound = len(self._beyond), self.bound
+        text = f"{beyond} of {self.nonces} tokens are more than {bound:.3g} below the likeliest"
+        largest = max((float(read.gaps.max()) for read in self._reads), default=0.0)
+        return text, {"beyond": beyond, "share": self.share, "bound": bound, "largest": largest}
 
     @property
     def _beyond(self) -> list[int]:
-        return [number for number, gap in self._gaps if gap > self.bound]
+        """The numbers of the prompts of tokens beyond the bound."""
+        reads = ((read.answer.prompt.number, read.gaps.tolist()) for read in self._reads)
+        return [number for number, gaps in reads for gap in gaps if gap > self.bound]
 
     @property
     def _convicts(self) -> bool:
         beyond = self._beyond
         convicts = len(beyond) >= GREEDY_TOKENS and len({*beyond}) >= GREEDY_ANSWERS
-        return convicts and len(self._gaps) >= GREEDY_LEAST
+        return convicts and self.nonces >= GREEDY_LEAST
 
 
 class LikelihoodJudge(Judge[ReadAnswer]):
@@ -190,6 +172,8 @@ class LikelihoodJudge(Judge[ReadAnswer]):
     kernels give, which lean to a suspect themselves in some models.
     """
 
+    name = "likelihood"
+
     def __init__(self, readings: Readings, chances: Chances) -> None:
         self._readings = readings
         self._chances = replace(chances, alpha=chances.alpha / len(readings.names))
@@ -197,7 +181,6 @@ class LikelihoodJudge(Judge[ReadAnswer]):
         self._growth = dict.fromkeys(readings.names, 0.0)
         self._open = list(readings.names)
         self._sampled: list[ReadAnswer] = []
-        self._tokens = 0
 
     def prepare(self, reads: Sequence[ReadAnswer]) -> None:
         """Read several answers with each suspect's weights, which are made once for all of them.
@@ -205,14 +188,14 @@ class LikelihoodJudge(Judge[ReadAnswer]):
         Raises EngineFault.
         """
         for name in self._open:
-            self._readings.by_suspect(name, [r for r in reads if not r.answer.prompt.greedy])
+            self._readings.by_suspect(name, [r for r in reads if not r.is_greedy])
 
     def add(self, read: ReadAnswer) -> None:
         """Raises EngineFault."""
-        if read.answer.prompt.greedy:
+        if read.is_greedy:
             return
         self._sampled.append(read)
-        self._tokens += len(read.log_p)
+        self.nonces += len(read.log_p)
         for name in tuple(self._open):
             (suspected,) = self._readings.by_suspect(name, [read])
             self._logs[name] += float((suspected.log_p - read.log_p).sum())
@@ -225,19 +208,21 @@ class LikelihoodJudge(Judge[ReadAnswer]):
         excess = self._strongest()[1] - self._chances.convicts_at
         return [Standing(excess, excess >= 0.0, excess >= 0.0, clears=not self._open)]
 
-    def opinion(self, _population: int) -> Opinion:
-        """Raises EngineFault."""
+    def _says(self, standing: Standing, _population: int) -> tuple[str, Figures]:
         name, log_evidence = self._strongest()
-        result = result_of(self.standings()[0])
         text = "all suspects ruled out"
         if self._open:
             gone = len(self._logs) - len(self._open)
             text = f"{gone} of {len(self._logs)} suspects ruled out, not: {few(self._open)}"
-        if result is SequentialResult.FRAUD:
+        if standing.convicts:
             text = f"{name}, {evidence_text(log_evidence)}"
-        figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
-        figures["missing"] = self._missing()
-        return Opinion("likelihood", result, self._tokens, text, figures)
+        # How many times as many tokens as so far rule out the suspect that takes longest.
+        clears_at = self._chances.clears_at
+        missing = max(
+            ((clears_at + self._logs[n]) / max(self._growth[n], _NO_GROWTH) for n in self._open),
+            default=0.0,
+        )
+        return text, {"log_evidence": log_evidence, "suspect": name, "missing": missing}
 
     def _strongest(self) -> tuple[str, float]:
         """The suspect with the most evidence for it, and its logarithm."""
@@ -246,11 +231,3 @@ class LikelihoodJudge(Judge[ReadAnswer]):
             if log >= self._chances.convicts_at:
                 found[name] -= sum(self._readings.likelihood_means(name, self._sampled))
         return max(found.items(), key=lambda pair: pair[1])
-
-    def _missing(self) -> float:
-        """How many times as many tokens as so far rule out the suspect that takes longest."""
-        clears_at = self._chances.clears_at
-        return max(
-            ((clears_at + self._logs[n]) / max(self._growth[n], _NO_GROWTH) for n in self._open),
-            default=0.0,
-        )
