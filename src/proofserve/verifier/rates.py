@@ -26,7 +26,7 @@ from proofserve.rounds.records import Workload
 from proofserve.verifier.costs import FLOAT32, Rates, VerificationPlan, expected_passes, layer_size
 from proofserve.verifier.judges import PUBLISHED, BankRun
 from proofserve.verifier.judging import JudgingOptions
-from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, size_of
 
 # A layer of at most so many bytes in float32 is timed itself, a larger one by bare products.
 _TIMED_LAYER: Final = 2**28
@@ -177,15 +177,11 @@ def plan_lines(
         work.seq_len,
         forward_batch,
         checkpoint.stays_in_memory,
-        {each.name: _size(each) for each in setup.suspects},
+        {each.name: size_of(each) for each in setup.suspects},
     )
     yield from plan.lines(
         measured_rates(plan, validator.network, setup.model),
         cached=2 * plan.pass_bytes < memory_gib()[1] * GIB,
         in_use=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB,
-        hashed=0 if digest_is_kept(setup.model) else _size(setup.model),
+        hashed=0 if digest_is_kept(setup.model) else size_of(setup.model),
     )
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

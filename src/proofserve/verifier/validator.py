@@ -286,6 +286,11 @@ class CheckpointValidator:
             self._known |= {(run, nonce): vector for nonce, vector in rows}
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of a checkpoint's weights."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 class CheckpointTokenizer:
     """The checkpoint's tokenizer and chat template. Raises LabError if it cannot be loaded.
 

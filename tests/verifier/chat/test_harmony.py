@@ -1,6 +1,6 @@
 """Answers in harmony: the text that vLLM shows of their tokens is no fraud, whatever they are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from vllm.parser.harmony import HarmonyParser
 
 from proofserve.lab.report import LabError
 from proofserve.verifier.chat.conversation import ChatChoice
-from proofserve.verifier.chat.statements import FailedCheck, output_ids
+from proofserve.verifier.chat.statements import FailedCheck, NodeFacts, Statement
 from proofserve.verifier.validator import CheckpointTokenizer
 from support.harmony import ORDINARY, TOKENS, encoding, write_tokenizer
 from support.provider import Node
@@ -39,9 +39,11 @@ class Server:
 
     def judged(self, ids: tuple[int, ...], text: str | None) -> str:
         node = Node()
-        receipt = node.receipt("one", node.chat("one").request, ids)
+        chat = replace(node.chat("one"), request={})
+        signed = replace(chat.receipts[0], receipt=node.receipt("one", chat.request, ids))
+        statement = Statement(chat, signed, self.validators, NodeFacts(""))
         try:
-            output_ids("one", {}, ChatChoice(0, text, ids), receipt, self.validators)
+            statement.output_ids(ChatChoice(0, text, ids))
         except FailedCheck:
             return "fraud"
         except LabError:

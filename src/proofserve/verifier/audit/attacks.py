@@ -47,10 +47,8 @@ def attacks(deployment: CheckpointDeployment, honest_distance: float) -> Iterato
         yield prover
         if prover.name == HIDDEN:
             yield from (_noisy(prover, times, times * honest_distance) for times in NOISES)
-    yield from _of_layers(deployment)
-    yield from _of_context(deployment)
+    yield from _left_out(deployment)
     yield from _of_others(deployment)
-    yield from _forgeries(deployment.width)
     if deployment.price.every_position:
         saving = deployment.price.first_projections
         name = "first layer's projections kept per token"
@@ -76,11 +74,13 @@ def _noisy(prover: AuditedProver, times: float, length: float) -> AuditedProver:
     )
 
 
-def _of_layers(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
-    layers = deployment.price.layers
+def _left_out(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
+    """Layers, and then most of the context."""
+    price = deployment.price
+    layers = price.layers
 
     def attack(name: str, left_out: Sequence[int]) -> AuditedProver:
-        saving = deployment.price.without_layers(len(left_out))
+        saving = price.without_layers(len(left_out))
         return AuditedProver(name, saving, partial(deployment.without_layers, left_out))
 
     yield attack("first layer skipped", [0])
@@ -89,10 +89,6 @@ def _of_layers(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
     if layers >= STRIDE:
         yield attack("every fourth layer skipped", range(1, layers, STRIDE))
     yield attack("model skipped", range(layers))
-
-
-def _of_context(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
-    price = deployment.price
     # Later tokens do not change the states of the first, where those are read too.
     which = "first" if price.every_position else "last"
     for count in sorted({*CONTEXTS, price.seq_len // 4, price.seq_len // 2}):
@@ -103,24 +99,24 @@ def _of_context(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
 
 
 def _of_others(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
+    """Vectors of other work, and of none."""
+    width = deployment.width
+
     def of_next_nonce(nonces: Sequence[int]) -> Vectors:
         computed = deployment.deployed([nonce + 1 for nonce in nonces])
         return {nonce: computed[nonce + 1] for nonce in nonces if nonce + 1 in computed}
 
-    yield deployment.other_checkpoint()
-    # These vectors exist already, so they cost nothing.
-    yield AuditedProver("another nonce's vectors", 1.0, lambda: of_next_nonce)
-    yield AuditedProver("another key's vectors", 1.0, deployment.other_key)
-    yield AuditedProver("another block's vectors", 1.0, deployment.other_block)
-
-
-def _forgeries(width: int) -> Iterator[AuditedProver]:
     def always(vector: NDArray[np.float32]) -> Callable[[], Recompute]:
         return lambda: lambda nonces: dict.fromkeys(nonces, vector)
 
     def random(nonces: Sequence[int]) -> Vectors:
         return {nonce: _random_unit(nonce, width) for nonce in nonces}
 
+    yield deployment.other_checkpoint()
+    # These vectors exist already, so they cost nothing.
+    yield AuditedProver("another nonce's vectors", 1.0, lambda: of_next_nonce)
+    yield AuditedProver("another key's vectors", 1.0, deployment.other_key)
+    yield AuditedProver("another block's vectors", 1.0, deployment.other_block)
     yield AuditedProver("random unit vectors", 1.0, lambda: random)
     yield AuditedProver("one vector for all", 1.0, always(_unit(np.ones(width))))
     yield AuditedProver("zero vectors", 1.0, always(np.zeros(width, np.float32)))
@@ -198,27 +194,23 @@ def mixtures(
     if not cheap:
         return []
     best = min(cheap, key=lambda each: (each.interval[0], each.mean))
-    return [_mixture(honest, best, share) for share in FORGED_SHARES]
-
-
-def _mixture(
-    honest: ProverMeasurement, forged: ProverMeasurement, share: float
-) -> ProverMeasurement:
-    def mixed(of_honest: float, of_forged: float) -> float:
-        return (1.0 - share) * of_honest + share * of_forged
-
-    counts = len(honest.errors), len(forged.errors)
-    return ProverMeasurement(
-        name=f"honest on {1.0 - share:.1%}, else {forged.name}".replace(".0%", "%"),
-        saving=share * forged.saving,
-        errors=np.concatenate([honest.errors, forged.errors]),
-        rate=mixed(honest.rate, forged.rate),
-        interval=(
-            mixed(honest.interval[0], forged.interval[0]),
-            mixed(honest.interval[1], forged.interval[1]),
-        ),
-        chances=np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts),
-    )
+    counts, both = (len(honest.errors), len(best.errors)), (honest, best)
+    made = []
+    for share in FORGED_SHARES:
+        rate, low, high = (
+            (1.0 - share) * of_honest + share * of_forged
+            for of_honest, of_forged in zip(*((e.rate, *e.interval) for e in both), strict=True)
+        )
+        mixture = ProverMeasurement(
+            name=f"honest on {1.0 - share:.1%}, else {best.name}".replace(".0%", "%"),
+            saving=share * best.saving,
+            errors=np.concatenate([honest.errors, best.errors]),
+            rate=rate,
+            interval=(low, high),
+            chances=np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts),
+        )
+        made.append(mixture)
+    return made
 
 
 def vectors_by(prover: AuditedProver, nonces: Sequence[int], progress: Progress) -> Vectors:

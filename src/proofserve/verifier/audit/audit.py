@@ -183,9 +183,8 @@ class ProverResult:
 class Audit:
     """The results: of honest provers, the deployed one first, and of the attacks.
 
-    ``dist_threshold`` (L2) is that of the count. ``suspects`` are the columns of the results'
-    cosines, ``populations`` the honest kernels behind the verdicts, ``runs`` the number of
-    simulated verifications of each prover.
+    ``suspects`` are the columns of the results' cosines, ``populations`` the honest kernels behind
+    the verdicts, ``runs`` the number of simulated verifications of each prover.
     """
 
     rule: ConvictionRule
@@ -359,9 +358,7 @@ def _results(
         would_convict = endings.nonces_to(endings.convicted_at, rule.power) is not None
         is_cleared = endings.cleared > CLEARED_AT_MOST * runs
         ended = endings.convicted + endings.unexplained
-        cosines = None
-        if each.chances is None:
-            cosines = np.stack([*figures.cosines.values()], axis=1)
+        is_mixture = each.chances is not None
         result = ProverResult(
             measurement=each,
             # Judged by the lower end of the interval: the true rate is rarely below it.
@@ -369,7 +366,7 @@ def _results(
             endings=endings,
             caught=would_convict and not is_cleared,
             noticed=ended >= (1.0 - CLEARED_AT_MOST) * runs,
-            cosines=cosines,
+            cosines=None if is_mixture else np.stack([*figures.cosines.values()], axis=1),
         )
         results.append(result)
     return tuple(results)

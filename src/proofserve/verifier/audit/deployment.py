@@ -46,7 +46,13 @@ from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
 from proofserve.verifier.judges import OWN, BankRun, Recompute, Vectors
-from proofserve.verifier.validator import EXACT, CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.verifier.validator import (
+    EXACT,
+    CheckpointValidator,
+    ValidatorSetup,
+    proofs_of,
+    size_of,
+)
 
 # Bits of a weight as it is served.
 SERVED_BITS = 16
@@ -107,8 +113,7 @@ class Price:
     def without_layers(self, count: int) -> float:
         """The share (0 to 1) saved by leaving out ``count`` layers.
 
-        The attack also leaves out the unread MLP of the layer that is then the last. Without any
-        layer there is nothing to compute.
+        The attack also leaves out the unread MLP of the layer that is then the last.
         """
         return self.instead_of(replace(self, layers=self.layers - count))
 
@@ -182,9 +187,8 @@ class Price:
 class AuditedProver:
     """A way to make vectors. ``saving`` is the share (0 to 1) of an honest nonce's compute.
 
-    ``prepare`` may take memory and seconds, and returns the function that computes the vectors,
-    float32 [width]; a nonce without a finite vector is left out. ``exact`` says that the vectors
-    are honest ones, so that no test can tell.
+    ``prepare`` may take memory and seconds, and returns what computes the vectors; a nonce without
+    a finite one is left out. The vectors of an ``exact`` one are honest, so that no test can tell.
     """
 
     name: str
@@ -200,17 +204,14 @@ Change = tuple[str, float, Callable[[Network], Network]]
 
 def changed_weights(network: Network, price: Price) -> Iterator[Change]:
     """Those of the bank, by their names, and private ones."""
+
+    def matrices(rounding: Rounding) -> Callable[[Network], Network]:
+        return lambda of: with_matrices(of, in_dtype(rounding))
+
     for name in SUSPECTS:
         bits = weight_bits(name)
         saving = price.bits(bits) if bits < SERVED_BITS else price.cache(8)
         yield name, saving, partial(suspect, name=name)
-    yield from _private(network, price)
-
-
-def _private(network: Network, price: Price) -> Iterator[Change]:
-    def matrices(rounding: Rounding) -> Callable[[Network], Network]:
-        return lambda of: with_matrices(of, in_dtype(rounding))
-
     chance = partial(with_random_matrices, change=lambda g: in_dtype(stochastic(8, g)))
     yield "int8 per channel by chance", price.bits(8), chance
     groups = partial(
@@ -237,15 +238,6 @@ def _private(network: Network, price: Price) -> Iterator[Change]:
             yield name, saving, partial(without_experts, share=share)
 
 
-def size_saving(folder: Path, model: Path) -> float:
-    """By how much (0 to 1) the weights of the checkpoint in ``folder`` are smaller files."""
-
-    def size(of: Path) -> int:
-        return sum(file.stat().st_size for file in of.glob("*.safetensors"))
-
-    return max(0.0, 1.0 - size(folder) / size(model)) if size(model) else 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSetup(ValidatorSetup):
     """What is audited, and how it is computed: the prover serves as the validator thinks.
@@ -266,13 +258,10 @@ class CheckpointDeployment:
     """The audited model, honest and changed to cheat; makes each prover when it is asked for.
 
     ``width`` is the number of values per nonce, ``names`` are the validator's suspects.
-    ``has_twins`` says whether a nonce is a pair of twins.
 
     Provers are variants of the published network in float32, with emulated kernels: their weights
-    are in memory once, however many round otherwise.
-
-    Raises CheckpointError if the checkpoint cannot be used. The functions that it returns raise
-    EngineFault if a forward fails.
+    are in memory once, however many round otherwise. Raises CheckpointError if the checkpoint
+    cannot be used; what it returns raises EngineFault if a forward fails.
     """
 
     def __init__(self, setup: AuditSetup) -> None:
@@ -303,11 +292,9 @@ class CheckpointDeployment:
         return made
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
-        """The vectors as the validator recomputes them."""
         return self._validator.truth(nonces)
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The suspect's vectors less the true ones."""
         return self._validator.predictions(name, nonces)
 
     def deployed(self, nonces: Sequence[int]) -> Vectors:
@@ -322,9 +309,11 @@ class CheckpointDeployment:
 
     def weights(self) -> Iterator[AuditedProver]:
         """Changed weights, activations and caches; those of the suspects have their names."""
+        ours = size_of(self._setup.model)
         for folder in self._setup.suspects:
             # A quantised checkpoint is a smaller file.
-            saving = self.price.of_matrices(size_saving(folder, self._setup.model))
+            smaller = max(0.0, 1.0 - size_of(folder) / ours) if ours else 0.0
+            saving = self.price.of_matrices(smaller)
             yield AuditedProver(folder.name, saving, partial(self._suspect, folder.name))
         for name, saving, make in changed_weights(self._network, self.price):
             if name not in SUSPECTS or name in self.names:
@@ -356,11 +345,9 @@ class CheckpointDeployment:
         return AuditedProver(name, saving, answers)
 
     def other_key(self) -> Recompute:
-        """The honest model's vectors for another public key."""
         return self._answers(self._network, replace(self._work, public_key=OTHER_KEY))
 
     def other_block(self) -> Recompute:
-        """The honest model's vectors for another block."""
         return self._answers(self._network, replace(self._work, block=OTHER_BLOCK))
 
     def _workload(self, scheme: Scheme) -> Workload:
@@ -374,10 +361,10 @@ class CheckpointDeployment:
 
     def _require_fit(self, folder: Path, other: Network) -> None:
         """Raise CheckpointError unless ``other`` can read the inputs of the audited model."""
-        ours, theirs = self._network, other
+        ours = self._network
         for field, needed, has in (
-            ("hidden_size", ours.facts.hidden_size, theirs.facts.hidden_size),
-            ("vocabulary", ours.vocabulary, theirs.vocabulary),
+            ("hidden_size", ours.facts.hidden_size, other.facts.hidden_size),
+            ("vocabulary", ours.vocabulary, other.vocabulary),
         ):
             if has < needed or (field == "hidden_size" and has != needed):
                 raise CheckpointError(

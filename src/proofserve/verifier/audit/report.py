@@ -89,8 +89,9 @@ class AuditReport:
             measurement, endings = each.measurement, each.endings
             times = measurement.mean / self.audit.honest[0].measurement.mean
             text = f"{measurement.name}: {times:.2f} times as far as our own run"
-            if (nearest := strongest(each, self.audit.suspects)) is not None:
-                text += f", cosine {nearest[1]:.2f} with {nearest[0]}"
+            if means := each.mean_cosines:
+                nearest = int(np.argmax(means))
+                text += f", cosine {means[nearest]:.2f} with {self.audit.suspects[nearest]}"
             convicted = endings.convicted / self.audit.runs
             sentences.append(
                 f"{text}; closest to {endings.closest}. Of the verifications"
@@ -225,21 +226,16 @@ class AuditReport:
 
     def _nonces(self, found: ProverResult, how: str) -> str:
         """ "-" for what does not convict in time."""
-        needed = self._needed(found, how)
-        if needed["median"] is None:
-            return "-"
-        return f"{needed['median']}/{needed['at_power'] or '-'}"
+        median, at_power = self._needed(found, how).values()
+        return "-" if median is None else f"{median}/{at_power or '-'}"
 
     def _needed(self, found: ProverResult, how: str) -> dict[str, int | None]:
         """After how many nonces half of the verifications, and most, have ended so."""
         endings = found.endings
         together = {"verify": endings.convicted_at, "cleared": endings.cleared_at}
         ended = {**endings.by_test, **together}[how]
-        power = self.audit.rule.power
-        return {
-            "median": endings.nonces_to(ended, 0.5),
-            "at_power": endings.nonces_to(ended, power),
-        }
+        shares = {"median": 0.5, "at_power": self.audit.rule.power}
+        return {name: endings.nonces_to(ended, share) for name, share in shares.items()}
 
     def _record(self, found: ProverResult) -> dict[str, Any]:
         measurement, quickest, distances = found.measurement, found.counted.sequential, None
@@ -279,15 +275,6 @@ def verdict_of(found: ProverResult) -> str:
     return UNEXPLAINED if found.noticed else MISSED
 
 
-def strongest(found: ProverResult, suspects: tuple[str, ...]) -> tuple[str, float] | None:
-    """The suspect with the largest mean cosine, and that; None where there is none."""
-    means = found.mean_cosines
-    if not means:
-        return None
-    index = int(np.argmax(means))
-    return suspects[index], means[index]
-
-
 def page(report: AuditReport) -> str:
     return rendered(
         "proofserve.verifier",
@@ -295,25 +282,10 @@ def page(report: AuditReport) -> str:
         report=report,
         columns=COLUMNS,
         good=GOOD,
-        heat=heat_table(report),
         distances=distances_plot(report.audit),
         convictions=convictions_plot(report.audit),
         facts=[*report.setup.items(), *report.machine.items()],
     )
-
-
-def heat_table(report: AuditReport) -> list[tuple[str, list[tuple[str, str]]]]:
-    """A row for each prover whose vectors have directions: the cosines with every suspect."""
-    audit = report.audit
-    rows = ((each.measurement.name, each.mean_cosines) for each in (*audit.honest, *audit.attacks))
-    return [(name, [_cell(c) for c in means]) for name, means in rows if means is not None]
-
-
-def _cell(c: float) -> tuple[str, str]:
-    """The text, and the colour of its background in CSS."""
-    # Red points to the suspect, blue away from it.
-    tone = "180, 35, 24" if c > 0 else "31, 119, 180"
-    return (f"{c:.2f}", f"rgba({tone}, {min(1.0, abs(c)):.2f})")
 
 
 def distances_plot(audit: Audit) -> str:

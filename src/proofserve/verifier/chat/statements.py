@@ -178,7 +178,7 @@ def checked_answers(
     unknown: list[str] = []
     for chat, signed in [(each, signed) for each in chats for signed in each.receipts]:
         try:
-            answers.append(_checked(chat, signed, tokenizer, known))
+            answers.append(Statement(chat, signed, tokenizer, known).checked())
         except FailedCheck as failure:
             failures.append(failure)
         except LabError as error:
@@ -186,94 +186,173 @@ def checked_answers(
     return CheckedChats(tuple(answers), tuple(failures), tuple(unknown))
 
 
-def _checked(
-    chat: Conversation, signed: SignedReceipt, tokenizer: "CheckpointTokenizer", known: NodeFacts
-) -> Answer:
-    receipt = signed.receipt
-    name = f"{chat.name} choice {receipt.choice}"
-    _signed_by_the_node(signed, known)
-    _logged_in_time(signed, known)
-    if receipt.weights_digest != known.weights_digest:
-        theirs, ours = receipt.weights_digest, known.weights_digest
-        raise LabError(f"{name}: weights_digest: the receipt has {theirs}, the checkpoint {ours}")
-    if receipt.adapter is not None:
-        merged = "give a checkpoint with the adapter merged into its weights"
-        raise LabError(f"{name}: adapter: {receipt.adapter} cannot be checked; {merged}")
-    choice = _choice(chat, receipt)
-    prompt = prompt_ids(name, chat.request, receipt, tokenizer)
-    output = output_ids(name, chat.request, choice, receipt, tokenizer)
-    _sampled_as_asked(name, chat.request, receipt.sampling)
-    scheme = ReceiptScheme(receipt.sketch_key, receipt.weights_digest, receipt.k_dim)
-    answer = Answer(name, prompt, output, receipt.sampling, scheme, receipt.vectors)
-    if known.vocabulary is not None and known.longest is not None:
-        _require_readable(answer, known.vocabulary, known.longest)
-    return answer
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A receipt beside the chat that its client had.
 
-
-def _require_readable(answer: Answer, vocabulary: int, longest: int) -> None:
-    """Raise FailedCheck if the model cannot have chosen the tokens of ``answer``.
-
-    Raises LabError if it cannot be recomputed otherwise.
+    The methods raise FailedCheck if what it states does not hold, and LabError if that cannot be
+    told: servers may honestly read or show such a chat otherwise.
     """
-    tokens = len(answer.prompt) + len(answer.output) - 1
-    if not answer.prompt or not answer.output:
-        raise LabError(f"{answer.name}: the prompt or the answer has no tokens")
-    if (most := max(answer.prompt)) >= vocabulary:
-        raise LabError(f"{answer.name}: prompt: the model has no token {most}")
-    if (most := max(answer.output)) >= vocabulary:
-        raise FailedCheck("answer", f"{answer.name}: the model has no token {most}")
-    if tokens > longest:
-        raise LabError(f"{answer.name}: {tokens} tokens exceed the model's {longest}")
 
+    chat: Conversation
+    signed: SignedReceipt
+    tokenizer: "CheckpointTokenizer"
+    known: NodeFacts
 
-def _signed_by_the_node(signed: SignedReceipt, known: NodeFacts) -> None:
-    if known.public_key not in {None, signed.public_key}:
-        raise FailedCheck("signature", "it is by another key than the node's")
-    if isinstance(known.log, PublicLog) and known.log.public_key != signed.public_key:
-        raise FailedCheck("signature", "it is by another key than the log's")
-    try:
-        require_signatures(signed)
-    except ProtocolError as error:
-        raise FailedCheck("signature", str(error)) from error
+    @property
+    def name(self) -> str:
+        return f"{self.chat.name} choice {self.signed.receipt.choice}"
 
+    def checked(self) -> Answer:
+        receipt, known = self.signed.receipt, self.known
+        self._signed_by_the_node()
+        self._logged_in_time()
+        if receipt.weights_digest != known.weights_digest:
+            theirs, ours = receipt.weights_digest, known.weights_digest
+            raise self._unsure(
+                f"weights_digest: the receipt has {theirs}, the checkpoint {ours}"
+            )
+        if receipt.adapter is not None:
+            merged = "give a checkpoint with the adapter merged into its weights"
+            raise self._unsure(f"adapter: {receipt.adapter} cannot be checked; {merged}")
+        choice = self._choice()
+        prompt, output = self._prompt_ids(), self.output_ids(choice)
+        self._sampled_as_asked()
+        scheme = ReceiptScheme(receipt.sketch_key, receipt.weights_digest, receipt.k_dim)
+        if known.vocabulary is not None and known.longest is not None:
+            self._require_readable(prompt, output, known.vocabulary, known.longest)
+        return Answer(self.name, prompt, output, receipt.sampling, scheme, receipt.vectors)
 
-def _logged_in_time(signed: SignedReceipt, known: NodeFacts) -> None:
-    if isinstance(known.log, FailedCheck):
-        raise known.log
-    if signed.inclusion is None:
-        raise FailedCheck("log", "the receipt is not in the log")
-    try:
-        require_inclusion(signed.receipt.digest, signed.receipt.created_ms, signed.inclusion)
-        if known.log is not None:
-            known.log.require(signed.inclusion.entry)
-    except ProtocolError as error:
-        raise FailedCheck("log", str(error)) from error
+    def _unsure(self, text: str) -> LabError:
+        return LabError(f"{self.name}: {text}")
 
-
-def _choice(chat: Conversation, receipt: Receipt) -> ChatChoice:
-    if receipt.response_id != chat.response_id:
-        text = f"the receipt is of response {receipt.response_id}, the answer of {chat.response_id}"
-        raise FailedCheck("answer", text)
-    for choice in chat.choices:
-        if choice.index == receipt.choice:
-            return choice
-    raise FailedCheck("answer", f"the response has no choice {receipt.choice}")
-
-
-def _sampled_as_asked(name: str, request: Mapping[str, Any], stated: Sampling) -> None:
-    if stated.restricted and not any(request.get(field) for field in RESTRICTING):
-        text = "the receipt says that the request restricted the tokens, which it did not"
-        raise FailedCheck("sampling", text)
-    for field in Sampling.__dataclass_fields__:
-        asked, used = request.get(field), getattr(stated, field)
-        if field == "restricted" or asked is None:
-            continue
+    def _signed_by_the_node(self) -> None:
+        signed, log = self.signed, self.known.log
+        if self.known.public_key not in {None, signed.public_key}:
+            raise FailedCheck("signature", "it is by another key than the node's")
+        if isinstance(log, PublicLog) and log.public_key != signed.public_key:
+            raise FailedCheck("signature", "it is by another key than the log's")
         try:
-            number = float(asked)
-        except (TypeError, ValueError) as error:
-            raise LabError(f"{name}: request.{field}: {asked!r} is no number") from error
-        if not _same(field, number, float(used), stated):
-            raise FailedCheck("sampling", f"{field}: the request has {asked}, the receipt {used}")
+            require_signatures(signed)
+        except ProtocolError as error:
+            raise FailedCheck("signature", str(error)) from error
+
+    def _logged_in_time(self) -> None:
+        receipt, inclusion, log = self.signed.receipt, self.signed.inclusion, self.known.log
+        if isinstance(log, FailedCheck):
+            raise log
+        if inclusion is None:
+            raise FailedCheck("log", "the receipt is not in the log")
+        try:
+            require_inclusion(receipt.digest, receipt.created_ms, inclusion)
+            if log is not None:
+                log.require(inclusion.entry)
+        except ProtocolError as error:
+            raise FailedCheck("log", str(error)) from error
+
+    def _choice(self) -> ChatChoice:
+        receipt, chat = self.signed.receipt, self.chat
+        if receipt.response_id != chat.response_id:
+            theirs = f"the receipt is of response {receipt.response_id}"
+            raise FailedCheck("answer", f"{theirs}, the answer of {chat.response_id}")
+        for choice in chat.choices:
+            if choice.index == receipt.choice:
+                return choice
+        raise FailedCheck("answer", f"the response has no choice {receipt.choice}")
+
+    def _require_readable(
+        self, prompt: Sequence[int], output: Sequence[int], vocabulary: int, longest: int
+    ) -> None:
+        """The model can have chosen ``output``, and reads both."""
+        tokens = len(prompt) + len(output) - 1
+        if not prompt or not output:
+            raise self._unsure("the prompt or the answer has no tokens")
+        if (most := max(prompt)) >= vocabulary:
+            raise self._unsure(f"prompt: the model has no token {most}")
+        if (most := max(output)) >= vocabulary:
+            raise FailedCheck("answer", f"{self.name}: the model has no token {most}")
+        if tokens > longest:
+            raise self._unsure(f"{tokens} tokens exceed the model's {longest}")
+
+    def _sampled_as_asked(self) -> None:
+        request, stated = self.chat.request, self.signed.receipt.sampling
+        if stated.restricted and not any(request.get(field) for field in RESTRICTING):
+            text = "the receipt says that the request restricted the tokens, which it did not"
+            raise FailedCheck("sampling", text)
+        for field in Sampling.__dataclass_fields__:
+            asked, used = request.get(field), getattr(stated, field)
+            if field == "restricted" or asked is None:
+                continue
+            try:
+                number = float(asked)
+            except (TypeError, ValueError) as error:
+                raise self._unsure(f"request.{field}: {asked!r} is no number") from error
+            if not _same(field, number, float(used), stated):
+                text = f"{field}: the request has {asked}, the receipt {used}"
+                raise FailedCheck("sampling", text)
+
+    def _prompt_ids(self) -> tuple[int, ...]:
+        """The ids of the request's prompt, which the node read."""
+        receipt, ids = self.signed.receipt, self.tokenizer.prompt_ids(self.chat.request)
+        try:
+            same = len(ids) == receipt.prompt_tokens and token_hash(ids) == receipt.prompt_sha256
+        except OverflowError as error:
+            raise LabError("request.prompt: its token ids are not 0..2**32-1") from error
+        if same:
+            return ids
+        read = f"the node read {receipt.prompt_tokens} tokens"
+        text = f"{read}, which are not the {len(ids)} of this request by the checkpoint's template"
+        if _is_plain(self.chat.request) and not self.tokenizer.tells_time:
+            raise FailedCheck("prompt", text)
+        raise self._unsure(f"prompt: {text}; servers may read such a request in several ways")
+
+    def output_ids(self, choice: ChatChoice) -> tuple[int, ...]:
+        """The ids of the answer that the client saw, which the receipt is of."""
+        receipt, ids = self.signed.receipt, choice.token_ids
+        if ids is None:
+            return self._spelt(choice.text or "")
+        if len(ids) != receipt.output_tokens:
+            text = f"the receipt has {receipt.output_tokens} tokens, the answer {len(ids)}"
+            raise FailedCheck("answer", text)
+        if token_hash(ids) != receipt.output_sha256:
+            raise FailedCheck("answer", "the receipt is of other tokens")
+        self._require_shown(choice, ids)
+        return ids
+
+    def _require_shown(self, choice: ChatChoice, ids: tuple[int, ...]) -> None:
+        """The client read the text of its tokens. What a server may honestly change is no failure."""
+        if choice.text is None:
+            return
+        request, text_of = self.chat.request, self.tokenizer.text
+        shown, whole = _trimmed(choice.text), _trimmed(text_of(ids))
+        # The token that ends an answer does not show.
+        if shown in {whole, _trimmed(text_of(ids[:-1]))}:
+            return
+        if choice.reasoning and _follows(shown, choice.reasoning, whole):
+            return
+        begins = bool(shown) and whole.startswith(shown)
+        if begins and request.get("stop"):
+            return
+        in_parts = choice.split or self.tokenizer.has_channels
+        certain = not (in_parts or _has_any(request, TEXT_SHAPING) or UNFINISHED in whole)
+        if certain and begins:
+            raise FailedCheck("answer", "the text of the answer is cut: its tokens say more")
+        if certain and shown not in whole:
+            raise FailedCheck("answer", "the text of the answer is not that of its tokens")
+        raise self._unsure("the answer's text is not the whole text of its tokens")
+
+    def _spelt(self, text: str) -> tuple[int, ...]:
+        """The ids of an answer that the client has as text alone."""
+        receipt, ids = self.signed.receipt, self.tokenizer.answer_ids(text)
+        # A token that ends an answer does not show in its text.
+        for candidate in (ids, *((*ids, end) for end in self.tokenizer.end_ids)):
+            if len(candidate) == receipt.output_tokens and (
+                token_hash(candidate) == receipt.output_sha256
+            ):
+                return candidate
+        # The same text has several spellings in tokens, shorter ones too, so this proves nothing.
+        hint = 'ask with "return_token_ids": true'
+        raise self._unsure(f"the answer's token ids cannot be told from its text; {hint}")
 
 
 def _same(field: str, asked: float, used: float, stated: Sampling) -> bool:
@@ -287,27 +366,6 @@ def _same(field: str, asked: float, used: float, stated: Sampling) -> bool:
     return asked == used
 
 
-def prompt_ids(
-    name: str, request: Mapping[str, Any], receipt: Receipt, tokenizer: "CheckpointTokenizer"
-) -> tuple[int, ...]:
-    """The ids of the request's prompt, which the node read.
-
-    Raises FailedCheck if it read others, and LabError if servers may honestly read others.
-    """
-    ids = tokenizer.prompt_ids(request)
-    try:
-        same = len(ids) == receipt.prompt_tokens and token_hash(ids) == receipt.prompt_sha256
-    except OverflowError as error:
-        raise LabError("request.prompt: its token ids are not 0..2**32-1") from error
-    if same:
-        return ids
-    read = f"the node read {receipt.prompt_tokens} tokens"
-    text = f"{read}, which are not the {len(ids)} of this request by the checkpoint's template"
-    if _is_plain(request) and not tokenizer.tells_time:
-        raise FailedCheck("prompt", text)
-    raise LabError(f"{name}: prompt: {text}; servers may read such a request in several ways")
-
-
 def _is_plain(request: Mapping[str, Any]) -> bool:
     """Whether every server makes the same prompt of ``request``."""
     messages = request.get("messages") or ()
@@ -317,57 +375,6 @@ def _is_plain(request: Mapping[str, Any]) -> bool:
         and isinstance(each.get("content"), str)
         for each in messages
     )
-
-
-def output_ids(
-    name: str,
-    request: Mapping[str, Any],
-    choice: ChatChoice,
-    receipt: Receipt,
-    tokenizer: "CheckpointTokenizer",
-) -> tuple[int, ...]:
-    """The ids of the answer that the client saw, which the receipt is of.
-
-    Raises FailedCheck if it is of another one, and LabError if the ids are not certain.
-    """
-    ids = choice.token_ids
-    if ids is None:
-        return _spelt(name, choice.text or "", receipt, tokenizer)
-    if len(ids) != receipt.output_tokens:
-        text = f"the receipt has {receipt.output_tokens} tokens, the answer {len(ids)}"
-        raise FailedCheck("answer", text)
-    if token_hash(ids) != receipt.output_sha256:
-        raise FailedCheck("answer", "the receipt is of other tokens")
-    _shows(name, request, choice, ids, tokenizer)
-    return ids
-
-
-def _shows(
-    name: str,
-    request: Mapping[str, Any],
-    choice: ChatChoice,
-    ids: tuple[int, ...],
-    tokenizer: "CheckpointTokenizer",
-) -> None:
-    """The client read the text of its tokens. What a server may honestly change is no failure."""
-    if choice.text is None:
-        return
-    shown, whole = _trimmed(choice.text), _trimmed(tokenizer.text(ids))
-    # The token that ends an answer does not show.
-    if shown in {whole, _trimmed(tokenizer.text(ids[:-1]))}:
-        return
-    if choice.reasoning and _follows(shown, choice.reasoning, whole):
-        return
-    begins = bool(shown) and whole.startswith(shown)
-    if begins and request.get("stop"):
-        return
-    in_parts = choice.split or tokenizer.has_channels
-    certain = not (in_parts or _has_any(request, TEXT_SHAPING) or UNFINISHED in whole)
-    if certain and begins:
-        raise FailedCheck("answer", "the text of the answer is cut: its tokens say more")
-    if certain and shown not in whole:
-        raise FailedCheck("answer", "the text of the answer is not that of its tokens")
-    raise LabError(f"{name}: the answer's text is not the whole text of its tokens")
 
 
 def _follows(shown: str, reasoning: str, whole: str) -> bool:
@@ -381,22 +388,6 @@ def _follows(shown: str, reasoning: str, whole: str) -> bool:
 def _trimmed(text: str) -> str:
     """Servers and tokenizers differ in spaces at both ends, and in an unfinished last character."""
     return text.rstrip(UNFINISHED).strip()
-
-
-def _spelt(
-    name: str, text: str, receipt: Receipt, tokenizer: "CheckpointTokenizer"
-) -> tuple[int, ...]:
-    """The ids of an answer that the client has as text alone."""
-    ids = tokenizer.answer_ids(text)
-    # A token that ends an answer does not show in its text.
-    for candidate in (ids, *((*ids, end) for end in tokenizer.end_ids)):
-        if len(candidate) == receipt.output_tokens and (
-            token_hash(candidate) == receipt.output_sha256
-        ):
-            return candidate
-    # The same text has several spellings in tokens, shorter ones too, so this proves nothing.
-    hint = 'ask with "return_token_ids": true'
-    raise LabError(f"{name}: the answer's token ids cannot be told from its text; {hint}")
 
 
 def _has_any(request: Mapping[str, Any], fields: frozenset[str]) -> bool:
