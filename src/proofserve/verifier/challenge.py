@@ -99,10 +99,9 @@ def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> Ch
         text = f"{node.url} does not say which model it serves"
         raise NoAnswer(Unanswered.UNREADABLE, text) from error
     began = time.monotonic()
+    work = replace(challenge.work, model=model)
     try:
-        content = node.answer_within(
-            replace(challenge.work, model=model), challenge.nonces, deadline_s
-        )
+        content = node.answer_within(work, challenge.nonces, deadline_s)
     except TooSlowError as error:
         text = f"{error}{_if_a_round_runs(node)}"
         raise NoAnswer(Unanswered.LATE, text, time.monotonic() - began) from error
@@ -144,10 +143,8 @@ def _checked(
     answered = [claim.nonce for claim in claimed.claims]
     if sorted(answered) != sorted(challenge.nonces):
         missing = len({*challenge.nonces}.difference(answered))
-        text = (
-            f"{len(answered)} vectors came; {missing} of {len(challenge.nonces)} nonces have none"
-        )
-        raise NoAnswer(Unanswered.PARTLY, text, seconds)
+        text = f"{missing} of {len(challenge.nonces)} nonces have none"
+        raise NoAnswer(Unanswered.PARTLY, f"{len(answered)} vectors came; {text}", seconds)
     whole = replace(claimed, nonces=challenge.nonces, seq_len=asked.seq_len, scheme=asked.scheme)
     given = WorkOptions(
         asked.scheme, asked.k_dim, asked.seq_len, asked.block_height, asked.stronger_rng

@@ -68,11 +68,8 @@ class Selection:
 
     def require(self, source: object, block_hash: str, public_key: str) -> None:
         """Raise LabError naming both sides if ``source`` is about another block or key."""
-        for name, wanted, found in (
-            ("block_hash", self.block_hash, block_hash),
-            ("public_key", self.public_key, public_key),
-        ):
-            if wanted not in {None, found}:
+        for name, found in (("block_hash", block_hash), ("public_key", public_key)):
+            if (wanted := getattr(self, name)) not in {None, found}:
                 raise LabError(f"{name}: expected is {wanted}, {source} has {found}")
 
 
@@ -114,10 +111,9 @@ def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
     """What an engine computes to check ``claimed``: work of the shape that was asked for.
 
     A shape is a scheme, ``k_dim`` and ``seq_len``. Asked for is what ``options`` say, else what
-    the source says, else the default. Where options and source differ, the call is wrong: which of
-    them is not known, and an honest node must not pay for it. Within the shape that was asked
-    for, every claim that is not a vector of it is a mismatch, be it one or all: garbage does not
-    excuse itself. ``require_width`` is for sources that do not say their shape.
+    the source says, else the default. Where options and source differ, an honest node must not pay
+    for it. Within the shape that was asked for, every claim that is not a vector of it is a
+    mismatch: garbage does not excuse itself. ``require_width`` is for sources that do not say it.
 
     Raises LabError for an option that contradicts the source, and for what neither says and has no
     default, and ProtocolError for a scheme or its length.
@@ -149,9 +145,8 @@ def require_width(claimed: ClaimedArtifacts, scheme: Scheme) -> None:
 
     A receiver's file has vectors alone. If each of them is a sound vector of one other width, they
     answer another request than the one that is assumed here, which is no reason to convict. One
-    vector of the right width is enough to make all others mismatches. A node that answers its
-    whole round in another width is not cleared either, and cannot hide behind this: with --k-dim a
-    validator says what it asked for, this is not called, and all the vectors are mismatches.
+    vector of the right width makes all others mismatches. A node cannot hide behind this: where a
+    validator says --k-dim, this is not called, and all the vectors are mismatches.
     """
     if claimed.width is not None or not claimed.claims:
         return

@@ -170,11 +170,10 @@ class DirectionJudge(Judge[ClaimError]):
 
     def suppose_honest(self, nonces: Sequence[int]) -> bool:
         """Weigh ``nonces`` as if no error leaned to a suspect; whether all are now ruled out."""
-        for nonce in nonces:
-            for name in self._planned[nonce]:
-                if (suspicion := self._open.get(name)) is not None:
-                    suspicion.weigh(0.0)
-                    self._rule_out(name)
+        for name in [name for nonce in nonces for name in self._planned[nonce]]:
+            if (suspicion := self._open.get(name)) is not None:
+                suspicion.weigh(0.0)
+                self._rule_out(name)
         return not self._open
 
     def _rule_out(self, name: str) -> None:

@@ -57,7 +57,7 @@ def as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class KernelBank(Protocol):
-    """Suspected weights by name, and how each would move the results; and honest kernels."""
+    """Suspected weights by ``names``, and how each would move the results; and honest kernels."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -85,7 +85,7 @@ COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.5, 0.1, 80
 
 
 def default_share(sample: int) -> float:
-    """The share of forged nonces that a verdict from a ``sample`` of nonces excludes by default."""
+    """By the size of a ``sample``."""
     return FINE_SHARE if sample >= FINE_SAMPLE else COARSE_SHARE
 
 
@@ -95,6 +95,7 @@ class Chances:
 
     The tests of sizes clear no fraud that forges at least ``share`` of its nonces without the
     model. Wrong weights in a part of the nonces save too little for the other tests to care.
+    Raises ProtocolError for a chance outside 0..1, and for a share that is none.
     """
 
     alpha: float = ALPHA
@@ -102,7 +103,6 @@ class Chances:
     share: float = COARSE_SHARE
 
     def __post_init__(self) -> None:
-        """Raise ProtocolError for a chance outside 0..1, and for a share that is none."""
         check_inside("alpha", self.alpha)
         check_inside("beta", self.beta)
         if not 0.0 < self.share <= 1.0:
@@ -290,11 +290,10 @@ class TwinJudge(Judge[ClaimError]):
 
     def standings(self) -> list[Standing]:
         limit = self._chances.convicts_at
+        cleared = (self._clearing >= self._chances.clears_at).tolist()
         return [
             Standing(each.peak - limit, each.peak >= limit, convicts=False, clears=clear)
-            for each, clear in zip(
-                self._evidence, (self._clearing >= self._chances.clears_at).tolist(), strict=True
-            )
+            for each, clear in zip(self._evidence, cleared, strict=True)
         ]
 
     def _says(self, _standing: Standing, population: int) -> tuple[str, Figures]:
@@ -316,9 +315,8 @@ class CountRule:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dist_threshold < math.inf:
-            raise ProtocolError(
-                "dist_threshold", f"{self.dist_threshold} is not a finite number from 0 on"
-            )
+            text = f"{self.dist_threshold} is not a finite number from 0 on"
+            raise ProtocolError("dist_threshold", text)
 
     @property
     def description(self) -> str:

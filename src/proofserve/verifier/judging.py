@@ -56,7 +56,7 @@ OF_A_CALIBRATION: Final = frozenset({PAIRED, TWINS})
 
 @dataclass(frozen=True, slots=True)
 class ChosenTests:
-    """Whether ``exact`` runs, and whether others do where it decides nothing.
+    """Whether ``exact`` runs, and whether ``judges`` do where it decides nothing.
 
     ``others`` are those that were named, empty for the default ones.
     """
@@ -140,19 +140,18 @@ def judges_of(
     for a test that is unknown or cannot be run here, and ProtocolError for a number out of range.
     """
     tests = options.tests
+    obstacles = {test: _obstacle(test, options, validator) for test in TESTS}
     for test in tests:
         if test not in TESTS:
             raise LabError(f"--test {test}: choose from {', '.join(TESTS)}")
-        if reason := _obstacle(test, options, validator):
+        if reason := obstacles[test]:
             raise LabError(f"--test {test}: {reason}")
     if not tests and options.calibration is None:
         tests = (COUNT,)
     elif not tests:
-        tests = tuple(
-            test for test in (PAIRED, DIRECTION, TWINS) if not _obstacle(test, options, validator)
-        )
+        tests = tuple(test for test in (PAIRED, DIRECTION, TWINS) if not obstacles[test])
         if not tests:
-            raise LabError(f"--calibration: {_obstacle(PAIRED, options, validator)}")
+            raise LabError(f"--calibration: {obstacles[PAIRED]}")
     chances = options.chances(sample)
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
     return [_judge(test, options, shared, sample, validator) for test in tests]
@@ -197,18 +196,16 @@ def _judge(
 class VerdictReport:
     """``rule`` is that of the count, None if it was not run; ``origin`` that of the honest figures.
 
-    ``kernels`` are the honest populations in their order, empty without a calibration. A node that
-    forges is cleared with a chance of ``beta`` at most, an honest one is convicted with ``alpha``.
+    ``kernels`` are the honest populations in their order, empty without a calibration.
     """
 
     outcome: Verification
     claimed: ClaimedArtifacts
     seed: str
-    rule: CountRule | None
+    options: JudgingOptions
     origin: str
-    kernels: tuple[str, ...]
-    alpha: float
-    beta: float
+    rule: CountRule | None = None
+    kernels: tuple[str, ...] = ()
 
     def after(self, earlier: "VerdictReport") -> "VerdictReport":
         """This one, with the opinions of a test that was run before and decided nothing."""
@@ -217,17 +214,15 @@ class VerdictReport:
 
     def lines(self) -> Iterator[str]:
         outcome = self.outcome
-        total = len(self.claimed.nonces)
-        used = f"{outcome.nonces_used} of {total} nonces recomputed"
+        used = f"{outcome.nonces_used} of {len(self.claimed.nonces)} nonces recomputed"
         yield f"{used} (to reproduce this sample: --seed {self.seed})"
         yield f"Block {self.claimed.block_hash}, key {self.claimed.public_key}."
         for opinion in outcome.opinions:
             yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
         mismatches = self._mismatches()
-        for mismatch in mismatches[:SHOWN]:
-            far = "" if mismatch.distance is None else f" by {mismatch.distance:.4f}"
-            why = f"{mismatch.reason}{far} {mismatch.detail}"
-            yield f"  nonce {mismatch.nonce}: {why}".rstrip()
+        for each in mismatches[:SHOWN]:
+            far = "" if each.distance is None else f" by {each.distance:.4f}"
+            yield f"  nonce {each.nonce}: {each.reason}{far} {each.detail}".rstrip()
         if (more := len(mismatches) - SHOWN) > 0:
             yield f"  and {more} more"
         if self.rule is not None:
@@ -239,7 +234,7 @@ class VerdictReport:
         if (share := self._excluded_share()) is not None:
             yield (
                 f"A node that forges {share:.0%} of its nonces or more would have been cleared with"
-                f" a chance of {self.beta:g} at most."
+                f" a chance of {self.options.beta:g} at most."
             )
         yield f"Honest nodes: {self.origin}."
 
@@ -264,8 +259,8 @@ class VerdictReport:
             "threshold_from": self.origin,
             "closest": self.closest,
             "excluded_share": self._excluded_share(),
-            "alpha": self.alpha,
-            "beta": self.beta,
+            "alpha": self.options.alpha,
+            "beta": self.options.beta,
             **counted,
         }
 
@@ -287,9 +282,8 @@ class VerdictReport:
         """The least share of forged nonces that the verdict excludes, if it clears."""
         if self.outcome.verdict is not SequentialResult.HONEST:
             return None
-        found = (opinion.figures for opinion in self.outcome.opinions)
-        shares = [float(each["excluded_share"]) for each in found if "excluded_share" in each]
-        return min(shares, default=None)
+        found = (opinion.figures.get("excluded_share") for opinion in self.outcome.opinions)
+        return min((float(share) for share in found if share is not None), default=None)
 
     def _mismatches(self) -> tuple[Mismatch, ...]:
         return self.outcome.mismatches(self.rule.dist_threshold if self.rule else None)
@@ -316,11 +310,10 @@ def judged(
         outcome=verify(claimed, sample, truth, judges, progress),
         claimed=claimed,
         seed=seed,
-        rule=options.count_rule(),
+        options=options,
         origin=options.origin,
+        rule=options.count_rule(),
         kernels=measured.honest.names if measured else (),
-        alpha=options.alpha,
-        beta=options.beta,
     )
 
 
@@ -344,9 +337,6 @@ def exactly_judged(
         outcome=verify(claimed, sample[: judge.needed], ours, [judge], progress),
         claimed=claimed,
         seed=seed,
-        rule=None,
+        options=options,
         origin=f"those whose bits are equal to the vectors of {engine.name}",
-        kernels=(),
-        alpha=options.alpha,
-        beta=options.beta,
     )

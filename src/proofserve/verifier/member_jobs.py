@@ -16,7 +16,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold, checkpoint_shape
+from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged, threshold_of
 from proofserve.verifier.openings import CommittedSource, open_sample
@@ -24,7 +24,8 @@ from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, p
 from proofserve.verifier.verification import Truth
 from proofserve.wire.records import CommittedRoots
 
-# As the option --p-fraud of ``proofserve verify``.
+# The figures of a test that a finding has.
+_SHOWN = ("likelihood_ratio", "log_evidence", "p_value")
 _WRONG = (LabError, ProtocolError, CheckpointError, ValueError)
 
 
@@ -47,17 +48,16 @@ class CheckpointTruths:
 
         Raises LabError and CheckpointError if this worker cannot compute it.
         """
-        job, work = task.job, task.round.spec.work
+        job, work, measured = task.job, task.round.spec.work, options.calibration
         folder = self._folders.get(job.queue)
         if folder is None:
             raise LabError(f"this worker has no checkpoint for {job.queue}; give it --model")
-        measured = options.calibration
         setup = ValidatorSetup(folder, self._device).serving_as(measured)
         if setup not in self._loaded:
             self._loaded[setup] = CheckpointValidator(setup)
         known = self._loaded[setup]
-        models, shape = [job.model or folder.name, folder.name], checkpoint_shape(folder)
         if measured is not None:
+            models, shape = [job.model or folder.name, folder.name], checkpoint_shape(folder)
             measured.require(work, models, shape, known.weights_digest, known.is_dense)
         validator = known.with_other(proofs_of(work, self._forward_batch))
         return validator.as_truth(work.scheme.width, self._forward_batch)
@@ -77,7 +77,10 @@ def check_sample(
         job, rule = task.job, task.job.rule
         if task.sample.of < rule.nonces:
             raise LabError(f"too few nonces: the lane has {task.sample.of} of {rule.nonces}")
-        threshold = _threshold_in(task)
+        if task.calibration is None:
+            threshold = threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
+        else:
+            threshold = CalibrationFile.model_validate_json(task.calibration)
         options = JudgingOptions(rule.tests, job.alpha, rule.beta, rule.share, threshold=threshold)
         known, claimed = truth(task, options), _claimed(task, member_key)
         report = judged(claimed, known, options, job.seed, rule.nonces, Progress())
@@ -132,25 +135,15 @@ def _opened(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts:
         return open_sample(source, node, job.seed, job.rule.nonces, Progress())
 
 
-def _threshold_in(task: VerificationTask) -> CalibrationFile | GivenThreshold | None:
-    """What a job says of honest nodes."""
-    if task.calibration is not None:
-        return CalibrationFile.model_validate_json(task.calibration)
-    rule = task.job.rule
-    return threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
-
-
 def _judgement(report: VerdictReport, limit: float | None, seconds: float) -> JobFinding:
     outcome = report.outcome
     distances = tuple(e.distance for e in outcome.errors if e.broken is None)
     # The test that reached the verdict; the first one if none did.
     reached = (each for each in outcome.opinions if each.result is outcome.verdict)
     decisive = next(reached, outcome.opinions[0])
-    figures = decisive.figures
-    ratio = figures.get("likelihood_ratio")
-    log_ratio = None if ratio is None else math.log(max(float(ratio), 1e-300))
-    log_evidence = figures.get("log_evidence", log_ratio)
-    p_value = figures.get("p_value")
+    figures = {name: float(decisive.figures[name]) for name in _SHOWN if name in decisive.figures}
+    if "likelihood_ratio" in figures:
+        figures.setdefault("log_evidence", math.log(max(figures["likelihood_ratio"], 1e-300)))
     reason, said = decisive.text, VerdictOutcome.ABSTAINED
     if outcome.verdict is SequentialResult.UNEXPLAINED:
         reason = report.what_to_measure
@@ -164,8 +157,8 @@ def _judgement(report: VerdictReport, limit: float | None, seconds: float) -> Jo
         nonces=outcome.nonces_used,
         distance=float(np.median(distances)) if distances else None,
         threshold=limit,
-        log_evidence=None if log_evidence is None else float(log_evidence),
-        p_value=None if p_value is None else float(p_value),
+        log_evidence=figures.get("log_evidence"),
+        p_value=figures.get("p_value"),
         distances=distances,
         report={**report.record(), "lines": list(report.lines())},
     )

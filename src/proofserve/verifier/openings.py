@@ -5,6 +5,7 @@ import binascii
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -134,10 +135,8 @@ def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> Commi
         held = {r.round_id: r for r in rounds if wanted.fits(r.block_hash, r.public_key)}
         fitting = [each for name, each in held.items() if round_id in {None, name}]
         if len(fitting) != 1:
-            listed = "\n".join(
-                f"  {name}: block {each.block_hash}, key {each.public_key}"
-                for name, each in held.items()
-            )
+            said = (f"{n}: block {r.block_hash}, key {r.public_key}" for n, r in held.items())
+            listed = "\n".join(f"  {each}" for each in said)
             problem = "several rounds with roots fit" if fitting else "no round with roots fits"
             raise LabError(f"{path}: {problem}; choose by --round-id from\n{listed}")
         (found,) = fitting
@@ -166,7 +165,7 @@ class _Opener:
     def ask(self, nonces: Sequence[int]) -> None:
         """Have ``nonces`` opened. Each gives a claim or a fault. Raises NodeError."""
         try:
-            answer = self._patiently(nonces)
+            self._take(nonces, self._patiently(nonces))
         except NodeError as error:
             if not (_is_passing(error) or error.status in _HAS_NOT):
                 raise
@@ -175,10 +174,8 @@ class _Opener:
                 half = len(nonces) // 2
                 self.ask(nonces[:half])
                 self.ask(nonces[half:])
-                return
-            self._refused(nonces, str(error))
-            return
-        self._take(nonces, answer)
+            else:
+                self._refused(nonces, str(error))
 
     def _patiently(self, nonces: Sequence[int]) -> Sequence[Any]:
         source = self.source
@@ -198,18 +195,14 @@ class _Opener:
     def _take(self, nonces: Sequence[int], answer: Sequence[Any]) -> None:
         opened: dict[int, OpeningRecord] = {}
         for each in answer:
-            try:
+            # The nonce of a record that is none is then without an opening.
+            with suppress(ValidationError):
                 record = OpeningRecord.model_validate(each)
-            except ValidationError:
-                # Its nonce is then without an opening.
-                continue
-            opened.setdefault(record.nonce, record)
+                opened.setdefault(record.nonce, record)
         for nonce in nonces:
             if nonce not in opened:
                 self._refused([nonce], "the answer has no such opening")
-                continue
-            found = self.source.checked(opened[nonce])
-            if isinstance(found, Claim):
+            elif isinstance(found := self.source.checked(opened[nonce]), Claim):
                 self.claims.append(found)
             else:
                 self.faults[nonce] = found

@@ -35,10 +35,10 @@ _ROUNDS_BY: Final = ("engine", "processor", "torch", "dtype", "kv_dtype", "atten
 class Truth:
     """The vectors of ``width`` values that a validator compares with, ``at_once`` in one call.
 
-    ``weights_digest`` is that of their weights if it is known; of a model that ``is_dense`` it is
-    known that it mixes no experts. ``validator`` has other vectors of the checkpoint, None if an
-    engine recomputes. An engine has a ``name``, and ``facts``: the fields of ``KernelFacts``, None
-    for what it does not say. ``unit`` is what a reader calls that of which the vectors are.
+    Of a model that ``is_dense`` it is known that it mixes no experts. ``validator`` has other
+    vectors of the checkpoint, None if an engine recomputes. An engine has a ``name``, and
+    ``facts``: the fields of ``KernelFacts``, None for what it does not say. ``unit`` is what a
+    reader calls that of which the vectors are.
     """
 
     vectors: Recompute
@@ -180,9 +180,7 @@ def verdict_of(judges: Sequence[Judge[Any]]) -> tuple[SequentialResult, int]:
 
 
 class ExactJudge(Judge[ClaimError]):
-    """Counts the claims that are the vector of an engine that we trust, value by value.
-
-    An engine publishes numbers of float16.
+    """Counts the claims that are the vector of an engine that we trust, value by value in float16.
 
     If all are, they clear the node: whatever computed them, the published weights would have given
     the same. One that differs says nothing, because honest engines differ, and ends the test: what

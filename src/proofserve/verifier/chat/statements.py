@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from proofserve.lab.report import LabError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import LogEntry, require_chain, require_inclusion
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
+from proofserve.protocol.receipts.record import Sampling, token_hash
 from proofserve.protocol.receipts.signature import (
     SignedEntry,
     SignedReceipt,
@@ -209,9 +209,7 @@ class Statement:
         self._logged_in_time()
         if receipt.weights_digest != known.weights_digest:
             theirs, ours = receipt.weights_digest, known.weights_digest
-            raise self._unsure(
-                f"weights_digest: the receipt has {theirs}, the checkpoint {ours}"
-            )
+            raise self._unsure(f"weights_digest: the receipt has {theirs}, the checkpoint {ours}")
         if receipt.adapter is not None:
             merged = "give a checkpoint with the adapter merged into its weights"
             raise self._unsure(f"adapter: {receipt.adapter} cannot be checked; {merged}")
