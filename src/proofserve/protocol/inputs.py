@@ -26,12 +26,9 @@ class EmbeddingBlock(BlockScheme):
     ) -> None:
         super().__init__(block, model, device)
         self._layer_step = layer_step
+        self.uses_layer_transforms = layer_step is not None
         self._stronger_inputs = stronger_inputs
         self._layer_vectors: dict[tuple[int, torch.dtype], Tensor] = {}
-
-    @property
-    def uses_layer_transforms(self) -> bool:
-        return self._layer_step is not None
 
     def inputs(
         self, public_key: str, nonces: Sequence[int], seq_len: int, dtype: torch.dtype

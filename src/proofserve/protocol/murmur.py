@@ -37,7 +37,8 @@ def hash_keys(seeds: Tensor, keys: Tensor) -> Tensor:
     the int32 bit pattern of each uint32 hash.
     """
     if kernels := choice.kernels_for(seeds.device):
-        return kernels.hash_keys(seeds, keys)
+        hashed: Tensor = kernels.hash_keys(seeds, keys)
+        return hashed
     return hash_scrambled(seeds, scramble(keys))
 
 

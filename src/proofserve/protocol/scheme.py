@@ -38,6 +38,10 @@ class BlockScheme(abc.ABC):
 
     # Whether ``finish`` needs the states of all positions, or those of the last alone.
     reads_every_position = False
+    # Whether the forward must apply ``layer_transform`` after every decoder layer.
+    uses_layer_transforms = False
+    # Whether ``experts`` stands in for the model's routers in a proof forward.
+    chooses_experts = False
 
     def __init__(self, block: Block, model: ModelFacts, device: torch.device) -> None:
         self.block = block
@@ -58,11 +62,6 @@ class BlockScheme(abc.ABC):
         [sequences, seq_len].
         """
 
-    @property
-    def uses_layer_transforms(self) -> bool:
-        """Whether the forward must apply ``layer_transform`` after every decoder layer."""
-        return False
-
     def layer_transform(self, layer: int, output: LayerOutput) -> LayerOutput:
         """The output of decoder layer ``layer`` (global index), transformed in its dtype.
 
@@ -70,11 +69,6 @@ class BlockScheme(abc.ABC):
         true; any other raises NotImplementedError.
         """
         raise NotImplementedError("this scheme has no layer transforms")
-
-    @property
-    def chooses_experts(self) -> bool:
-        """Whether ``experts`` stands in for the model's routers in a proof forward."""
-        return False
 
     def experts(self, layer: int, of: ExpertLayer, seq_len: int) -> Tensor:
         """The experts of each position in decoder layer ``layer`` (global index).

@@ -76,7 +76,7 @@ class SketchBlock(BlockScheme):
         self._tokens = model.tokens
         self._digest = bytes.fromhex(model.weights_digest)
         self._k_dim = scheme.k_dim
-        self._seeded_experts = scheme.seeded_experts
+        self.chooses_experts = scheme.seeded_experts
         # Of the last length only: a client may ask for any number of lengths.
         self._rows: tuple[int, Tensor] | None = None
         self._routing: tuple[int, NDArray[np.uint64]] = 0, np.empty((0, 0, DRAWS), np.uint64)
@@ -94,10 +94,6 @@ class SketchBlock(BlockScheme):
         """
         places = self._places(public_key, nonces, seq_len)
         return to_device(torch.from_numpy(self._tokens.ids(places)), self.device)
-
-    @property
-    def chooses_experts(self) -> bool:
-        return self._seeded_experts
 
     def experts(self, layer: int, of: ExpertLayer, seq_len: int) -> Tensor:
         drawn = self._routing_of(layer, seq_len)

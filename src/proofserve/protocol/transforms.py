@@ -77,7 +77,8 @@ def pick_by_score(seeds: Sequence[int], dim: int, k: int, device: torch.device) 
 def rotate(x: Tensor, steps: Tensor) -> Tensor:
     """Reflect ``x`` [b, d] by ``steps`` [b, s, d] one after the other (A.2.4, B.1.7). float32."""
     if kernels := choice.kernels_for(x.device):
-        return kernels.rotate(x, steps)
+        rotated: Tensor = kernels.rotate(x, steps)
+        return rotated
     for v in steps.unbind(dim=1):
         x = reflect(x, v)
     return x

@@ -2,7 +2,7 @@
 
 It holds for one model, its weights and dtypes, one scheme, ``seq_len`` and ``k_dim``, and for the
 kernels whose figures it has, so it says all of them, and a judgement of anything else is refused.
-No field has a default. The figures are raw: every fit is made of them when the file is read.
+The figures are raw: every fit is made of them when the file is read.
 """
 
 import itertools
@@ -74,10 +74,8 @@ class KernelFacts(_Strict):
 class FigureFields(_Strict):
     """``RunFigures`` of a run: lengths of its errors (L2), and cosines.
 
-    A kernel in float32 may send the published vector: then the length is 0.
-
-    ``rows`` are the places of its nonces among those of the validator's own run; None for the first
-    ones in their order.
+    A kernel in float32 may send the published vector: then the length is 0. ``rows`` are None for
+    the first nonces of the validator's own run, in their order.
     """
 
     lengths: list[Length] = Field(min_length=2)
@@ -87,12 +85,11 @@ class FigureFields(_Strict):
 
     @property
     def figures(self) -> RunFigures:
-        rows = np.arange(len(self.lengths)) if self.rows is None else np.array(self.rows)
         return RunFigures(
             lengths=np.array(self.lengths),
             alike=None if self.alike is None else np.array(self.alike),
             cosines={name: np.array(values) for name, values in self.cosines.items()},
-            rows=rows,
+            rows=np.arange(len(self.lengths)) if self.rows is None else np.array(self.rows),
         )
 
 
@@ -171,7 +168,7 @@ class CalibrationFile(_Strict):
         return self
 
     def write(self, path: Path) -> None:
-        """Raises OSError. On one line: the figures are many, and for programs."""
+        """On one line: the figures are many, and for programs."""
         path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
     def null(self, room: float) -> HonestPopulations:
@@ -214,12 +211,9 @@ class CalibrationFile(_Strict):
         digest: str | None,
         is_dense: bool = False,
     ) -> None:
-        """Raise LabError, naming the field, unless the figures hold for these artifacts.
+        """As ``require_fields``, of ``work``.
 
-        ``models`` are the names of the judged model, ``shape`` and ``digest`` those of its
-        checkpoint. The digests decide where both are known, else the shapes, else the names: a
-        served model has other names than its folder. A model that ``is_dense``, so mixes no
-        experts, gives the same numbers by both sketches.
+        A model that ``is_dense``, so mixes no experts, gives the same numbers by both sketches.
         """
         theirs = {"seq_len": work.seq_len, "stronger_rng": False, **work.scheme.to_wire()}
         theirs["scheme"] = theirs.pop("name")
@@ -234,30 +228,28 @@ class CalibrationFile(_Strict):
         shape: Shape | None,
         digest: str | None,
     ) -> None:
-        """As ``require``, where ``theirs`` are the fields of what is judged."""
+        """Raise LabError, naming the field, unless the figures hold for these artifacts.
+
+        ``theirs`` are the fields of what is judged, ``models`` the names of its model, ``shape``
+        and ``digest`` those of its checkpoint. The digests decide where both are known, else the
+        shapes, else the names: a served model has other names than its folder.
+        """
         for field, value in theirs.items():
-            if getattr(self, field) != value:
-                raise _misfit(field, getattr(self, field), f"the artifacts have {value}")
+            _require(field, getattr(self, field), value, f"the artifacts have {value}")
         if None not in {self.weights_digest, digest}:
-            if self.weights_digest != digest:
-                raise _misfit("weights_digest", self.weights_digest, f"the model has {digest}")
-            return
-        if self.shape is None or shape is None:
-            if self.model not in models:
-                raise _misfit("model", self.model, f"the model is {' or '.join(models)}")
-            return
-        for field in {**self.shape, **shape}:
-            if self.shape.get(field) != shape.get(field):
-                raise _misfit(field, self.shape.get(field), f"the model has {shape.get(field)}")
+            _require("weights_digest", self.weights_digest, digest, f"the model has {digest}")
+        elif self.shape is not None and shape is not None:
+            for field in {**self.shape, **shape}:
+                ours, value = self.shape.get(field), shape.get(field)
+                _require(field, ours, value, f"the model has {value}")
+        elif self.model not in models:
+            _require("model", self.model, None, f"the model is {' or '.join(models)}")
 
     def require_served(self, dtype: str, kv_dtype: str = KV_AUTO) -> None:
         """Raise LabError unless nodes serve in the dtype, and keep keys in that, of this file."""
-        for field, ours, theirs in (
-            ("served_dtype", self.served_dtype, dtype),
-            ("kv_dtype", self.kv_dtype, kv_dtype),
-        ):
-            if ours != theirs:
-                raise _misfit(field, ours, f"the checkpoint is served with {theirs}")
+        for field, theirs in (("served_dtype", dtype), ("kv_dtype", kv_dtype)):
+            said = f"the checkpoint is served with {theirs}"
+            _require(field, getattr(self, field), theirs, said)
 
 
 def rounded(values: np.ndarray) -> list[float]:
@@ -378,5 +370,7 @@ def checkpoint_shape(folder: Path) -> dict[str, int] | None:
     return {name: config[name] for name in SHAPE_FIELDS if name in config} or None
 
 
-def _misfit(field: str, ours: object, theirs: str) -> LabError:
-    return LabError(f"{field}: the calibration has {ours}, {theirs}; write one for what is judged")
+def _require(field: str, ours: object, theirs: object, said: str) -> None:
+    if ours != theirs:
+        text = f"the calibration has {ours}, {said}; write one for what is judged"
+        raise LabError(f"{field}: {text}")

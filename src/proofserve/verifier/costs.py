@@ -73,11 +73,10 @@ def _attended(config: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast a machine is.
+    """How fast a machine is: operations a second in exact arithmetic and in emulated kernels.
 
-    ``products`` and ``emulated`` are operations a second, in a run with exact arithmetic and in
-    one whose kernels are emulated. ``read`` is in bytes a second from the disk, ``filled`` in
-    numbers a second that a layer is filled with, ``rounded`` in numbers a second of a suspect.
+    ``read`` is in bytes a second from the disk, ``filled`` in numbers a second that a layer is
+    filled with, ``rounded`` in numbers a second of a suspect.
     """
 
     products: float
@@ -167,10 +166,7 @@ class VerificationPlan:
         return FLOAT32 * tokens * (nonces * self.hidden + in_layer)
 
     def seconds(self, rates: Rates, *, cached: bool = False) -> dict[str, float]:
-        """The time of each kind of work, one after the other.
-
-        ``cached``: the system keeps what was read once.
-        """
+        """Of each kind of work. ``cached``: the system keeps what was read once."""
         runs = self.runs
         emulated = runs["own run"] + runs["kernels"]
         filled = sum(each.weights for each in self.layers) * len(self.passes)
@@ -185,10 +181,7 @@ class VerificationPlan:
         }
 
     def lines(self, rates: Rates, *, cached: bool, in_use: int, hashed: int = 0) -> Iterator[str]:
-        """The plan in words, with what of memory is ``in_use`` before.
-
-        ``hashed`` bytes are read once for the digest of the weights.
-        """
+        """The plan in words; ``hashed`` bytes are read once for the digest of the weights."""
         runs = self.runs
         yield (
             f"plan: {self.nonces} of {self.sample} nonces until an honest node is cleared"
@@ -200,7 +193,8 @@ class VerificationPlan:
         digest = f", and {_bytes(hashed)} once for the weights' digest" if hashed else ""
         yield f"plan: reads {_bytes(self.pass_bytes)} {often}{cache}{digest}"
         names = Counter(_kind(run) for run in {run for each in self.passes for run in each})
-        kinds = (f"{kind} {runs[kind]}" + _several(names[kind]) for kind in runs)
+        several = {kind: f" (of {count})" for kind, count in names.items() if count > 1}
+        kinds = (f"{kind} {runs[kind]}{several.get(kind, '')}" for kind in runs)
         yield f"plan: forwards of a nonce: {', '.join(kinds)}"
         yield f"plan: {self.all_operations / 1e12:,.2f} TFLOP in float32"
         yield (
@@ -214,10 +208,6 @@ class VerificationPlan:
             f"plan: about {duration(sum(parts.values()))} on this machine: {', '.join(shown)}"
             f" ({rates.products / 1e9:,.0f} GFLOP/s, {rates.read / 1e9:,.2f} GB/s)"
         )
-
-
-def _several(count: int) -> str:
-    return f" (of {count})" if count > 1 else ""
 
 
 def _kind(run: BankRun) -> str:

@@ -70,9 +70,9 @@ class CalibratingBank(KernelBank, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuringPlan:
-    """``emulated`` nonces are computed by each emulated kernel, ``bank`` ones by each suspect.
+    """The first ``emulated`` nonces are computed by each emulated kernel, ``bank`` by each suspect.
 
-    ``has_twins`` says whether a nonce is two twins. All counts are from the first nonce on.
+    ``has_twins`` says whether a nonce is two twins.
     """
 
     nonces: tuple[int, ...]
@@ -112,9 +112,9 @@ def measured_calibration(
         return figure_fields(errors, predicted, first, plan.has_twins, place)
 
     made = [PopulationFields(facts=facts, figures=fields(errors)) for facts, errors in runs]
+    first_ones = plan.nonces[: plan.emulated]
     for kernel in bank.kernels:
         compute = partial(bank.errors, BankRun(kernels=kernel))
-        first_ones = plan.nonces[: plan.emulated]
         errors = _in_chunks(f"emulated kernel: {kernel}", compute, first_ones, progress)
         made.append(PopulationFields(facts=bank.kernel_facts(kernel), figures=fields(errors)))
     return CalibrationFile(
@@ -153,8 +153,7 @@ def figure_fields(
     The nonces of ``bank`` come first, so that the cosines belong to the first figures.
     """
     first = [nonce for nonce in bank if nonce in errors]
-    chosen = set(first)
-    nonces = [*first, *(nonce for nonce in errors if nonce not in chosen)]
+    nonces = [*dict.fromkeys([*first, *errors])]
     rows = [place[nonce] for nonce in nonces]
     lengths = np.array([np.linalg.norm(errors[nonce]) for nonce in nonces], dtype=np.float64)
     alike = np.array([alikeness(errors[nonce]) for nonce in nonces]) if has_twins else None

@@ -44,9 +44,8 @@ class RunFigures:
     """What one run of the model showed on the nonces of a calibration.
 
     ``lengths`` float64 [n] are those of its errors, ``alike`` float64 [n] the cosines of twins'
-    errors, None where nonces have no twins. ``cosines`` are by suspect, float64 [m] with the first
-    m of these nonces. ``rows`` int64 [n] are the places of its nonces among those of the
-    validator's own run.
+    errors, None without twins. ``cosines`` are by suspect, float64 [m] with the first m nonces.
+    ``rows`` int64 [n] are the places of its nonces among those of the validator's own run.
     """
 
     lengths: Floats
@@ -138,6 +137,7 @@ class Population:
         return widened(figures, self._groups[: len(figures)].tolist())
 
 
+@dataclass(frozen=True, slots=True)
 class HonestPopulations:
     """All kernels of a calibration; ``members`` are never empty.
 
@@ -145,12 +145,9 @@ class HonestPopulations:
     with a member left out.
     """
 
-    def __init__(
-        self, members: Sequence[Population], shares: OwnShares, expected: Mapping[str, Expected]
-    ) -> None:
-        self.members = tuple(members)
-        self.shares = shares
-        self.expected = expected
+    members: Sequence[Population]
+    shares: OwnShares
+    expected: Mapping[str, Expected]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -194,17 +191,15 @@ def _own_shares(own: RunFigures, honest: Mapping[str, RunFigures]) -> OwnShares:
     """The shares with which these honest runs differ least."""
     leans = {}
     for suspect, ours in own.cosines.items():
-        found = [run for run in honest.values() if suspect in run.cosines]
-        few = [(run.cosines[suspect], run.rows[: len(run.cosines[suspect])]) for run in found]
-        leans[suspect] = own_share([(cosines, ours[rows]) for cosines, rows in few])
+        found = [(run.cosines[suspect], run) for run in honest.values() if suspect in run.cosines]
+        pairs = [(cosines, ours[run.rows[: len(cosines)]]) for cosines, run in found]
+        leans[suspect] = own_share(pairs)
     if own.alike is not None:
         alike = own.alike
         pairs = [(r.alike, alike[r.rows]) for r in honest.values() if r.alike is not None]
         leans[TWINS] = own_share(pairs)
-    sizes = []
-    for run in honest.values():
-        lengths = own.lengths[run.rows]
-        sizes.append((np.log(np.maximum(run.lengths, LEAST_RATIO * lengths)), np.log(lengths)))
+    lengths = [(run.lengths, own.lengths[run.rows]) for run in honest.values()]
+    sizes = [(np.log(np.maximum(of, LEAST_RATIO * ours)), np.log(ours)) for of, ours in lengths]
     return OwnShares(own_share(sizes), float(np.exp(np.log(own.lengths).mean())), leans)
 
 

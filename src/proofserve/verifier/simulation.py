@@ -104,8 +104,7 @@ class Endings:
     """When each run was convicted or cleared, int64 [runs], beyond ``most`` if it was not.
 
     ``refuted`` bool [runs]: no population explains the node. ``by_test`` is when each test alone
-    would have convicted. ``closest`` is the population whose figures are most like the node's on
-    average, empty without a calibration.
+    would have convicted. ``closest`` is the population most like the node on average.
     """
 
     most: int

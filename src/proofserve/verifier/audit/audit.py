@@ -141,9 +141,8 @@ def least_rate(rule: ConvictionRule) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ProverResult:
-    """A prover, and what convicts it.
+    """A prover, and what convicts it: the count (``counted``), or the other tests (``endings``).
 
-    ``counted`` is the count's, ``endings`` are those of the other tests, together and alone.
     ``cosines`` float64 [n, suspects] is None for a mixture; NaN where there is no vector.
     ``caught`` says whether verifications convict it with the wanted chance, ``noticed`` whether
     they convict it or find that nothing explains it.

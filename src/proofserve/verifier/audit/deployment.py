@@ -243,8 +243,7 @@ class AuditSetup(ValidatorSetup):
     """What is audited, and how it is computed: the prover serves as the validator thinks.
 
     ``other`` is another checkpoint of the same hidden size, None for weights drawn at random.
-    ``bank`` restricts the bank to these names and to ``suspects``, None for all of it. ``seq_len``
-    is in tokens, ``forward_batch`` in nonces.
+    ``bank`` restricts the bank to these names and to ``suspects``. ``seq_len`` is in tokens.
     """
 
     scheme: Scheme
@@ -336,9 +335,8 @@ class CheckpointDeployment:
             return AuditedProver("another checkpoint", 0.0, random)
         other = with_kernels(load(folder, EXACT, self._setup.device), self._own)
         self._require_fit(folder, other)
-        saving = self.price.instead_of(
-            price_of(other, self.price.seq_len, self.price.every_position)
-        )
+        cheaper = price_of(other, self.price.seq_len, self.price.every_position)
+        saving = self.price.instead_of(cheaper)
         name = "a smaller checkpoint" if saving else "another checkpoint"
         # The published checkpoint decides the inputs.
         answers = partial(self._answers, replace(other, facts=self._network.facts))

@@ -139,46 +139,17 @@ class AuditReport:
 
     @property
     def rule(self) -> str:
-        audit = self.audit
-        rule = audit.rule
-        return (
-            f"An attack is CAUGHT if `verify` convicts it with a chance of {rule.power:g} or more"
-            f" within {rule.max_nonces} nonces, and an honest node with {rule.alpha:g} or less."
-            f" Honest are {len(audit.populations)} kernels: a node is convicted only if each of"
-            " them is ruled out by evidence for fraud, and cleared if one explains it. If none does"
-            " and there is no evidence for fraud, there is NO VERDICT: the node is not cleared"
-            " either. Closest is the kernel that comes nearest. The table shows the nonces after"
-            f" which half of the {audit.runs} simulated verifications have convicted, and"
-            f" {rule.power:.1%} of them: by the test of sizes (paired) and the one of directions"
-            " alone, and by all together (verify); cleared is the share that clears the prover."
-            " The count calls a vector a mismatch if it is further than"
-            f" {audit.dist_threshold:.4g} from the validator's; an honest node may have mismatches"
-            f" in {rule.p_mismatch:g} of its nonces. It is the exact binomial test, at the lower"
-            " end of the 95 % interval of the rate. The audit fails if an attack that saves"
-            f" {WORTHWHILE:.0%} or more gets neither, or if an honest node would be convicted."
-        )
+        """What is caught, and what is honest."""
+        return self._words("audit/audit_rule.html", worthwhile=WORTHWHILE)
 
     @property
     def shortcuts(self) -> str:
         """The work that a prover can leave out without changing a vector."""
-        price = self.price
-        begin = (
-            "An exact shortcut leaves work out and gives the same vectors, so no validator can see"
-            " it. "
-        )
-        if price.every_position:
-            return begin + (
-                "The first layer's queries, keys and values depend on the token alone, so a prover"
-                f" can keep them for each token: {price.first_projections:.1%} of a forward. Its"
-                " vectors are right, so it is not caught and is no fraud."
-            )
-        return begin + (
-            "Every scheme of version 1 reads only the last position. In the last layer the MLP"
-            f" at the other positions is {price.unread_mlp:.1%} of a whole forward. Our servers"
-            " leave it out, and savings are shares of the rest. The last layer's queries,"
-            f" scores and output projections at those positions are a further"
-            f" {price.unread_attention:.1%}; a prover may leave them out and stay honest."
-        )
+        return self._words("audit/audit_shortcuts.html", price=self.price)
+
+    def _words(self, template: str, **values: object) -> str:
+        made = rendered("proofserve.verifier", template, audit=self.audit, **values)
+        return " ".join(made.split())
 
     def json(self) -> dict[str, Any]:
         audit = self.audit

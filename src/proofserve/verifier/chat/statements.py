@@ -318,7 +318,7 @@ class Statement:
         return ids
 
     def _require_shown(self, choice: ChatChoice, ids: tuple[int, ...]) -> None:
-        """The client read the text of its tokens. What a server may honestly change is no failure."""
+        """The client read the text of its tokens, or what a server may honestly make of it."""
         if choice.text is None:
             return
         request, text_of = self.chat.request, self.tokenizer.text

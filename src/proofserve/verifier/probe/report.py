@@ -125,38 +125,22 @@ def page(report: ProbeReport) -> str:
         report=report,
         tone=CLASSES[report.probed.verdict],
         rows=report.rows(),
-        # Only what was measured is drawn.
-        pictures=[(said, drawn([draw], HEIGHT)) for said, draw in _panels(report.probed)],
+        pictures=pictures(report.probed),
+        other_ratio=OTHER_RATIO,
         facts=report.setup.items(),
     )
 
 
-def _panels(probed: ProbeResult) -> Iterator[tuple[str, Callable[["Axes"], None]]]:
-    if probed.ratios:
-        caption = (
-            "The endpoint's errors over our own rounding, block by block. Honest ones lie around 1;"
-            f" from {OTHER_RATIO:g} on (dashed) only 4 bits or another model do it."
-        )
-        yield caption, partial(_draw_ratios, probed.ratios)
-    if probed.cosines:
-        caption = (
-            f"Cosines of the errors with what {probed.suspect} would do, block by block."
-            " Honest ones lie around 0."
-        )
-        yield caption, partial(_draw_cosines, probed.cosines)
-    if probed.seen.evidence:
-        caption = (
-            "Evidence of the token test after each answer, as a power of ten: it falls for honest"
-            " answers, and convicts far above 6."
-        )
-        yield caption, partial(_draw_evidence, probed.seen.evidence)
+def pictures(probed: ProbeResult) -> dict[str, str]:
+    """SVG by what it shows. Only what was measured is drawn."""
     gaps = [float(g) for r in probed.seen.answers if r.is_greedy for g in r.gaps]
-    if gaps:
-        caption = (
-            "How far the logits of greedy tokens are below the largest: the largest first. Honest"
-            " rounding explains those below the dashed line."
-        )
-        yield caption, partial(_draw_gaps, gaps, probed.seen.greedy.bound)
+    panels: dict[str, tuple[Sequence[float], Callable[[Axes], None]]] = {
+        "ratios": (probed.ratios, partial(_draw_ratios, probed.ratios)),
+        "cosines": (probed.cosines, partial(_draw_cosines, probed.cosines)),
+        "evidence": (probed.seen.evidence, partial(_draw_evidence, probed.seen.evidence)),
+        "gaps": (gaps, partial(_draw_gaps, gaps, probed.seen.greedy.bound)),
+    }
+    return {name: drawn([draw], HEIGHT) for name, (values, draw) in panels.items() if values}
 
 
 def _draw_ratios(ratios: Sequence[float], axes: "Axes") -> None:
