@@ -40,11 +40,8 @@ class TimedBlock(BlockScheme):
         super().__init__(inner.block, inner.model, inner.device)
         self._inner = inner
         self.reads_every_position = inner.reads_every_position
+        self.uses_layer_transforms = inner.uses_layer_transforms
         self.seconds = {"inputs": 0.0, "finish": 0.0}
-
-    @property
-    def uses_layer_transforms(self) -> bool:
-        return self._inner.uses_layer_transforms
 
     def inputs(
         self, public_key: str, nonces: Sequence[int], seq_len: int, dtype: torch.dtype

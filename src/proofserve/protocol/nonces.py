@@ -28,8 +28,12 @@ class NonceLane:
     n_groups: int = 1
 
     def __post_init__(self) -> None:
-        _check_share("node_id", self.node_id, "node_count", self.node_count)
-        _check_share("group_id", self.group_id, "n_groups", self.n_groups)
+        for field, count_field in (("node_id", "node_count"), ("group_id", "n_groups")):
+            index, count = getattr(self, field), getattr(self, count_field)
+            if count < 1:
+                raise ProtocolError(count_field, f"{count} is below 1")
+            if not 0 <= index < count:
+                raise ProtocolError(field, f"{index} is outside 0..{count - 1}")
 
     def is_part_of(self, lane: "NonceLane") -> bool:
         """Whether this lane is ``lane``, or one of those into which a group of it is divided."""
@@ -120,10 +124,3 @@ def pad(nonces: Sequence[int], size: int) -> tuple[int, ...]:
     """
     check_nonces("nonces", nonces)
     return (*nonces, *range(-1, len(nonces) - size - 1, -1))
-
-
-def _check_share(field: str, index: int, count_field: str, count: int) -> None:
-    if count < 1:
-        raise ProtocolError(count_field, f"{count} is below 1")
-    if not 0 <= index < count:
-        raise ProtocolError(field, f"{index} is outside 0..{count - 1}")

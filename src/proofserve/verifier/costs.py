@@ -59,16 +59,12 @@ def layer_size(layer: nn.Module, config: Any, stored: int) -> LayerSize:
             stacked = max(stacked, weight.numel() if experts else 0)
             widest = max(widest, max(weight.shape[-2:]) * min(chosen, among))
     weights = sum(weight.numel() for weight in layer.parameters())
-    return LayerSize(stored, weights, multiplied, _attended(config), stacked, widest)
-
-
-def _attended(config: Any) -> int:
-    """For queries times keys, and weights times values."""
-    usual = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if (values := getattr(config, "v_head_dim", None)) is None:
-        return int(2 * usual * config.num_attention_heads)
-    keys = config.qk_nope_head_dim + config.qk_rope_head_dim
-    return int((keys + values) * config.num_attention_heads)
+    # A head's numbers in a key and in a value.
+    keys = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if (values := getattr(config, "v_head_dim", None)) is not None:
+        keys = config.qk_nope_head_dim + config.qk_rope_head_dim
+    attended = int((keys + (keys if values is None else values)) * config.num_attention_heads)
+    return LayerSize(stored, weights, multiplied, attended, stacked, widest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +137,9 @@ class VerificationPlan:
     @property
     def rounded_weights(self) -> int:
         """The numbers that are rounded: of each suspect in each pass all."""
-        others = {FP8_CACHE, *(self.others or {})}
-        suspects = (run for each in self.passes for run in each if run.weights)
-        return sum(each.weights for each in self.layers) * sum(
-            run.weights not in others for run in suspects
-        )
+        others = {None, FP8_CACHE, *(self.others or {})}
+        suspects = sum(run.weights not in others for each in self.passes for run in each)
+        return suspects * sum(each.weights for each in self.layers)
 
     @property
     def layer_memory(self) -> int:

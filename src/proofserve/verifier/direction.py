@@ -43,9 +43,8 @@ NO_SUSPECTS: Final = "there are no suspects: the checkpoint is published as chea
 class Suspicion:
     """One suspect: the evidence for it against each honest population, and for its innocence.
 
-    ``refuting`` only says that the node is none of the populations; where the two are the same,
-    ``convicting`` is. ``log_ratio`` is the likelihood ratio of the suspect's figures over an honest
-    node's, both as normal.
+    ``refuting`` only says that the node is none of the populations. ``log_ratio`` is the likelihood
+    ratio of the suspect's figures over an honest node's, both as normal.
     """
 
     expected: Expected

@@ -45,8 +45,6 @@ AT_ONCE: Final = 16
 CHEATS_SHARE: Final = 4
 # An engine in float32 may send the published float16 vector of a nonce; a fit needs a length.
 LEAST_LENGTH: Final = 1e-6
-# The chance of a value beyond one end of an interval.
-_TAIL: Final = (1.0 - CONFIDENCE) / 2.0
 VERIFICATIONS, NONCES = 10_000, 1000
 # How many times as wide the margins become until no population is convicted by the others.
 ROOMS: Final = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
@@ -174,7 +172,8 @@ def honest_threshold(populations: Sequence[PopulationFields]) -> float:
     Of each the upper end of the 95 % interval of that quantile, whatever the distribution; the
     largest distance where there are too few to have one.
     """
-    needed, highest = math.ceil(math.log(_TAIL) / math.log1p(-RATE)), 0.0
+    beyond = (1.0 - CONFIDENCE) / 2.0
+    needed, highest = math.ceil(math.log(beyond) / math.log1p(-RATE)), 0.0
     for each in populations:
         distances = np.array(each.figures.lengths)
         enough = len(distances) >= needed

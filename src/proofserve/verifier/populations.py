@@ -24,6 +24,8 @@ TWINS: Final = "twins"
 LEAST_RATIO: Final = 0.1
 # Fewer honest nonces bound no spread.
 LEAST_LEANING: Final = 8
+# The normal quantile of 0.99.
+_Z: Final = 2.33
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +182,12 @@ def populations(
     """
     shares = _own_shares(own, honest)
     members = [Population(name, run, own, shares, groups, room) for name, run in honest.items()]
-    expected = {
-        name: _expected(cosines - shares.leans[name] * own.cosines[name][: len(cosines)])
-        for name, cosines in cheats.items()
-    }
+    expected = {}
+    for name, cosines in cheats.items():
+        figures = cosines - shares.leans[name] * own.cosines[name][: len(cosines)]
+        sd = float(figures.std(ddof=1))
+        # A lower bound of the mean: what is expected too high would clear a fraud too soon.
+        expected[name] = Expected(float(figures.mean()) - _Z * sd / len(figures) ** 0.5, sd)
     return HonestPopulations(members, shares, expected)
 
 
@@ -201,16 +205,6 @@ def _own_shares(own: RunFigures, honest: Mapping[str, RunFigures]) -> OwnShares:
     lengths = [(run.lengths, own.lengths[run.rows]) for run in honest.values()]
     sizes = [(np.log(np.maximum(of, LEAST_RATIO * ours)), np.log(ours)) for of, ours in lengths]
     return OwnShares(own_share(sizes), float(np.exp(np.log(own.lengths).mean())), leans)
-
-
-# The normal quantile of 0.99.
-_Z = 2.33
-
-
-def _expected(figures: Floats) -> Expected:
-    """With a lower bound of the mean: what is expected too high would clear a fraud too soon."""
-    sd = float(figures.std(ddof=1))
-    return Expected(float(figures.mean()) - _Z * sd / len(figures) ** 0.5, sd)
 
 
 def widened(values: Floats, groups: Sequence[int]) -> Floats:

@@ -4,7 +4,7 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from mmap import mmap
@@ -104,11 +104,10 @@ def _rounding_rate(plan: VerificationPlan, device: torch.device) -> float:
     values = torch.randn(_ROUNDED // _ROW, _ROW, device=device)
     taken = []
     for name in names:
-        try:
+        # Other checkpoints and caches round no weights.
+        with suppress(KeyError):
             rounding = rounding_of(name)
-        except KeyError:
-            continue
-        taken.append(_seconds(partial(rounding, values), device))
+            taken.append(_seconds(partial(rounding, values), device))
     return _ROUNDED * len(taken) / sum(taken) if taken else float("inf")
 
 
@@ -139,16 +138,13 @@ def disk_rate(files: Sequence[Path]) -> float:
 
 def _read(file: Path, flags: int, most: int, until: float) -> int:
     """Read up to ``most`` bytes of ``file`` and return how many; stop at the time ``until``."""
-    done, number = 0, os.open(file, os.O_RDONLY | flags)
-    try:
-        # Direct reads need a buffer at the border of a page.
-        with closing(mmap(-1, _AT_ONCE)) as buffer:
-            while done < most and perf_counter() < until:
-                done += (got := os.preadv(number, [buffer], done))
-                if got < _AT_ONCE:
-                    break
-    finally:
-        os.close(number)
+    done, descriptor = 0, os.open(file, os.O_RDONLY | flags)
+    # Direct reads need a buffer at the border of a page.
+    with os.fdopen(descriptor, "rb", 0), closing(mmap(-1, _AT_ONCE)) as buffer:
+        while done < most and perf_counter() < until:
+            done += (got := os.preadv(descriptor, [buffer], done))
+            if got < _AT_ONCE:
+                break
     return done
 
 

@@ -191,7 +191,7 @@ class _Member:
         self._chances = chances
         self._limit = math.log(CONVICTING_TESTS / chances.alpha)
         self.name = of.name
-        # What one of the questions below has found out, another one asks again.
+        # Several questions ask again what one of them has found out.
         self._found: dict[tuple[str, Draws], Counts] = {}
         self._clearing = of.fit.log_clearing(node.ratios, np.array([chances.share]))
         if node.twins is not None:

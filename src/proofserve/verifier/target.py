@@ -31,6 +31,7 @@ LAYER_HOOKS: Final = "layer_hooks"
 METHODS: Final = (SIGN_FLIPS, LAYER_HOOKS)
 # A node recomputes only distances that are claimed; the claimed value does not matter.
 CLAIMED = 1.0
+KEY: Final = "calibration-key-{}"
 
 # float64 [blocks, keys, nonces of one key]
 Distances = NDArray[np.float64]
@@ -79,16 +80,12 @@ class Sample:
     def total(self) -> int:
         return self.per_block * self.blocks
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.blocks, self.keys, self.per_key
-
     def orders(self, model: str, method: str) -> Iterator[DistanceWork]:
         for block in range(self.blocks):
             yield DistanceWork(
                 model,
                 block_hash=f"calibration-block-{block}",
-                public_key=_key(0),
+                public_key=KEY.format(0),
                 seq_len=self.seq_len,
                 batch_size=self.batch_size,
                 sign_flips=method == SIGN_FLIPS,
@@ -112,17 +109,15 @@ def collect(
         with node.judging(order):
             for key, nonces in calls:
                 claims = [Winner(nonce, CLAIMED) for nonce in nonces]
-                judgement = node.judge(replace(order, public_key=_key(key)), claims)
+                judgement = node.judge(replace(order, public_key=KEY.format(key)), claims)
                 computed += judgement.computed_distances
                 progress.advance()
-    distances = np.array(computed, dtype=np.float64).reshape(sample.shape)
+    distances = np.array(computed, dtype=np.float64).reshape(
+        sample.blocks, sample.keys, sample.per_key
+    )
     if not np.isfinite(distances).all():
         raise NodeError("the node computed a distance that is not a number")
     return distances
-
-
-def _key(number: int) -> str:
-    return f"calibration-key-{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +180,8 @@ def interval_ranks(count: int, share: float) -> tuple[int, int]:
 
     The number X of values below the quantile is Binomial(count, share), and the quantile lies
     between the values of rank l and u iff l <= X < u. The ranks are the innermost with at most
-    2.5 % beyond either of them (David and Nagaraja, Order Statistics, 7.1).
-
-    Raises ValueError if so few values cannot hold it with that confidence.
+    2.5 % beyond either of them (David and Nagaraja, Order Statistics, 7.1). Raises ValueError if so
+    few values cannot hold it.
     """
     beyond = (1.0 - CONFIDENCE) / 2.0
 
@@ -198,10 +192,8 @@ def interval_ranks(count: int, share: float) -> tuple[int, int]:
     low = bisect_right(ranks, -(1.0 - beyond), key=falling) - 1
     high = bisect_left(ranks, -beyond, key=falling)
     if low < 1 or high > count:
-        raise ValueError(
-            f"{count} nonces are too few for a rate of {share:g}; "
-            "compute more of them, or ask for a rate closer to 0.5"
-        )
+        more = "compute more of them, or ask for a rate closer to 0.5"
+        raise ValueError(f"{count} nonces are too few for a rate of {share:g}; {more}")
     return low, high
 
 
@@ -244,7 +236,7 @@ def report_of(
         Figure("nonces_per_second", sample.total / seconds, f"of {sample.total} nonces"),
         Figure("seconds", seconds, "to compute them, through HTTP"),
     )
-    said = {"model": model, "method": method, "rate": found.rate}
+    said = {"model": model, "method": method, "rate": found.rate, **asdict(sample)}
     title = f"r_target of {model} with {titled(method)}, {100.0 * found.rate:g} % win"
     windows = {
         "r_target_interval": list(found.interval),
@@ -253,7 +245,7 @@ def report_of(
         "block_means": found.distances.mean(axis=(1, 2)).tolist(),
         "block_sds": found.distances.std(axis=(1, 2)).tolist(),
     }
-    return Report(title, figures, {**said, **asdict(sample)}, windows, where)
+    return Report(title, figures, said, windows, where)
 
 
 def titled(method: str) -> str:
@@ -269,10 +261,8 @@ def rates_table(methods: Mapping[str, TargetRadius]) -> Table:
     blocks, keys = found[0].rates.shape
     for block in range(blocks):
         for key in range(keys):
-            cells = [_percent(each.rates[block, key]) for each in found]
-            table.add_row(str(block), str(key), *cells)
-        cells = [_percent(each.block_rates[block]) for each in found]
-        table.add_row(str(block), "all", *cells)
+            table.add_row(str(block), str(key), *(_percent(of.rates[block, key]) for of in found))
+        table.add_row(str(block), "all", *(_percent(of.block_rates[block]) for of in found))
         table.add_section()
     return table
 

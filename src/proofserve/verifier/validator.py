@@ -203,9 +203,8 @@ class CheckpointValidator:
     def states(
         self, prompt: Sequence[int], output: Sequence[int], kernel: str | None = None
     ) -> NDArray[np.float32]:
-        """The states [tokens, hidden] behind the tokens of an answer. Raises EngineFault."""
-        network = self._reader(kernel)
-        (states,) = states_of(network, [(prompt, output)])
+        """The states [tokens, hidden] behind the tokens of an answer."""
+        (states,) = states_of(self._reader(kernel), [(prompt, output)])
         found: NDArray[np.float32] = states.cpu().numpy()
         return found
 
@@ -266,18 +265,17 @@ class CheckpointValidator:
         # The published weights come first: others may hold the experts that they choose.
         wanted = {PUBLISHED: set[int](), **expected}
         wanted[PUBLISHED] = set[int]().union(*expected.values())
-        missing = {
-            run: [nonce for nonce in sorted(nonces) if (run, nonce) not in self._known]
-            for run, nonces in wanted.items()
-        }
-        missing = {run: nonces for run, nonces in missing.items() if nonces}
-        runs = []
-        for run, nonces in missing.items():
+        runs: dict[BankRun, Run] = {}
+        for run, nonces in wanted.items():
+            missing = [nonce for nonce in sorted(nonces) if (run, nonce) not in self._known]
+            if not missing:
+                continue
             network = self.network(run)
-            runs.append(Run(network, nonces, self._choice(run, network)))
+            runs[run] = Run(network, missing, self._choice(run, network))
             if run.weights is not None and run.kernels is None:
-                self.forwards += len(nonces)
-        for run, done, batch in zip(missing, runs, self._compute(runs), strict=True):
+                self.forwards += len(missing)
+        batches = self._compute([*runs.values()])
+        for (run, done), batch in zip(runs.items(), batches, strict=True):
             if batch.failed:
                 raise EngineFault(f"{run}: the vector of nonce {batch.failed[0]} is not finite")
             if run.weights is not None:
@@ -342,9 +340,8 @@ class CheckpointTokenizer:
             )
         # A template is a program in the checkpoint, and raises what it likes.
         except Exception as error:
-            raise LabError(
-                f"messages: the checkpoint's chat template refuses them: {error}"
-            ) from error
+            text = f"messages: the checkpoint's chat template refuses them: {error}"
+            raise LabError(text) from error
         return tuple(made["input_ids"])
 
     def answer_ids(self, text: str) -> tuple[int, ...]:
@@ -353,11 +350,8 @@ class CheckpointTokenizer:
 
     def text(self, ids: tuple[int, ...]) -> str:
         """The text of an answer's ids, without special tokens."""
-        return str(
-            self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(list(ids), **options))
 
 
 def _end_ids(folder: Path, of_tokenizer: int | None) -> tuple[int, ...]:

@@ -3,10 +3,9 @@
 The errors of neighbouring tokens are alike, and one token says little. A block of 16 says about as
 much as a nonce of ``sketch-v1``, so the same tests judge both.
 
-The token test asks who wrote the answers, a model that samples as stated or another one. An honest
-server rounds, near a tie between experts by much, and draws from what that leaves. So what convicts
-by the published model alone is computed again with every kernel that the validator emulates, and
-only what none of them explains counts.
+The token test asks whether a model that samples as stated wrote the answers. An honest server
+rounds, near a tie between experts by much. So what convicts by the published model alone is
+computed again with every emulated kernel, and only what none of them explains counts.
 """
 
 import base64
@@ -99,14 +98,11 @@ class Blocks:
         places = np.array(rows, dtype=np.int64).reshape(-1, 2)[: count * BLOCK_TOKENS]
         self._places = places.reshape(count, BLOCK_TOKENS, 2)
         self._rows: dict[ReceiptScheme, Tensor] = {}
+        # Values of a block's vector: the sketches of its tokens, one after the other.
+        self.width = BLOCK_TOKENS * self.k_dim
 
     def __len__(self) -> int:
         return len(self._places)
-
-    @property
-    def width(self) -> int:
-        """Values of a block's vector: the sketches of its tokens, one after the other."""
-        return BLOCK_TOKENS * self.k_dim
 
     def answers_of(self, blocks: Collection[int]) -> list[int]:
         """The indices of the answers that have tokens in ``blocks``."""
@@ -158,12 +154,10 @@ class Blocks:
         for run in runs:
             needed = self.answers_of(run.nonces)
             found = {index: self._sketches(run, self.answers[index]) for index in needed}
-            computed = self.within(needed)
-            vectors = self.vectors(found, computed)
-            finite = np.isfinite(vectors).all(axis=1).reshape(-1)
-            numbered = list(zip(computed, finite.tolist(), strict=True))
-            good = tuple(number for number, is_finite in numbered if is_finite)
-            failed = tuple(number for number, is_finite in numbered if not is_finite)
+            computed = np.array(self.within(needed), np.int64)
+            vectors = self.vectors(found, computed.tolist())
+            finite = np.isfinite(vectors).all(axis=1)
+            good, failed = (tuple(computed[each].tolist()) for each in (finite, ~finite))
             batches.append(ProofBatch(good, vectors[finite], failed))
         return batches
 
@@ -233,11 +227,8 @@ def judge_tokens(
     Without ``greedy``, which a calibration has, greedy answers are not tested, nor are those whose
     request restricted tokens. Raises EngineFault if a forward fails.
     """
-    tested = [
-        each
-        for each in answers
-        if not each.sampling.restricted and (greedy or each.sampling.temperature > 0.0)
-    ]
+    free = [each for each in answers if not each.sampling.restricted]
+    tested = [each for each in free if greedy or each.sampling.temperature > 0.0]
     if not tested:
         text = "not tested: no answer whose tokens were drawn by the stated parameters alone"
         return Opinion(TOKENS_TEST, SequentialResult.UNDECIDED, 0, text, {})

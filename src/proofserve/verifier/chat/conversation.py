@@ -77,10 +77,6 @@ class _MessageBody(BaseModel):
     reasoning_content: Any = None
     tool_calls: Any = None
 
-    @property
-    def split(self) -> bool:
-        return bool(self.reasoning or self.reasoning_content or self.tool_calls)
-
 
 class _ChoiceBody(BaseModel):
     index: int = Field(ge=0)
@@ -89,12 +85,12 @@ class _ChoiceBody(BaseModel):
     token_ids: list[_TokenId] | None = None
 
     def to_choice(self) -> ChatChoice:
-        text = self.message.content if self.message else self.text
         ids = None if self.token_ids is None else tuple(self.token_ids)
-        message = self.message or _MessageBody()
+        message = self.message or _MessageBody(content=self.text)
         apart = message.reasoning or message.reasoning_content
         reasoning = apart if isinstance(apart, str) else ""
-        return ChatChoice(self.index, text, ids, message.split, reasoning)
+        split = bool(apart or message.tool_calls)
+        return ChatChoice(self.index, message.content, ids, split, reasoning)
 
 
 class _Response(BaseModel):
@@ -244,8 +240,8 @@ class ReceiptClient:
         """All entries of the node's log whose index is above ``after``."""
         entries: list[SignedEntry] = []
         while True:
-            query = f"after={after}&limit={ENTRIES_AT_ONCE}"
-            found = _list(self._good("GET", f"{RECEIPTS}/log?{query}"), "entries")
+            path = f"{RECEIPTS}/log?after={after}&limit={ENTRIES_AT_ONCE}"
+            found = _list(self._good("GET", path), "entries")
             try:
                 entries += [signed_entry(each) for each in found]
             except ProtocolError as error:
@@ -256,20 +252,14 @@ class ReceiptClient:
                 raise NodeError(f"{self.url}: log: it does not go on after entry {after}")
             after = entries[-1].entry.index
 
-    def _good(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> httpx.Response:
+    def _good(self, method: str, path: str, body: Any = None) -> httpx.Response:
         response = self._sent(method, path, body)
         if response.is_error:
-            text = response.text[:LONGEST_TEXT]
-            raise NodeError(
-                f"{method} {self.url}{path}: {response.status_code} {text}", response.status_code
-            )
+            status, text = response.status_code, response.text[:LONGEST_TEXT]
+            raise NodeError(f"{method} {self.url}{path}: {status} {text}", status)
         return response
 
-    def _sent(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> httpx.Response:
+    def _sent(self, method: str, path: str, body: Any = None) -> httpx.Response:
         try:
             return self._http.request(method, path, json=body)
         except httpx.HTTPError as error:

@@ -47,7 +47,6 @@ WHAT_TO_MEASURE: Final = (
     " If a server of this kind is trusted, measure it: proofserve calibrate chat MODEL --url URL"
     " --out FILE"
 )
-# Of the count, which does not judge chats.
 # Blocks that every emulated kernel computes, and those of each server on which suspects are
 # measured. They are those of whole conversations, whose blocks are alike.
 EMULATED_BLOCKS, BANK_BLOCKS = 256, 128
@@ -81,11 +80,9 @@ class ChatVerification:
     @property
     def verdict(self) -> SequentialResult:
         """One failure is enough to convict; only the sketches can clear."""
-        tokens = self.tokens.result if self.tokens else SequentialResult.UNDECIDED
         sketches = self.sketches.verdict if self.sketches else SequentialResult.UNDECIDED
-        if self.failures or SequentialResult.FRAUD in {tokens, sketches}:
-            return SequentialResult.FRAUD
-        return sketches
+        of_tokens = self.tokens is not None and self.tokens.result is SequentialResult.FRAUD
+        return SequentialResult.FRAUD if self.failures or of_tokens else sketches
 
     @property
     def opinions(self) -> tuple[Opinion, ...]:
@@ -200,11 +197,8 @@ class ChatChecker:
         failed = (f"{each.check}: {each.text}" for each in checked.failures)
         for text in (*failed, *checked.unknown):
             raise LabError(f"the server is not honest, or not of this checkpoint: {text}")
-        about = {
-            "model": name,
-            "shape": checkpoint_shape(self._setup.model),
-            "kv_dtype": self._setup.kv_dtype,
-        }
+        shape = checkpoint_shape(self._setup.model)
+        about = {"model": name, "shape": shape, "kv_dtype": self._setup.kv_dtype}
         blocks = Blocks(checked.answers, self._seed)
         return chat_calibration(about, servers, blocks, self._reading(blocks), progress)
 
@@ -220,29 +214,20 @@ class ChatChecker:
         return replace(found, answers=tuple(answers), unknown=(*found.unknown, *repeated))
 
     def _require_fit(self, answers: Sequence[Answer]) -> None:
-        lengths = {answer.scheme.k_dim for answer in answers}
+        lengths = sorted({answer.scheme.k_dim for answer in answers})
         if len(lengths) > 1:
-            raise LabError(
-                f"k_dim: the receipts have several: {sorted(lengths)}; give one at a time"
-            )
-        if (measured := self._measured) is not None:
-            theirs = {"scheme": SCHEME, "seq_len": BLOCK_TOKENS, "k_dim": lengths.pop()}
-            model = self._setup.model
-            shape, digest = checkpoint_shape(model), self.weights_digest
-            measured.require_fields(theirs, [model.name], shape, digest)
+            raise LabError(f"k_dim: the receipts have several: {lengths}; give one at a time")
+        if self._measured is not None:
+            theirs = {"scheme": SCHEME, "seq_len": BLOCK_TOKENS, "k_dim": lengths[0]}
+            model, digest = self._setup.model, self.weights_digest
+            self._measured.require_fields(theirs, [model.name], checkpoint_shape(model), digest)
 
     def _of_sketches(
         self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
     ) -> Verification:
         """Raises LabError if our own recomputation is not complete."""
-        measured = self._measured
-        options = JudgingOptions(
-            tests=() if measured else (DIRECTION,),
-            alpha=chances.alpha,
-            beta=chances.beta,
-            share=chances.share,
-            threshold=measured,
-        )
+        tests = () if self._measured else (DIRECTION,)
+        options = JudgingOptions(tests, **asdict(chances), threshold=self._measured)
         claimed = blocks.claims()
         unit = f"blocks of {BLOCK_TOKENS} tokens"
         ours = Truth(validator.truth, blocks.width, AT_ONCE, unit=unit)
@@ -337,12 +322,10 @@ def distinct(answers: Sequence[Answer]) -> tuple[list[Answer], list[str]]:
 class Watch:
     """Checks one answer after the other, for as long as a validator likes.
 
-    Chats are added to a window until it clears the node; then a new window begins.
-
-    A node that cheats later is thus judged by later answers alone. The chances of all windows
-    together to convict an honest node add up to ``chances.alpha``: window w has 1/(w (w + 1)).
-    ``honest`` counts the times that enough answers cleared the node, ``unreadable`` chats that
-    could not be asked, or that were none when they were read.
+    Chats are added to a window until it clears the node; then a new window begins, so that a node
+    that cheats later is judged by later answers alone. The chances of all windows together to
+    convict an honest node add up to ``chances.alpha``: window w has 1/(w (w + 1)). ``honest``
+    counts the windows that cleared the node, ``unreadable`` chats that could not be asked or read.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -133,11 +134,11 @@ def body(prompt: ProbePrompt, model: str, max_tokens: int, extras: Extras) -> di
     }
     made |= _MORE_FIELDS if extras.more_fields else {}
     made |= prompt.request
-    if not extras.top:
-        return made
-    if prompt.kind is Kind.CHAT:
-        return made | {"logprobs": True, "top_logprobs": extras.top}
-    return made | {"logprobs": extras.top}
+    if extras.top and prompt.kind is Kind.CHAT:
+        made |= {"logprobs": True, "top_logprobs": extras.top}
+    elif extras.top:
+        made["logprobs"] = extras.top
+    return made
 
 
 class _Token(BaseModel):
@@ -248,9 +249,7 @@ class RateLimit:
 
         Raises NodeError if that is longer than a probe waits.
         """
-        seconds = _seconds(retry_after)
-        if seconds is None:
-            seconds = _FIRST_WAIT_S * 2**attempt
+        seconds = _seconds(retry_after, _FIRST_WAIT_S * 2**attempt)
         until = time.monotonic() + seconds
         more = max(0.0, until - max(self._until, time.monotonic()))
         if seconds > LONGEST_WAIT_S or self.waited_s + more > ALL_WAITS_S:
@@ -264,18 +263,14 @@ class RateLimit:
             self._told(seconds)
 
 
-def _seconds(retry_after: str | None) -> float | None:
-    """The header's seconds, or those until its date; None if it says neither."""
-    if retry_after is None:
-        return None
-    try:
-        return max(0.0, float(retry_after))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return None
+def _seconds(retry_after: str | None, otherwise: float) -> float:
+    """The header's seconds, or those until its date; ``otherwise`` if it says neither."""
+    with suppress(ValueError, TypeError):
+        return max(0.0, float(retry_after or ""))
+    with suppress(ValueError, TypeError):
+        date = parsedate_to_datetime(retry_after or "")
+        return max(0.0, (date - datetime.now(UTC)).total_seconds())
+    return otherwise
 
 
 @dataclass
@@ -308,26 +303,25 @@ class Endpoint:
         Raises LabError if the endpoint does not have it.
         """
         listed = asyncio.run(self._listed())
-        if listed is None and wanted is None:
+        if not listed and wanted is None:
             raise LabError(f"{self._base}/models lists no models; give --served-model")
-        if wanted is not None and listed is not None and wanted not in listed:
+        if wanted is not None and listed and wanted not in listed:
             raise LabError(f"--served-model {wanted}: the endpoint has {', '.join(listed)}")
-        self.model = wanted or (listed or [""])[0]
+        self.model = wanted or listed[0]
         return self.model
 
     def ask(self, prompts: Sequence[ProbePrompt]) -> list[RawAnswer | LeftOut]:
         """An answer to each, or why there is none, in the order of ``prompts``."""
         return asyncio.run(self._ask(prompts))
 
-    async def _listed(self) -> list[str] | None:
+    async def _listed(self) -> list[str]:
+        """Empty if the endpoint does not say."""
         async with self._http() as http:
             response = await self._sent(http, "GET", "/models")
-        if response.is_error:
-            return None
         try:
-            return [str(each["id"]) for each in response.json()["data"]] or None
+            return [str(each["id"]) for each in response.json()["data"] if response.is_success]
         except (ValueError, KeyError, TypeError):
-            return None
+            return []
 
     async def _ask(self, prompts: Sequence[ProbePrompt]) -> list[RawAnswer | LeftOut]:
         asyncio.get_running_loop().set_exception_handler(unless_exit)
