@@ -211,10 +211,7 @@ class CalibrationFile(_Strict):
         digest: str | None,
         is_dense: bool = False,
     ) -> None:
-        """As ``require_fields``, of ``work``.
-
-        A model that ``is_dense``, so mixes no experts, gives the same numbers by both sketches.
-        """
+        """As ``require_fields``; a model that ``is_dense`` has equal numbers by both sketches."""
         theirs = {"seq_len": work.seq_len, "stronger_rng": False, **work.scheme.to_wire()}
         theirs["scheme"] = theirs.pop("name")
         if is_dense and {self.scheme, theirs["scheme"]} <= {*SKETCHES}:
@@ -297,10 +294,9 @@ _SAME: Final = (
 
 
 def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
-    """``ours`` with the populations of ``added``; one that both have is one.
+    """``ours`` with the populations of ``added``; one that both have is one. It lacks the check.
 
-    The check with kernels left out has to be made anew. Raises LabError, naming the field and both
-    sides, for a calibration of another model or of other nonces.
+    Raises LabError, naming the field, for a calibration of another model or of other nonces.
     """
     for field in _SAME:
         mine, theirs = getattr(ours, field), getattr(added, field)

@@ -249,10 +249,7 @@ class _Recorder:
 def expected_passes(
     options: JudgingOptions, sample: int, bank: tuple[Sequence[str], Sequence[str]], at_once: int
 ) -> list[Pass]:
-    """The passes until an honest node is cleared, by the chosen tests, of up to ``sample`` nonces.
-
-    ``bank`` has the names of suspects and of kernels. Raises as ``judges_of``.
-    """
+    """The passes until an honest node is cleared; ``bank`` has suspects and kernels."""
     recorder = _Recorder(*bank)
     judges = judges_of(options, sample, recorder)
     direction = next((each for each in judges if isinstance(each, DirectionJudge)), None)

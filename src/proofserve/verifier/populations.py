@@ -177,8 +177,7 @@ def populations(
 ) -> HonestPopulations:
     """The null of a calibration: ``honest`` runs by name, and what each suspect's prover showed.
 
-    ``cheats`` are cosines float64 [m] with the suspect, of our own first m nonces. Raises
-    ProtocolError for too few figures.
+    ``cheats`` are cosines float64 [m], of our first m nonces. Raises ProtocolError for too few.
     """
     shares = _own_shares(own, honest)
     members = [Population(name, run, own, shares, groups, room) for name, run in honest.items()]

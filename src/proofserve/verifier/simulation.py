@@ -148,10 +148,7 @@ class Endings:
 def simulated(
     node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
 ) -> Endings:
-    """Verifications of ``node`` by a calibration, as ``verify`` runs them by default.
-
-    ``chances`` are those of the whole verdict.
-    """
+    """Verifications of ``node``, as ``verify`` runs them by default, at ``chances`` in all."""
     guilty = {
         name: replace(expected, sd=max(expected.sd, honest.widest_sd(name)))
         for name in node.leans

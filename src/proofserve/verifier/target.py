@@ -96,10 +96,7 @@ class Sample:
 def collect(
     node: NodeClient, model: str, method: str, sample: Sample, progress: Progress
 ) -> Distances:
-    """The distances of ``sample``. The node stores none of them and ends up stopped.
-
-    Raises NodeError if the node refuses (it does while a round generates) or omits a distance.
-    """
+    """The distances of ``sample``; the node stores none, and is stopped. Raises NodeError."""
     ranges = chunks(range(sample.per_key), sample.batch_size)
     calls = list(itertools.product(range(sample.keys), ranges))
     title = f"{model}: {sample.total} nonces with {titled(method)}"
@@ -112,9 +109,8 @@ def collect(
                 judgement = node.judge(replace(order, public_key=KEY.format(key)), claims)
                 computed += judgement.computed_distances
                 progress.advance()
-    distances = np.array(computed, dtype=np.float64).reshape(
-        sample.blocks, sample.keys, sample.per_key
-    )
+    shape = sample.blocks, sample.keys, sample.per_key
+    distances = np.array(computed, dtype=np.float64).reshape(shape)
     if not np.isfinite(distances).all():
         raise NodeError("the node computed a distance that is not a number")
     return distances
@@ -154,10 +150,7 @@ class TargetRadius:
 
 
 def calibrate(distances: Distances, rate: float) -> TargetRadius:
-    """The radius that a share of ``rate`` (0 to 1) of ``distances`` lies below.
-
-    Raises ValueError for too few distances.
-    """
+    """The radius that a share ``rate`` of ``distances`` is below. Raises ValueError for too few."""
     r_target = float(np.quantile(distances, rate))
     # A nonce wins strictly below the target (protocol A.2).
     rates = (distances < r_target).mean(axis=2)
@@ -167,8 +160,7 @@ def calibrate(distances: Distances, rate: float) -> TargetRadius:
 def quantile_interval(values: Distances, share: float) -> tuple[float, float]:
     """Two of ``values`` with the true quantile of ``share`` between them, 19 times in 20.
 
-    Holds for any distribution from which the values were drawn independently. Raises ValueError
-    for too few values.
+    Whatever they were drawn from, independently. Raises ValueError for too few values.
     """
     low, high = interval_ranks(values.size, share)
     ordered = np.sort(values, axis=None)
@@ -216,10 +208,7 @@ def report_of(
     seconds: float,
     where: Mapping[str, str | int],
 ) -> Report:
-    """The figures. Rates and spreads are in percentage points, the rest in units of distance.
-
-    ``seconds`` do not include the start of a server.
-    """
+    """Rates and spreads are in percentage points, the rest in units of distance."""
     low, high = found.interval
     chance = sampling_spread(sample.blocks, sample.per_block, found.rate)
     winners = ", ".join(map(_percent, found.block_rates))

@@ -39,10 +39,7 @@ Errors = NDArray[np.float32]
 
 
 def attacks(deployment: CheckpointDeployment, honest_distance: float) -> Iterator[AuditedProver]:
-    """Every attack that makes all its vectors in one way; the nearest to honest vectors first.
-
-    ``honest_distance`` is the mean distance of an honest vector.
-    """
+    """Every attack that makes all its vectors in one way; the nearest to honest vectors first."""
     for prover in deployment.weights():
         yield prover
         if prover.name == HIDDEN:
@@ -185,10 +182,9 @@ def measured(prover: AuditedProver, errors: Errors, dist_threshold: float) -> Pr
 def mixtures(
     honest: ProverMeasurement, forged: Sequence[ProverMeasurement]
 ) -> list[ProverMeasurement]:
-    """Provers that compute most nonces, and forge the rest by the attack that mismatches least.
+    """Provers that forge a part of their nonces by the attack that mismatches least.
 
-    A validator draws its sample at random, so that each nonce in it is forged with the same
-    chance. Empty if no attack saves ``FORGERY_SAVES``.
+    A validator draws its sample at random, so each nonce in it is forged with the same chance.
     """
     cheap = [each for each in forged if each.saving >= FORGERY_SAVES]
     if not cheap:
@@ -225,10 +221,7 @@ def vectors_by(prover: AuditedProver, nonces: Sequence[int], progress: Progress)
 
 
 def errors_of(made: Vectors, truth: Vectors) -> Errors:
-    """As a validator sees them, both vectors rounded to float16 as on the wire (protocol B.4).
-
-    NaN where ``made`` has no vector.
-    """
+    """As a validator sees them, rounded to the wire's float16 (B.4); NaN without a vector."""
     missing = {n: np.full_like(ours, np.nan) for n, ours in truth.items() if n not in made}
     every = {**made, **missing}
     return np.array([as_sent(every[nonce]) - as_sent(ours) for nonce, ours in truth.items()])

@@ -111,10 +111,7 @@ class Price:
         return self._whole - self._unread_mlp if self.layers else 0
 
     def without_layers(self, count: int) -> float:
-        """The share (0 to 1) saved by leaving out ``count`` layers.
-
-        The attack also leaves out the unread MLP of the layer that is then the last.
-        """
+        """The share (0 to 1) saved without ``count`` layers, and the last one's unread MLP."""
         return self.instead_of(replace(self, layers=self.layers - count))
 
     def instead_of(self, other: "Price") -> float:
@@ -126,18 +123,11 @@ class Price:
         return self.instead_of(replace(self, seq_len=count))
 
     def of_matrices(self, saved: float) -> float:
-        """The share saved if the layers' matrices cost ``saved`` (0 to 1) less.
-
-        Attention has no weights and costs the same.
-        """
+        """The share saved if the layers' matrices, not attention, cost ``saved`` (0 to 1) less."""
         return (1.0 - self._attention / self.honest) * saved
 
     def bits(self, bits: int) -> float:
-        """The share saved by matrices of ``bits`` instead of 16 bits, at most.
-
-        Multiplications count as cheaper in proportion to the bits, which the fastest hardware
-        offers if activations are rounded too.
-        """
+        """The share saved by matrices of ``bits`` instead of 16 bits, in proportion to the bits."""
         return self.of_matrices(1.0 - bits / SERVED_BITS)
 
     def cache(self, bits: int) -> float:

@@ -153,10 +153,7 @@ def requests(model: str, seed: int, count: int, max_tokens: int) -> list[Mapping
 
 
 def request(model: str, number: int, max_tokens: int, *, greedy: bool) -> Mapping[str, Any]:
-    """A request for exactly ``max_tokens`` tokens.
-
-    The parameters are stated, because a server may have other defaults.
-    """
+    """For exactly ``max_tokens`` tokens. It states all parameters: servers have other defaults."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": prompt(number)}],

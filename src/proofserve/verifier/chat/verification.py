@@ -188,10 +188,9 @@ class ChatChecker:
         chats: Sequence[Conversation],
         progress: Progress,
     ) -> CalibrationFile:
-        """That of the model ``name``, by ``chats`` with honest ``servers``.
+        """That of the model ``name``, by ``chats`` with honest ``servers``, by their sketch keys.
 
-        These say on what each server ran, by the sketch key of its start. Raises LabError for the
-        first receipt that does not check.
+        Raises LabError for the first receipt that does not check.
         """
         checked = self._checked(chats, NodeFacts(self.weights_digest))
         failed = (f"{each.check}: {each.text}" for each in checked.failures)
@@ -245,8 +244,7 @@ def chat_calibration(
     """The calibration by answers of honest servers; all of them have to be in ``blocks``.
 
     ``about`` has the file's ``model``, ``shape`` and ``kv_dtype``. Every server is a population,
-    and so is every emulated kernel, which reads the answers that come first in it. Raises LabError
-    for too few blocks, and EngineFault if a forward fails.
+    and so is every emulated kernel. Raises LabError for too few blocks, and EngineFault.
     """
     progress.step(f"recomputing {len(blocks.answers)} answers")
     numbers, groups = _in_turn(blocks)
@@ -274,10 +272,7 @@ def chat_calibration(
 
 
 def _in_turn(blocks: Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """All blocks and their conversations: one conversation of each server after the other.
-
-    So the first blocks are of all servers, and of whole conversations.
-    """
+    """All blocks and their conversations: one whole conversation of each server in turn."""
     conversations = blocks.conversations()
     every = blocks.by_server().values()
     of_servers = [dict.fromkeys(conversations[block] for block in of) for of in every]

@@ -1,6 +1,7 @@
 """The tests of log-probabilities: those of ``verify``, with blocks of tokens as nonces.
 
 An endpoint has no calibration. What honest kernels do to these very answers is emulated instead.
+All methods that compare blocks raise EngineFault.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +89,7 @@ class ProbeBlocks:
         """Answers are read one by one."""
 
     def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
-        """What an honest run does to each block. Raises EngineFault."""
+        """What an honest run does to each block."""
 
         def of(index: int) -> Sequence[NDArray[np.float32]]:
             answer = self._answers[index]
@@ -103,7 +104,7 @@ class ProbeBlocks:
         return np.array([self._blocks[n][0][0] for n in numbers])
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """What the suspect's weights would do to each block. Raises EngineFault."""
+        """What the suspect's weights would do to each block."""
         needed = sorted({index for n in nonces for index, _ in self._blocks[n]})
         made = self._readings.by_suspect(name, [self._answers[index] for index in needed])
         found = {index: each.predicted for index, each in zip(needed, made, strict=True)}
@@ -133,7 +134,6 @@ class SizeJudge(Judge[ClaimError]):
         self._beyond = 0
 
     def add(self, error: ClaimError) -> None:
-        """Raises EngineFault."""
         runs = (OWN, *(BankRun(kernels=kernel) for kernel in self._blocks.kernels))
         honest = (self._blocks.errors(run, [error.nonce])[error.nonce] for run in runs)
         beyond = all(

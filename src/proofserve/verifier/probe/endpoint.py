@@ -298,10 +298,7 @@ class Endpoint:
         )
 
     def choose_model(self, wanted: str | None) -> str:
-        """The name to ask for: ``wanted``, or the first that the endpoint lists.
-
-        Raises LabError if the endpoint does not have it.
-        """
+        """``wanted``, or the first that the endpoint lists. Raises LabError if it has it not."""
         listed = asyncio.run(self._listed())
         if not listed and wanted is None:
             raise LabError(f"{self._base}/models lists no models; give --served-model")
@@ -319,7 +316,8 @@ class Endpoint:
         async with self._http() as http:
             response = await self._sent(http, "GET", "/models")
         try:
-            return [str(each["id"]) for each in response.json()["data"] if response.is_success]
+            listed = [] if response.is_error else response.json()["data"]
+            return [str(each["id"]) for each in listed]
         except (ValueError, KeyError, TypeError):
             return []
 

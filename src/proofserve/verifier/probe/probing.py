@@ -62,8 +62,7 @@ _LOGS_CLEAR: Final = ("tokens", "paired", "direction")
 def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePrompt]:
     """``count`` prompts of ``kinds`` in turn; a seed gives the same ones each time.
 
-    One of each kind is sampled, then one of each greedy. Of four prompts in a row with two kinds
-    there is one of every sort.
+    One of each kind is sampled, then one of each greedy.
     """
     draw = random.Random(f"proofserve probe {seed}")  # noqa: S311 - a prompt, no secret
     seen: set[str] = set()
@@ -104,10 +103,7 @@ def surprise_of(answers: Sequence[ReadAnswer]) -> float | None:
 def prompts_more(
     opinions: Sequence[Opinion], clearing: Collection[str], chances: Chances, judged_prompts: int
 ) -> float | None:
-    """About how many more prompts lead to a verdict; None if nothing shows it yet.
-
-    All tests that can clear must do so, and one is enough to convict.
-    """
+    """About how many more prompts lead to a verdict; None if nothing shows it yet."""
     to_clear, to_convict = 0.0, math.inf
     for each in opinions:
         if each.test in clearing and each.result is not SequentialResult.HONEST:

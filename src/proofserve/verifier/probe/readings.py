@@ -252,13 +252,10 @@ class Readings:
         return self._once(self._known, name, answers, _suspected)
 
     def likelihood_means(self, name: str, answers: Sequence[ReadAnswer]) -> list[float]:
-        """What honest kernels give to the likelihood test of each answer at most, 0 at least.
-
-        The logarithm of the mean of the suspect's probability over the published one, if a kernel
-        draws the tokens.
-        """
+        """What honest kernels give to the likelihood test of each answer at most, 0 at least."""
 
         def mean(read: ReadAnswer, logits: Vector) -> float:
+            """The log of the suspect's mean likelihood ratio, if a kernel draws the tokens."""
             suspected = log_probabilities(logits.astype(np.float64), _SAMPLED)
             ratios = suspected - log_probabilities(self._logits(PUBLISHED, read), _SAMPLED)
             found = [0.0]

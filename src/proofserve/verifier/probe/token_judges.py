@@ -1,4 +1,4 @@
-"""The tests that need nothing but the tokens of an endpoint's answers."""
+"""The tests that need nothing but the tokens of an endpoint's answers. They raise EngineFault."""
 
 import math
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class TokenJudge(Judge[ReadAnswer]):
         self.nonces += len(read.log_p)
 
     def lose(self) -> None:
-        """A sampled answer was left out because its text can be written in other tokens.
+        """A sampled answer was left out, whose text can be written in other tokens.
 
         Those that are left are then drawn from a part of the distribution, whose chances are
         larger by at most one over the share that is left.
@@ -64,14 +64,12 @@ class TokenJudge(Judge[ReadAnswer]):
 
     @property
     def log_evidence(self) -> float:
-        """Raises EngineFault."""
         found = self._log_evidence([read.log_factors for read in self._reads])
         if found < self._chances.convicts_at:
             return found
         return self._log_evidence([read.log_factors - self._most(read) for read in self._reads])
 
     def standings(self) -> list[Standing]:
-        """Raises EngineFault."""
         excess = self.log_evidence - self._chances.convicts_at
         clears = self._log_clearing >= self._chances.clears_at
         return [Standing(excess, excess >= 0.0, excess >= 0.0, clears)]
@@ -119,7 +117,6 @@ class GreedyJudge(Judge[ReadAnswer]):
         self._rounding = 0.0
 
     def add(self, read: ReadAnswer) -> None:
-        """Raises EngineFault."""
         if not read.is_greedy:
             return
         self._reads.append(read)
@@ -166,10 +163,9 @@ class GreedyJudge(Judge[ReadAnswer]):
 class LikelihoodJudge(Judge[ReadAnswer]):
     """Whether sampled tokens are likelier by a suspect's network than by the published one.
 
-    For tokens that the published network drew, the product of the ratios is evidence against it
-    with a mean of 1, and for tokens that the suspect drew, its inverse is. It convicts and clears
-    with text alone, if the suspect's distributions differ enough. What convicts is less what honest
-    kernels give, which lean to a suspect themselves in some models.
+    The product of the ratios is evidence with a mean of 1 for tokens that the published network
+    drew, its inverse for those that the suspect drew. It convicts and clears with text alone, if
+    the suspect's distributions differ enough. What convicts is less what honest kernels give.
     """
 
     name = "likelihood"
@@ -183,15 +179,11 @@ class LikelihoodJudge(Judge[ReadAnswer]):
         self._sampled: list[ReadAnswer] = []
 
     def prepare(self, reads: Sequence[ReadAnswer]) -> None:
-        """Read several answers with each suspect's weights, which are made once for all of them.
-
-        Raises EngineFault.
-        """
+        """Read several answers with each suspect, whose weights are made once for all of them."""
         for name in self._open:
             self._readings.by_suspect(name, [r for r in reads if not r.is_greedy])
 
     def add(self, read: ReadAnswer) -> None:
-        """Raises EngineFault."""
         if read.is_greedy:
             return
         self._sampled.append(read)
@@ -204,7 +196,6 @@ class LikelihoodJudge(Judge[ReadAnswer]):
                 self._open.remove(name)
 
     def standings(self) -> list[Standing]:
-        """Raises EngineFault."""
         excess = self._strongest()[1] - self._chances.convicts_at
         return [Standing(excess, excess >= 0.0, excess >= 0.0, clears=not self._open)]
 
