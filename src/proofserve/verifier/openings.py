@@ -4,7 +4,7 @@ import base64
 import binascii
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,7 +20,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
 from proofserve.receiver import reader
-from proofserve.receiver.reader import ReceiverFileError
+from proofserve.receiver.reader import ReceivedRound, ReceiverFileError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.wire.records import CommittedRoots, OpeningRecord
 
@@ -116,17 +116,8 @@ def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
     """The roots in a JSON file, which has the form of a callback. Raises LabError."""
     read = read_json(path, CommittedRoots)
     wanted.require(path, read.block_hash, read.public_key)
-    batches = sorted((each.batch for each in read.roots), key=lambda batch: batch.first_index)
-    return CommittedSource(
-        round_id=read.round_id,
-        block=Block(read.block_hash, read.block_height),
-        public_key=read.public_key,
-        lane=read.lane,
-        scheme=read.scheme,
-        width=read.encoding.k_dim,
-        seq_len=read.params.seq_len,
-        batches=tuple(batches),
-    )
+    batches = (each.batch for each in read.roots)
+    return _source(read, read.encoding.k_dim, read.params.seq_len, batches)
 
 
 def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
@@ -140,16 +131,16 @@ def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> Commi
             problem = "several rounds with roots fit" if fitting else "no round with roots fits"
             raise LabError(f"{path}: {problem}; choose by --round-id from\n{listed}")
         (found,) = fitting
-        batches = tuple(received.batches(found.number))
+        return _source(found, found.width, found.seq_len, received.batches(found.number))
+
+
+def _source(
+    of: CommittedRoots | ReceivedRound, width: int, seq_len: int, batches: Iterable[CommittedBatch]
+) -> CommittedSource:
+    ordered = tuple(sorted(batches, key=lambda batch: batch.first_index))
+    block = Block(of.block_hash, of.block_height)
     return CommittedSource(
-        round_id=found.round_id,
-        block=Block(found.block_hash, found.block_height),
-        public_key=found.public_key,
-        lane=found.lane,
-        scheme=found.scheme,
-        width=found.width,
-        seq_len=found.seq_len,
-        batches=batches,
+        of.round_id, block, of.public_key, of.lane, of.scheme, width, seq_len, ordered
     )
 
 

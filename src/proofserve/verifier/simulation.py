@@ -194,11 +194,8 @@ class _Member:
         if node.twins is not None:
             by_twins = twin_log_clearing(node.twins, of.leans[TWINS].mean)
             self._clearing = np.column_stack([self._clearing, np.nan_to_num(by_twins)])
-
-    @property
-    def nearness(self) -> float:
-        """How much a nonce says on average for this population and against a fraud beside it."""
-        return float(self._clearing.mean(axis=0).min())
+        # How much a nonce says on average for this population and against a fraud beside it.
+        self.nearness = float(self._clearing.mean(axis=0).min())
 
     @property
     def distance(self) -> float:

@@ -169,13 +169,10 @@ class CheckpointValidator:
         return KernelFacts(
             name=kernel,
             emulated=True,
-            engine=None,
-            processor=None,
-            torch=None,
             dtype=profile.format,
             kv_dtype=KV_FP8 if profile.fp8_cache else KV_AUTO,
-            attention=None,
             ranks=profile.ranks,
+            **dict.fromkeys(("engine", "processor", "torch", "attention")),
         )
 
     def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:

@@ -9,7 +9,6 @@ from rich import box
 from rich.table import Table
 
 from proofserve.lab.report import BLUE, GREEN, RED, drawn
-from proofserve.protocol import SKETCH, SKETCH_2
 from proofserve.verifier.audit.attacks import FARTHEST
 from proofserve.verifier.audit.audit import WORTHWHILE, Audit, ProverResult
 from proofserve.verifier.audit.deployment import Price
@@ -34,10 +33,6 @@ COLOURS: Final = {
     **{EXACT: "yellow", UNEXPLAINED: "yellow"},
 }
 GOOD: Final = (CAUGHT, HONEST)
-ROUTINGS: Final = {
-    SKETCH: "experts that the routers choose",
-    SKETCH_2: "experts that the block chooses",
-}
 
 # Inches.
 HEIGHT, ROW = 4.0, 0.28
@@ -103,11 +98,7 @@ class AuditReport:
     @property
     def routing(self) -> str:
         """What the rows of ``beside`` are; empty without any."""
-        return "".join(
-            f"Rows that end in {scheme} show the same with {ROUTINGS[scheme]}, beside the kernels"
-            " emulated in this audit; the verdict does not count them."
-            for scheme in self.beside
-        )
+        return self._words("audit/audit_routing.html", schemes=self.beside)
 
     @property
     def cleared_first(self) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from proofserve.client.receipts import NOT_YET
 from proofserve.lab.chats import prompt
 from proofserve.lab.report import LabError, NodeError, Progress, read_json, write_json
 from proofserve.protocol.errors import ProtocolError
@@ -31,8 +32,6 @@ RECEIPT_S, EXPECTED_S = 10.0, 120.0
 POLL_S = 0.25
 LONGEST_TEXT = 300
 ENTRIES_AT_ONCE = 1000
-# The statuses of a receipt that may come later.
-NOT_YET = frozenset({httpx.codes.NOT_FOUND, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class ChatChecker:
             found = replace(found, unknown=(*unknown, fewer))
         # Tokens and sketches each have half of alpha.
         half = replace(chances, alpha=chances.alpha / 2)
-        validator = self._reading(blocks)
+        validator = self.validator.with_other(blocks.forwards)
         greedy = self._measured.greedy if self._measured else None
         tokens = judge_tokens(blocks.answers, validator, greedy, half, progress)
         sketches = self._of_sketches(blocks, validator, half, progress) if len(blocks) else None
@@ -199,10 +199,8 @@ class ChatChecker:
         shape = checkpoint_shape(self._setup.model)
         about = {"model": name, "shape": shape, "kv_dtype": self._setup.kv_dtype}
         blocks = Blocks(checked.answers, self._seed)
-        return chat_calibration(about, servers, blocks, self._reading(blocks), progress)
-
-    def _reading(self, blocks: Blocks) -> "CheckpointValidator":
-        return self.validator.with_other(blocks.forwards)
+        validator = self.validator.with_other(blocks.forwards)
+        return chat_calibration(about, servers, blocks, validator, progress)
 
     def _checked(self, chats: Sequence[Conversation], known: NodeFacts) -> CheckedChats:
         """``checked_answers``, without those that repeat another one."""

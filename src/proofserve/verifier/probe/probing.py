@@ -104,23 +104,18 @@ def prompts_more(
     opinions: Sequence[Opinion], clearing: Collection[str], chances: Chances, judged_prompts: int
 ) -> float | None:
     """About how many more prompts lead to a verdict; None if nothing shows it yet."""
+    # Both are times as many nonces as so far.
     to_clear, to_convict = 0.0, math.inf
     for each in opinions:
         if each.test in clearing and each.result is not SequentialResult.HONEST:
-            to_clear = max(to_clear, _missing(each, chances))
+            log_clearing = float(each.figures.get("log_clearing", 0.0))
+            missing = chances.clears_at / log_clearing - 1.0 if log_clearing > 0.0 else math.inf
+            to_clear = max(to_clear, float(each.figures.get("missing", missing)))
         log_evidence = float(each.figures.get("log_evidence", 0.0))
         if log_evidence > _LIKELY:
             to_convict = min(to_convict, (chances.convicts_at + _LIKELY) / log_evidence - 1.0)
-    missing = judged_prompts * (to_clear if to_convict == math.inf else to_convict)
-    return max(1.0, missing) if 0.0 < missing < _MOST else None
-
-
-def _missing(opinion: Opinion, chances: Chances) -> float:
-    """How many times as many nonces as so far the test needs to clear."""
-    if "missing" in opinion.figures:
-        return float(opinion.figures["missing"])
-    log_clearing = float(opinion.figures.get("log_clearing", 0.0))
-    return chances.clears_at / log_clearing - 1.0 if log_clearing > 0.0 else math.inf
+    more = judged_prompts * (to_clear if to_convict == math.inf else to_convict)
+    return max(1.0, more) if 0.0 < more < _MOST else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +186,6 @@ class Probing:
     ) -> None:
         self._tokens = tokens
         self._chances = chances
-        self._began = False
         self.readings = Readings(reader)
         self.answers: list[ReadAnswer] = []
         self.left_out: list[LeftOut] = []
@@ -215,7 +209,7 @@ class Probing:
         answers = [each for each in known if isinstance(each, ProbeAnswer)]
         lost = [each for each in known if isinstance(each, LeftOut)]
         self.left_out += lost
-        if answers and not self._began:
+        if answers and self.sizes is None and self._likelihood is None:
             self._begin(answers, all_fields)
         for each in lost:
             if each.unsure and not each.prompt.greedy:
@@ -224,7 +218,13 @@ class Probing:
         if self._likelihood is not None:
             self._likelihood.prepare(reads)
         for read in reads:
-            self._judge(read)
+            self.answers.append(read)
+            self._drawn.add(read)
+            self.greedy.add(read)
+            self.evidence.append(self._drawn.log_evidence)
+            for judges in (self.sizes, self._likelihood):
+                if judges is not None:
+                    judges.add(read)
             if self._verdict()[0] in CERTAIN:
                 break
         return self._verdict()[0]
@@ -265,7 +265,6 @@ class Probing:
 
     def _begin(self, answers: Sequence[ProbeAnswer], all_fields: bool) -> None:
         """Choose the tests by what the first answers have."""
-        self._began = True
         logs = any(len(top.ids) > 1 for each in answers for top in each.tops)
         tests = _WITH_LOGS if logs else _WITHOUT_LOGS
         shared = replace(self._chances, alpha=self._chances.alpha / tests)
@@ -274,16 +273,6 @@ class Probing:
             self.sizes = BlockJudges(self.readings, shared)
         else:
             self._likelihood = LikelihoodJudge(self.readings, shared)
-
-    def _judge(self, read: ReadAnswer) -> None:
-        self.answers.append(read)
-        self._drawn.add(read)
-        self.greedy.add(read)
-        self.evidence.append(self._drawn.log_evidence)
-        if self.sizes is not None:
-            self.sizes.add(read)
-        if self._likelihood is not None:
-            self._likelihood.add(read)
 
     def _more(self, opinions: Sequence[Opinion]) -> str:
         if not self.answers:
