@@ -2,9 +2,8 @@
 
 Start with ``schemes``; ``verdict`` judges what a scheme computed. Only ``nonces.fresh_seed`` is
 random. Here are the names of the schemes, and the one scheme and shape of work that does not say
-its own, for nodes and for all commands: who says neither gets a round, a calibration and a verdict
-that fit each other. That a request without a scheme is of ``artifact-v1`` is the network's protocol
-(B), and stays so.
+its own, for nodes and all commands: they fit each other. That a request without a scheme is of
+``artifact-v1`` is the network's protocol (B), and stays so.
 """
 
 from typing import Final

@@ -32,9 +32,8 @@ class ClaimedArtifacts:
 
     ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
     ``width`` is the number of values per vector. It and what follows are None where the source does
-    not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal. ``faults`` has the nonces
-    whose vectors the prover committed to and did not open. ``ran_on`` are the facts of the engine,
-    where a file has them.
+    not say. ``faults`` has the nonces whose vectors the prover committed to and did not open.
+    ``ran_on`` are the facts of the engine, where a file has them.
     """
 
     block_hash: str

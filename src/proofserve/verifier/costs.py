@@ -32,9 +32,8 @@ _WIDE_TENSORS: Final = 4
 class LayerSize:
     """Of one layer: the bytes of its files, its numbers, and those that one token multiplies.
 
-    ``attended`` are the multiplications of a token for each position of its sequence. ``stacked``
-    are the numbers of the largest stack of experts, 0 in a dense layer; ``widest`` those that the
-    widest matrix gives for a token.
+    ``attended`` are a token's multiplications for each position, ``stacked`` the numbers of the
+    largest stack of experts, ``widest`` those that the widest matrix gives for a token.
     """
 
     stored: int

@@ -93,9 +93,8 @@ def default_share(sample: int) -> float:
 class Chances:
     """The largest chances of one test to convict an honest node, and to clear a fraud.
 
-    The tests of sizes clear no fraud that forges at least ``share`` of its nonces without the
-    model. Wrong weights in a part of the nonces save too little for the other tests to care.
-    Raises ProtocolError for a chance outside 0..1, and for a share that is none.
+    The tests of sizes clear no fraud that forges at least ``share`` of its nonces; wrong weights in
+    fewer save too little. Raises ProtocolError for a chance or share out of range.
     """
 
     alpha: float = ALPHA
@@ -198,10 +197,9 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
 
 class PairedJudge(Judge[ClaimError]):
-    """Bets on errors that are larger than honest ones, beside the validator's own of the nonce.
+    """Bets on errors that are larger than honest ones, beside the validator's ``own`` of the nonce.
 
-    ``own`` computes the errors of the validator's own honest run: a nonce in which rounding weighs
-    more than in others makes both long.
+    A nonce in which rounding weighs more than in others makes both long.
     """
 
     name = "paired"

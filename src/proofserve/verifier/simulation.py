@@ -43,9 +43,8 @@ Counts = NDArray[np.int64]
 class NodeFigures:
     """What a node shows beside the validator's own run, on the same n nonces.
 
-    ``ratios`` float64 [n] of lengths, infinite for a claim without a vector. ``twins`` float64 [n],
-    None without twins, and ``leans`` float64 [n] by suspect have our own share taken off; NaN where
-    there is no vector.
+    ``ratios`` float64 [n] of lengths are infinite without a vector. ``twins`` float64 [n], and
+    ``leans`` float64 [n] by suspect, have our own share taken off; NaN without a vector.
     """
 
     ratios: Floats

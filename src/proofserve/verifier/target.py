@@ -58,8 +58,7 @@ COLOURS = ("tab:blue", "tab:orange")
 class Sample:
     """What to compute: ``nonces`` per block, shared evenly by its ``keys`` and rounded up.
 
-    ``seq_len`` is in tokens per nonce. ``batch_size`` is in nonces per call of the node; a whole
-    number of its forwards wastes nothing.
+    ``seq_len`` is in tokens per nonce, ``batch_size`` in nonces per call of the node.
     """
 
     nonces: int

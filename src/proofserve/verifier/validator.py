@@ -71,9 +71,8 @@ def _no_nonces(_runs: object) -> NoReturn:
 class ValidatorSetup:
     """``served_dtype`` is that of honest nodes, None for the checkpoint's own.
 
-    ``suspects`` are checkpoints, such as public quantised ones, beside the bank that is made from
-    ``model``: what is cheaper than it is published. With a ``kv_dtype`` of fp8 nodes may keep keys
-    and values so, and it is no suspect.
+    ``suspects`` are checkpoints beside the bank that is made from ``model``. With a ``kv_dtype`` of
+    fp8 nodes may keep keys and values so, and it is no suspect.
     """
 
     model: Path
@@ -94,10 +93,9 @@ class CheckpointValidator:
 
     The truth has the published weights and exact arithmetic; servers round activations too, where
     the checkpoint declares it. The validator's own honest run is emulated, as transformers would
-    round in the served dtype: so it is the same on every processor, and quick on one without
-    16-bit instructions. Runs that are expected advance together, layer by layer. ``forwards``
-    counts the nonces that suspects computed, ``suspects_s`` the seconds that their layers took.
-    Raises CheckpointError if a checkpoint cannot be used; the methods raise EngineFault.
+    round: the same on every processor. Runs that are expected advance together, layer by layer.
+    ``forwards`` counts the nonces that suspects computed, ``suspects_s`` their seconds. Raises
+    CheckpointError if a checkpoint cannot be used; the methods raise EngineFault.
     """
 
     def __init__(

@@ -182,9 +182,8 @@ def verdict_of(judges: Sequence[Judge[Any]]) -> tuple[SequentialResult, int]:
 class ExactJudge(Judge[ClaimError]):
     """Counts the claims that are the vector of an engine that we trust, value by value in float16.
 
-    If all are, they clear the node: whatever computed them, the published weights would have given
-    the same. One that differs says nothing, because honest engines differ, and ends the test: what
-    the node did in the other nonces is then unknown. So it neither convicts nor refutes.
+    If all are, they clear the node, whatever computed them. One that differs says nothing, because
+    honest engines differ, and ends the test: what the node did in the other nonces is then unknown.
     """
 
     name = "exact"

@@ -1,8 +1,7 @@
 """A short projection of the state behind each output token of a chat.
 
 The state is the output of the final norm that went into the token's logits. Its direction in
-``k_dim`` random dimensions is enough to compare it with a recomputed one; the length is left out,
-because the final norm nearly fixes it.
+``k_dim`` random dimensions is enough to compare it; the final norm nearly fixes its length.
 """
 
 import math

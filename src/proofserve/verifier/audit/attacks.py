@@ -131,10 +131,9 @@ def _unit(vector: NDArray[np.float64]) -> NDArray[np.float32]:
 class ProverMeasurement:
     """The vectors of a prover, measured.
 
-    ``errors`` float32 [nonces, width] are its vectors less the validator's, NaN where there is no
-    vector. ``rate`` is the share of mismatches by the threshold of the count, ``interval`` its 95 %
-    interval. Of a mixture the errors are those of two provers, one after the other, and
-    ``chances`` [nonces] says how often each is met; else all are met alike.
+    ``errors`` float32 [nonces, width] are its vectors less the validator's, NaN where there is
+    none. ``rate`` is the share of mismatches by the count, ``interval`` its 95 % interval. A
+    mixture has the errors of two provers, and ``chances`` [nonces] says how often each is met.
     """
 
     name: str

@@ -237,10 +237,9 @@ def _named(missed: Sequence[ProverResult]) -> str:
 class AuditOptions:
     """``nonces`` are those of each prover, ``runs`` its simulated verifications.
 
-    Without the populations ``honest`` of a calibration the audit takes the kernels that it emulates
-    itself, and without ``dist_threshold`` the distance that a share ``rule.p_mismatch`` of the
-    vectors of the farthest of them exceeds by a fit. ``only`` restricts the attacks to these names.
-    Without ``twins`` verifications leave that test out.
+    Without populations ``honest`` the audit takes the kernels that it emulates, and without
+    ``dist_threshold`` the distance that a share ``rule.p_mismatch`` of the vectors of the farthest
+    of them exceeds by a fit. ``only`` restricts the attacks to these names.
     """
 
     rule: ConvictionRule

@@ -1,9 +1,8 @@
 """The audited deployment: a checkpoint, honest and changed to cheat, and what each change saves.
 
-Prices count the multiplications of the matrices and of causal attention. Norms, rotations and the
-drawing of inputs are left out: a few percent of a forward. Every share is one of the honest price.
-Where a scheme reads the last position alone, that leaves out the last layer's MLP at all others, as
-our servers do (ADR 8).
+Prices count the multiplications of the matrices and of causal attention; the rest is a few percent
+of a forward. Every share is one of the honest price. Where a scheme reads the last position alone,
+that leaves out the last layer's MLP at all others, as our servers do (ADR 8).
 """
 
 import copy

@@ -119,8 +119,7 @@ class ProbeBlocks:
 class SizeJudge(Judge[ClaimError]):
     """Counts blocks whose errors are ``allowance`` times as large as those of every honest kernel.
 
-    It can convict and not clear. Only a block that is large beside our own run is computed by the
-    kernels.
+    It can convict and not clear.
     """
 
     name = "sizes"
@@ -160,9 +159,8 @@ class SizeJudge(Judge[ClaimError]):
 class BlockJudges:
     """The sizes of the errors and their directions, at ``chances`` each.
 
-    ``judges`` is empty before ``MEASURED_ON`` blocks. ``unseen`` are suspects that no
-    log-probabilities of these answers tell from the published weights; ``ratios`` are the errors
-    over our own rounding, of every block so far.
+    ``judges`` is empty before ``MEASURED_ON`` blocks. ``unseen`` are suspects that these answers do
+    not tell from the published weights; ``ratios`` are all errors over our own rounding.
     """
 
     def __init__(self, readings: Readings, chances: Chances) -> None:

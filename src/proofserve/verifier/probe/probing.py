@@ -177,8 +177,7 @@ class ProbeResult:
 class Probing:
     """Judges answers one after the other. The methods raise EngineFault.
 
-    ``evidence`` is that of the token test after each of ``answers``. The tokens are as the endpoint
-    counted them.
+    ``evidence`` is that of the token test after each answer; the endpoint counted the tokens.
     """
 
     def __init__(
@@ -218,13 +217,7 @@ class Probing:
         if self._likelihood is not None:
             self._likelihood.prepare(reads)
         for read in reads:
-            self.answers.append(read)
-            self._drawn.add(read)
-            self.greedy.add(read)
-            self.evidence.append(self._drawn.log_evidence)
-            for judges in (self.sizes, self._likelihood):
-                if judges is not None:
-                    judges.add(read)
+            self._judge(read)
             if self._verdict()[0] in CERTAIN:
                 break
         return self._verdict()[0]
@@ -273,6 +266,15 @@ class Probing:
             self.sizes = BlockJudges(self.readings, shared)
         else:
             self._likelihood = LikelihoodJudge(self.readings, shared)
+
+    def _judge(self, read: ReadAnswer) -> None:
+        self.answers.append(read)
+        self._drawn.add(read)
+        self.greedy.add(read)
+        self.evidence.append(self._drawn.log_evidence)
+        for judges in (self.sizes, self._likelihood):
+            if judges is not None:
+                judges.add(read)
 
     def _more(self, opinions: Sequence[Opinion]) -> str:
         if not self.answers:

@@ -33,9 +33,8 @@ class TokenJudge(Judge[ReadAnswer]):
     """Bets on sampled tokens that are too likely or too unlikely (``verdict.chosen_tokens``).
 
     An endpoint that does not take ``all_fields`` of a request may have a top-k, top-p or min-p of
-    its own. That makes tokens likelier, so only those that are too unlikely count against it.
-
-    What convicts is less what honest kernels give, which read the answers only for that.
+    its own, which makes tokens likelier: only those that are too unlikely count against it. What
+    convicts is less what honest kernels give, which read the answers only for that.
     """
 
     name = "tokens"
