@@ -47,10 +47,7 @@ class BlockScheme(abc.ABC):
         self.block = block
         self.model = model
         self.device = device
-
-    @property
-    def hidden_size(self) -> int:
-        return self.model.hidden_size
+        self.hidden_size = model.hidden_size
 
     @abc.abstractmethod
     def inputs(

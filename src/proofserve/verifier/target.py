@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
+from scipy import stats
 
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import DistanceWork
 from proofserve.lab.report import Figure, Limit, NodeError, Progress, Report
 from proofserve.protocol.distance import OUTPUT_DIM
-from proofserve.protocol.verdict.counting import binomial_tail
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Winner
 from proofserve.verifier.calibration_file import CalibrationFile
@@ -79,6 +78,10 @@ class Sample:
     def total(self) -> int:
         return self.per_block * self.blocks
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.blocks, self.keys, self.per_key
+
     def orders(self, model: str, method: str) -> Iterator[DistanceWork]:
         for block in range(self.blocks):
             yield DistanceWork(
@@ -108,8 +111,7 @@ def collect(
                 judgement = node.judge(replace(order, public_key=KEY.format(key)), claims)
                 computed += judgement.computed_distances
                 progress.advance()
-    shape = sample.blocks, sample.keys, sample.per_key
-    distances = np.array(computed, dtype=np.float64).reshape(shape)
+    distances = np.array(computed, dtype=np.float64).reshape(sample.shape)
     if not np.isfinite(distances).all():
         raise NodeError("the node computed a distance that is not a number")
     return distances
@@ -175,13 +177,8 @@ def interval_ranks(count: int, share: float) -> tuple[int, int]:
     few values cannot hold it.
     """
     beyond = (1.0 - CONFIDENCE) / 2.0
-
-    def falling(k: int) -> float:
-        return -binomial_tail(k, count, share)
-
-    ranks = range(count + 1)
-    low = bisect_right(ranks, -(1.0 - beyond), key=falling) - 1
-    high = bisect_left(ranks, -beyond, key=falling)
+    low, last = (int(rank) for rank in stats.binom.ppf([beyond, 1.0 - beyond], count, share))
+    high = last + 1
     if low < 1 or high > count:
         more = "compute more of them, or ask for a rate closer to 0.5"
         raise ValueError(f"{count} nonces are too few for a rate of {share:g}; {more}")
@@ -292,8 +289,7 @@ def _draw_methods(methods: Mapping[str, TargetRadius], axes: "Axes") -> None:
         label = f"r_target {found.r_target:.5f}"
         axes.axvline(found.r_target, color=colour, linestyle="--", label=label)
     x = np.linspace(edges[0], edges[-1], POINTS)
-    peak = 1.0 / (THEORY_SD * np.sqrt(2.0 * np.pi))
-    density = peak * np.exp(-0.5 * ((x - THEORY_MEAN) / THEORY_SD) ** 2)
+    density = stats.norm.pdf(x, THEORY_MEAN, THEORY_SD)
     axes.plot(x, density, color="black", linewidth=1.0, label="independent directions")
     axes.set(ylabel="density")
 

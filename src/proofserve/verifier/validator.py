@@ -124,6 +124,10 @@ class CheckpointValidator:
             # Who serves the decoded weights at full price is honest too.
             self._kernels[FULL_ACTIVATIONS] = replace(self._own, name=FULL_ACTIVATIONS)
         self._experts = ExpertMemory(self.published)
+        self.is_dense = self._experts.is_dense
+        self.weights_digest = self.published.facts.weights_digest
+        # That of the validator's own honest run, and the kernels that are emulated beside it.
+        self.served_dtype, self.kernels = self._own.format, tuple(self._kernels)
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 
@@ -143,24 +147,6 @@ class CheckpointValidator:
         made._compute, made._known, made._expected = compute, {}, defaultdict(set)
         made._experts = ExpertMemory(self.published)
         return made
-
-    @property
-    def weights_digest(self) -> str | None:
-        return self.published.facts.weights_digest
-
-    @property
-    def is_dense(self) -> bool:
-        return self._experts.is_dense
-
-    @property
-    def served_dtype(self) -> str:
-        """That of the validator's own honest run."""
-        return self._own.format
-
-    @property
-    def kernels(self) -> Sequence[str]:
-        """The honest kernels that are emulated."""
-        return tuple(self._kernels)
 
     def kernel_facts(self, kernel: str) -> KernelFacts:
         profile = self._kernels[kernel]
@@ -299,12 +285,9 @@ class CheckpointTokenizer:
             raise LabError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
         self.size = size
         self.end_ids = _end_ids(folder, self._tokenizer.eos_token_id)
+        self.has_chat_template = bool(self._tokenizer.chat_template)
         self.tells_time = "strftime_now" in str(self._tokenizer.chat_template)
         self.has_channels = HARMONY_MARK in self._tokenizer.get_vocab()
-
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self._tokenizer.chat_template)
 
     @cached_property
     def pieces(self) -> Mapping[str, int]:

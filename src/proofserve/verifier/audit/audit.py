@@ -326,12 +326,9 @@ def _cheats(
     seen: Sequence[ProverMeasurement], predictions: Mapping[str, Errors]
 ) -> dict[str, Floats]:
     """The cosines of each prover that has a suspect's weights, with that suspect."""
-    found = {}
-    for each in seen:
-        if each.name in predictions and np.isfinite(each.errors).all():
-            of_suspect = {each.name: predictions[each.name]}
-            found[each.name] = figures_of(each.errors, of_suspect, False).cosines[each.name]
-    return found
+    whole = [e for e in seen if e.name in predictions and np.isfinite(e.errors).all()]
+    own = {e.name: figures_of(e.errors, {e.name: predictions[e.name]}, False) for e in whole}
+    return {name: figures.cosines[name] for name, figures in own.items()}
 
 
 def _results(

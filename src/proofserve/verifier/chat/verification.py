@@ -149,37 +149,36 @@ class ChatChecker:
         self, chats: Sequence[Conversation], known: NodeFacts, chances: Chances, progress: Progress
     ) -> ChatVerification:
         """The verdict over all ``chats``. Raises EngineFault if a forward fails."""
-        checked = self._checked(chats, known)
-        answers, unknown = checked.answers, checked.unknown
+        checked, measured = self._checked(chats, known), self._measured
         found = ChatVerification(
             failures=checked.failures,
             sketches=None,
             tokens=None,
-            answers=len(answers),
+            answers=len(checked.answers),
             without_receipt=sum(chat.without_receipt for chat in chats),
-            unknown=unknown,
+            unknown=checked.unknown,
             choices=sum(len(chat.choices) for chat in chats),
-            origin=self._measured.origin if self._measured else NO_CALIBRATION,
+            origin=measured.origin if measured else NO_CALIBRATION,
             seed=self._seed,
         )
-        if found.failures or not answers:
+        if found.failures or not checked.answers:
             return found
-        self._require_fit(answers)
-        blocks = Blocks(answers, self._seed)
-        if not len(blocks):
-            count = sum(len(answer.output) for answer in answers)
-            fewer = f"{count} tokens are fewer than a block of {BLOCK_TOKENS}"
-            found = replace(found, unknown=(*unknown, fewer))
+        self._require_fit(checked.answers)
+        blocks = Blocks(checked.answers, self._seed)
+        validator = self.validator.with_other(blocks.forwards)
         # Tokens and sketches each have half of alpha.
         half = replace(chances, alpha=chances.alpha / 2)
-        validator = self.validator.with_other(blocks.forwards)
-        greedy = self._measured.greedy if self._measured else None
-        tokens = judge_tokens(blocks.answers, validator, greedy, half, progress)
-        sketches = self._of_sketches(blocks, validator, half, progress) if len(blocks) else None
-        closest = None
-        if self._measured is not None and sketches is not None:
-            closest = self._measured.honest.names[sketches.closest]
-        return replace(found, sketches=sketches, tokens=tokens, closest=closest)
+        greedy = measured.greedy if measured else None
+        found = replace(
+            found, tokens=judge_tokens(blocks.answers, validator, greedy, half, progress)
+        )
+        if not len(blocks):
+            count = sum(len(answer.output) for answer in blocks.answers)
+            fewer = f"{count} tokens are fewer than a block of {BLOCK_TOKENS}"
+            return replace(found, unknown=(*found.unknown, fewer))
+        sketches = self._of_sketches(blocks, validator, half, progress)
+        closest = measured.honest.names[sketches.closest] if measured else None
+        return replace(found, sketches=sketches, closest=closest)
 
     def calibration(
         self,

@@ -117,12 +117,6 @@ class Extras:
     top: int
 
 
-def ladder(logprobs: bool) -> tuple[Extras, ...]:
-    """What to ask for, best first; an endpoint that refuses one is asked for the next."""
-    tops = (20, 5, 0) if logprobs else (0,)
-    return tuple(Extras(more, top) for top in tops for more in (True, False))
-
-
 def body(prompt: ProbePrompt, model: str, max_tokens: int, extras: Extras) -> dict[str, Any]:
     made: dict[str, Any] = {
         "model": model,
@@ -345,7 +339,9 @@ class Endpoint:
 
     async def _settle(self, http: httpx.AsyncClient, prompt: ProbePrompt) -> RawAnswer | LeftOut:
         kind, response = prompt.kind, None
-        for extras in ladder(self.logprobs):
+        # The best first; an endpoint that refuses one is asked for the next.
+        tops = (20, 5, 0) if self.logprobs else (0,)
+        for extras in (Extras(more, top) for top in tops for more in (True, False)):
             response = await self._asked(http, prompt, extras)
             if response.is_success:
                 self.settled[kind] = extras
