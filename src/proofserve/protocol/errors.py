@@ -2,10 +2,7 @@
 
 
 class ProtocolError(ValueError):
-    """An argument that the protocol does not allow.
-
-    ``field`` is the name of the argument, as the API shows it to its client.
-    """
+    """An argument that the protocol does not allow; ``field`` is its name, as the API shows it."""
 
     def __init__(self, field: str, message: str) -> None:
         # Both go to ValueError as they are: an exception is rebuilt from its args when it is

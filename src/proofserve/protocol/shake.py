@@ -18,10 +18,7 @@ def stream(version: bytes, fields: Sequence[bytes], length: int) -> bytes:
 def streams(
     version: bytes, shared: Sequence[bytes], last: Iterable[bytes], length: int
 ) -> Iterator[bytes]:
-    """``stream`` of several seeds, whose fields are the ``shared`` ones and one of ``last``.
-
-    What they share is hashed once.
-    """
+    """``stream`` of seeds with ``shared`` fields and one of ``last``; the former hashed once."""
     begun = hashlib.sha256(version + b"".join(map(_packed, shared)))
     for field in last:
         whole = begun.copy()

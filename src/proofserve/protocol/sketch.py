@@ -31,10 +31,7 @@ _DEVICE_TILE = 2**24
 
 @dataclass(frozen=True)
 class SketchScheme(Scheme):
-    """``sketch-v1``, or ``sketch-v2``, whose experts are seeded.
-
-    Raises ProtocolError for ``k_dim`` outside 1..4096.
-    """
+    """``sketch-v1``, or -v2 with seeded experts. Raises ProtocolError: ``k_dim`` not in 1..4096."""
 
     k_dim: int = SKETCH_K_DIM
     seeded_experts: bool = False
@@ -88,10 +85,7 @@ class SketchBlock(BlockScheme):
         seq_len: int,
         dtype: torch.dtype,  # noqa: ARG002
     ) -> Tensor:
-        """Token ids int64 [2 * len(nonces), seq_len]: each nonce's twins, one after the other.
-
-        ``dtype`` does not matter.
-        """
+        """Token ids int64 [2 * len(nonces), seq_len]: each nonce's twins; ``dtype`` is not used."""
         places = self._places(public_key, nonces, seq_len)
         return to_device(torch.from_numpy(self._tokens.ids(places)), self.device)
 

@@ -40,8 +40,6 @@ DIGITS: Final = 4
 
 Shape = Mapping[str, int]
 Name = Annotated[str, Field(min_length=1)]
-Positive = Annotated[float, Field(gt=0.0)]
-Length = Annotated[float, Field(ge=0.0)]
 Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
@@ -78,7 +76,7 @@ class FigureFields(_Strict):
     the first nonces of the validator's own run, in their order.
     """
 
-    lengths: list[Length] = Field(min_length=2)
+    lengths: list[Annotated[float, Field(ge=0.0)]] = Field(min_length=2)
     alike: list[Cosine] | None
     cosines: dict[Name, list[Cosine]]
     rows: list[Annotated[int, Field(ge=0)]] | None
@@ -115,7 +113,7 @@ class LeftOutCheck(_Strict):
 class GreedyLimit(_Strict):
     """At most a share ``rate`` of honest greedy tokens is more than ``gap`` below the largest."""
 
-    gap: Positive
+    gap: Annotated[float, Field(gt=0.0)]
     rate: Annotated[float, Field(gt=0.0, lt=0.5)]
 
 

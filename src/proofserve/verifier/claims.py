@@ -78,10 +78,7 @@ class _Artifact(ArtifactRecord):
 
 
 class _Document(BaseModel):
-    """The body of ``/generated`` (protocol B.7), or of the answer of ``/generate``.
-
-    The last five fields may be added to it.
-    """
+    """A body of ``/generated`` (protocol B.7) or ``/generate``; the last five fields may lack."""
 
     block_hash: str
     block_height: int | None = Field(default=None, ge=0)
@@ -216,10 +213,7 @@ def _claimed(read: _Document) -> ClaimedArtifacts:
 def only_source(
     path: Path, counts: Mapping[tuple[str, str], int], wanted: Selection
 ) -> tuple[str, str]:
-    """The one (block hash, public key) of ``counts`` that is wanted.
-
-    Raises LabError, which lists what ``path`` holds, if none or several are.
-    """
+    """The wanted one. Raises LabError, which lists what ``path`` has, if none or several are."""
     fitting = [source for source in counts if wanted.fits(*source)]
     if len(fitting) == 1:
         return fitting[0]

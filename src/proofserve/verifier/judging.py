@@ -325,10 +325,7 @@ def exactly_judged(
     most: int | None,
     progress: Progress,
 ) -> VerdictReport:
-    """Compare the bits of the first nonces of the sample of ``judged``, as many as clear a node.
-
-    Raises as ``judged``, and NodeError if the engine's server fails.
-    """
+    """Compare the bits of the first nonces of ``judged``'s sample. Raises as it, and NodeError."""
     claimed.require_digest(engine.weights_digest)
     sample = draw(claimed.nonces, seed, most)
     judge = ExactJudge(options.chances(len(sample)), engine.facts, claimed.ran_on)

@@ -44,10 +44,7 @@ class CheckpointTruths:
         self._loaded: dict[ValidatorSetup, CheckpointValidator] = {}
 
     def __call__(self, task: VerificationTask, options: JudgingOptions) -> Truth:
-        """What a job's artifacts are compared with.
-
-        Raises LabError and CheckpointError if this worker cannot compute it.
-        """
+        """What a job is compared with. Raises LabError and CheckpointError if that fails here."""
         job, work, measured = task.job, task.round.spec.work, options.calibration
         folder = self._folders.get(job.queue)
         if folder is None:

@@ -68,10 +68,7 @@ class CalibratingBank(KernelBank, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuringPlan:
-    """The first ``emulated`` nonces are computed by each emulated kernel, ``bank`` by each suspect.
-
-    ``has_twins`` says whether a nonce is two twins.
-    """
+    """The first ``emulated`` nonces are for each emulated kernel, ``bank`` for each suspect."""
 
     nonces: tuple[int, ...]
     emulated: int

@@ -98,10 +98,7 @@ class CommittedSource:
 
 
 def read_committed(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
-    """The roots of one round in a JSON file, or in the SQLite file of ``proofserve receive``.
-
-    Raises LabError naming what is wrong with the file.
-    """
+    """Of a JSON file, or of the SQLite file of ``proofserve receive``. Raises LabError."""
     try:
         if reader.is_database(path):
             return _from_receiver(path, wanted, round_id)

@@ -33,7 +33,6 @@ _TIMED_LAYER: Final = 2**28
 # Operations of the forward that is timed, and its positions at most.
 _TIMED_OPERATIONS, _TIMED_POSITIONS = 2e10, 1024
 _PRODUCT: Final = 2048
-_KIB: Final = 1024
 # Numbers that are rounded to be timed, in rows of so many, and those that are converted.
 _ROUNDED, _ROW = 2**20, 1024
 _FILLED: Final = 2**24
@@ -178,6 +177,6 @@ def plan_lines(
     yield from plan.lines(
         measured_rates(plan, validator.network, setup.model),
         cached=2 * plan.pass_bytes < memory_gib()[1] * GIB,
-        in_use=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB,
+        in_use=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         hashed=0 if digest_is_kept(setup.model) else size_of(setup.model),
     )

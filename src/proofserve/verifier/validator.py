@@ -49,17 +49,12 @@ NONCES_OF_A_PASS: Final = 32
 FULL_ACTIVATIONS: Final = "activations in full"
 # A token of harmony, the format of gpt-oss: the name of an answer's next part follows.
 HARMONY_MARK: Final = "<|channel|>"
-# Of tokens: four bytes each, where their number is not known.
-_MOST_IDS: Final = 2**32
 
 
 def proofs_of(
     work: Workload, forward_batch: int, passed: Passed = lambda _index, _of: None
 ) -> Compute:
-    """Computes proofs for ``work``, ``forward_batch`` nonces in a forward.
-
-    ``passed`` hears of each layer, counted from 1, and how many there are.
-    """
+    """For ``work``; ``passed`` hears of each layer, counted from 1, and how many there are."""
     return partial(ReferenceEngine(forward_batch, passed).compute_all, work)
 
 
@@ -174,10 +169,7 @@ class CheckpointValidator:
         return {n: as_sent(made[n]) - as_sent(truth[n]) for n in nonces}
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """What a suspect's weights change, with the experts that the published ones choose.
-
-        Raises CheckpointError for a mixture whose experts cannot be held.
-        """
+        """What a suspect's weights change, with the published experts. Raises CheckpointError."""
         made, truth = self.vectors(BankRun(name), nonces), self.truth(nonces)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
 
@@ -278,7 +270,7 @@ class CheckpointTokenizer:
     out some and join others. Ids below ``size`` have a logit.
     """
 
-    def __init__(self, folder: Path, size: int = _MOST_IDS) -> None:
+    def __init__(self, folder: Path, size: int = 2**32) -> None:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:

@@ -86,10 +86,7 @@ def _hash(seed: "Any", key: "Any") -> "Any":
 def _fill_normal(
     out: "Any", seeds: "Any", n: "Any", row_step: "Any", column_step: "Any", block: tl.constexpr
 ) -> None:
-    """One block of one row: its cosines, and further on their sines (0.5).
-
-    An odd row has no room for the last sine.
-    """
+    """One block of one row: its cosines, and further on its sines (0.5), one fewer if it is odd."""
     sines = n // 2
     pairs = n - sines
     row = tl.program_id(0) // tl.cdiv(pairs, block)

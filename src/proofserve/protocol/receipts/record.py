@@ -84,10 +84,7 @@ class Receipt:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the scheme's version and of ``to_wire`` as canonical JSON: 32 bytes.
-
-        Canonical: keys in order, no spaces, ASCII.
-        """
+        """SHA-256 of version and ``to_wire`` as ASCII JSON, keys in order, no spaces: 32 bytes."""
         text = json.dumps(self.to_wire(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(VERSION + text.encode("ascii")).digest()
 

@@ -65,10 +65,7 @@ Logits = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer with what its receipt says of it.
-
-    ``prompt`` and ``output`` are token ids, ``sketches`` float32 [len(output), k_dim].
-    """
+    """``prompt`` and ``output`` are token ids, ``sketches`` float32 [len(output), k_dim]."""
 
     name: str
     prompt: tuple[int, ...]
@@ -247,10 +244,7 @@ def greedy_limit(
     reader: "CheckpointValidator",
     progress: Progress,
 ) -> GreedyLimit | None:
-    """By the greedy answers of honest servers, and what emulated kernels would choose in ``read``.
-
-    None if the servers' answers have too few tokens.
-    """
+    """By honest servers' greedy answers, and what kernels choose in ``read``; None if too few."""
     greedy = [a for a in answers if a.sampling.temperature == 0.0 and not a.sampling.restricted]
     parts = (part for answer in greedy for part in answer_parts(answer, reader, ()))
     chosen = np.array([gap for part in parts for gap in greedy_gap(part.logits, part.tokens)])

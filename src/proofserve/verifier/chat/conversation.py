@@ -21,7 +21,6 @@ from proofserve.wire.paths import RECEIPTS
 from proofserve.wire.receipts import signed_entry, signed_receipt, signed_receipt_body
 from proofserve.wire.records import first_problem
 
-TEMPERATURE = 1.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # A gateway's path for its own clients, then a node's.
 RECEIPT_PATHS = ("/v1/receipts", RECEIPTS)
@@ -157,7 +156,7 @@ def request(model: str, number: int, max_tokens: int, *, greedy: bool) -> Mappin
         "model": model,
         "messages": [{"role": "user", "content": prompt(number)}],
         "max_tokens": max_tokens,
-        "temperature": 0.0 if greedy else TEMPERATURE,
+        "temperature": 0.0 if greedy else 1.0,
         "top_p": 1.0,
         "top_k": 0,
         "ignore_eos": True,

@@ -56,10 +56,7 @@ class FailedCheck(Exception):
 
 
 class PublicLog:
-    """Entries that follow each other, signed by ``public_key``; the first may be any.
-
-    Raises ProtocolError as ``add``.
-    """
+    """Entries in a row, signed by ``public_key``; the first may be any. Raises as ``add``."""
 
     def __init__(self, entries: Sequence[SignedEntry], public_key: bytes) -> None:
         self.public_key = public_key

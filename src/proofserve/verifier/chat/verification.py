@@ -298,10 +298,7 @@ def calibration_lines(made: CalibrationFile, chats: int) -> Iterator[str]:
 
 
 def distinct(answers: Sequence[Answer]) -> tuple[list[Answer], list[str]]:
-    """``answers`` without those that repeat the tokens of another one, and which these are.
-
-    Rounding errs alike in equal chats, so a repeated one is no further evidence.
-    """
+    """``answers`` less those that repeat another's tokens, and so its errors; which these are."""
     first: dict[tuple[tuple[int, ...], tuple[int, ...]], Answer] = {}
     repeated = []
     for answer in answers:
@@ -330,10 +327,7 @@ class Watch:
         self.last: ChatVerification | None = None
 
     def add(self, chats: Sequence[Conversation]) -> SequentialResult:
-        """The verdict over the present window with ``chats``.
-
-        Raises what the judge raises; the chats are in the window then too.
-        """
+        """The verdict over the window with ``chats``, which stay in it if the judge raises."""
         window = self.honest + 1
         chances = Chances(self._chances.alpha / (window * (window + 1)), self._chances.beta)
         self._window += chats

@@ -117,10 +117,7 @@ class ProbeBlocks:
 
 
 class SizeJudge(Judge[ClaimError]):
-    """Counts blocks whose errors are ``allowance`` times as large as those of every honest kernel.
-
-    It can convict and not clear.
-    """
+    """Counts blocks whose errors are ``allowance`` times every honest kernel's; it cannot clear."""
 
     name = "sizes"
     clears = False
@@ -233,7 +230,10 @@ class BlockJudges:
         # One that does the same as the exact network has no errors to compare with.
         known = {n: of for n, of in emulated.items() if all(each.any() for each in of.values())}
         ours, kernels = _figures(own, moved), {n: _figures(of, moved) for n, of in known.items()}
-        self.judges = (SizeJudge(blocks, _allowance(ours, kernels), self._chances),)
+        largest = np.sort([each.lengths for each in (ours, *kernels.values())], axis=0)
+        # Larger if a kernel's errors are larger than all others' themselves.
+        allowance = CONVICTING * float((largest[-1] / largest[-2]).max())
+        self.judges = (SizeJudge(blocks, allowance, self._chances),)
         null = partial(populations, ours, kernels, suspects, blocks.answers_of(numbers))
         honest = _honest(null, ours, kernels, self._chances)
         if honest is None or not suspects:
@@ -244,12 +244,6 @@ class BlockJudges:
             PairedJudge(partial(blocks.errors, OWN), honest, self._chances),
             DirectionJudge(blocks, yardstick, self._chances, tuple(suspects)),
         )
-
-
-def _allowance(own: RunFigures, kernels: Mapping[str, RunFigures]) -> float:
-    """More than ``CONVICTING`` if a kernel's errors are larger than all others' themselves."""
-    largest = np.sort([each.lengths for each in (own, *kernels.values())], axis=0)
-    return CONVICTING * float((largest[-1] / largest[-2]).max())
 
 
 def _honest(

@@ -38,7 +38,6 @@ ATTEMPTS: Final = 3
 LONGEST_TEXT: Final = 300
 _BUSY: Final = frozenset({429, 503})
 _FAILURES: Final = frozenset({500, 502, 504})
-_KEYS: Final = frozenset({401, 403})
 # Statuses with which endpoints refuse a field that they do not have.
 _REFUSALS: Final = frozenset({400, 404, 405, 422, 501})
 
@@ -223,10 +222,7 @@ def read_answer(prompt: ProbePrompt, content: bytes) -> RawAnswer:
 
 
 class RateLimit:
-    """One request that was told to wait makes all others wait too.
-
-    ``told`` is called with the seconds of each wait. ``waited_s`` is how long requests were held.
-    """
+    """A request told to wait holds all, ``waited_s`` together; ``told`` hears of each wait."""
 
     def __init__(self, told: Callable[[float], None]) -> None:
         self._told = told
@@ -374,7 +370,7 @@ class Endpoint:
                     raise NodeError(f"{method} {self._base}{path}: {reason}") from error
             else:
                 status, wanted = response.status_code, response.headers.get("retry-after")
-                if status in _KEYS:
+                if status in {401, 403}:
                     hint = "" if self.api_key else "; give --api-key"
                     raise NodeError(f"{self._base}{path}: {_shown(response)}{hint}")
                 last = attempt >= BUSY_ATTEMPTS - 1 if status in _BUSY else last

@@ -60,10 +60,7 @@ _LOGS_CLEAR: Final = ("tokens", "paired", "direction")
 
 
 def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePrompt]:
-    """``count`` prompts of ``kinds`` in turn; a seed gives the same ones each time.
-
-    One of each kind is sampled, then one of each greedy.
-    """
+    """``count`` prompts of ``kinds`` in turn, by turns greedy; a seed gives the same ones."""
     draw = random.Random(f"proofserve probe {seed}")  # noqa: S311 - a prompt, no secret
     seen: set[str] = set()
     for number in range(count):
@@ -196,10 +193,7 @@ class Probing:
         self.sizes: BlockJudges | None = None
 
     def add(self, raws: Sequence[RawAnswer | LeftOut], all_fields: bool = True) -> SequentialResult:
-        """Judge a group, up to a verdict.
-
-        ``all_fields`` says of the first group whether the endpoint took all fields of a request.
-        """
+        """Judge a group, up to a verdict; ``all_fields``: the endpoint took all of a request."""
         known = [r if isinstance(r, LeftOut) else resolved(r, self._tokens) for r in raws]
         for each in raws:
             if isinstance(each, RawAnswer):
@@ -298,10 +292,7 @@ def probe(
     at_once: int,
     progress: Progress,
 ) -> ProbeResult:
-    """Ask group after group, until the verdict is certain or the prompts end.
-
-    Raises LabError if the endpoint refuses every route, NodeError if it does not answer.
-    """
+    """Ask groups, up to a verdict. Raises LabError if every route is refused, and NodeError."""
     asked, left = 0, list(prompts)
     while left:
         group, left = left[:at_once], left[at_once:]

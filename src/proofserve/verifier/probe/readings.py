@@ -212,10 +212,7 @@ class SuspectReading:
 
 
 class Readings:
-    """Reads each answer once with each network. ``forwards`` counts the suspects' readings.
-
-    The methods raise EngineFault.
-    """
+    """Reads each answer once with each network; ``forwards`` are suspects'. Raises EngineFault."""
 
     def __init__(self, reader: "CheckpointValidator") -> None:
         self._reader = reader
