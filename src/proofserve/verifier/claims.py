@@ -78,7 +78,7 @@ class _Artifact(ArtifactRecord):
 
 
 class _Document(BaseModel):
-    """A body of ``/generated`` (protocol B.7) or ``/generate``; the last five fields may lack."""
+    """A body of ``/generated`` (B.7) or ``/generate``; the last five fields may be missing."""
 
     block_hash: str
     block_height: int | None = Field(default=None, ge=0)
