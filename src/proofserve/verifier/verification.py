@@ -242,6 +242,7 @@ def nonces_needed(chances: Chances) -> int:
     """After so many equal ones a node that forges the share is cleared with beta at most."""
     if chances.share == 1.0:
         return 1
+    # A sample of n nonces has none of those with a chance of (1 - share)^n.
     return math.ceil(chances.clears_at / -math.log1p(-chances.share))
 
 
