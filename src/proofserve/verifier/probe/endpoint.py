@@ -294,7 +294,7 @@ class Endpoint:
             raise LabError(f"{self._base}/models lists no models; give --served-model")
         if wanted is not None and listed and wanted not in listed:
             raise LabError(f"--served-model {wanted}: the endpoint has {', '.join(listed)}")
-        self.model = wanted or listed[0]
+        self.model = wanted or (listed or [""])[0]
         return self.model
 
     def ask(self, prompts: Sequence[ProbePrompt]) -> list[RawAnswer | LeftOut]:
