@@ -118,9 +118,6 @@ def fresh_seed() -> str:
 
 
 def pad(nonces: Sequence[int], size: int) -> tuple[int, ...]:
-    """Fill up to ``size`` with padding nonces -1, -2, ... (B.2); ``size`` or more stay as they are.
-
-    Raises ProtocolError for nonces that ``check_nonces`` refuses: no nonce is negative.
-    """
+    """Fill up to ``size`` with padding nonces -1, -2, ... (B.2). Raises as ``check_nonces``."""
     check_nonces("nonces", nonces)
     return (*nonces, *range(-1, len(nonces) - size - 1, -1))

@@ -237,8 +237,9 @@ class CalibrationFile(_Strict):
             for field in {**self.shape, **shape}:
                 ours, value = self.shape.get(field), shape.get(field)
                 _require(field, ours, value, f"the model has {value}")
-        elif self.model not in models:
-            _require("model", self.model, None, f"the model is {' or '.join(models)}")
+        else:
+            name = self.model if self.model in models else " or ".join(models)
+            _require("model", self.model, name, f"the model is {name}")
 
     def require_served(self, dtype: str, kv_dtype: str = KV_AUTO) -> None:
         """Raise LabError unless nodes serve in the dtype, and keep keys in that, of this file."""

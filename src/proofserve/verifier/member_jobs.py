@@ -30,10 +30,7 @@ _WRONG = (LabError, ProtocolError, CheckpointError, ValueError)
 
 
 class CheckpointTruths:
-    """The truth by checkpoints in ``folders``, by queue. Each is loaded once, at its first job.
-
-    ``forward_batch`` nonces are recomputed in one forward.
-    """
+    """The truth by checkpoints in ``folders``, by queue; each is loaded once, at its first job."""
 
     def __init__(
         self, folders: Mapping[str, Path], device: str = "cpu", forward_batch: int = 8

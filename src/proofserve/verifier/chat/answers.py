@@ -143,10 +143,7 @@ class Blocks:
         return found
 
     def forwards(self, runs: "Sequence[Run]") -> list[ProofBatch]:
-        """The sketches that networks give for the answers, by block. Raises EngineFault.
-
-        One forward reads a whole answer, so all blocks of an answer come with the first of them.
-        """
+        """The answers' sketches by block; those of an answer come together. Raises EngineFault."""
         batches = []
         for run in runs:
             needed = self.answers_of(run.nonces)

@@ -102,10 +102,7 @@ class TokenJudge(Judge[ReadAnswer]):
 
 
 class GreedyJudge(Judge[ReadAnswer]):
-    """Counts greedy tokens that no honest rounding makes the likeliest; see ``GAP_ROOM``.
-
-    Honest kernels read the answers only if the tokens convict by our own rounding.
-    """
+    """Counts greedy tokens that no honest rounding makes the likeliest; see ``GAP_ROOM``."""
 
     name = "greedy"
     clears = False
