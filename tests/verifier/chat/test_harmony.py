@@ -39,7 +39,7 @@ class Server:
 
     def judged(self, ids: tuple[int, ...], text: str | None) -> str:
         node = Node()
-        chat = replace(node.chat("one"), request={})
+        chat = node.chat("one")
         signed = replace(chat.receipts[0], receipt=node.receipt("one", chat.request, ids))
         statement = Statement(chat, signed, self.validators, NodeFacts(""))
         try:
