@@ -50,8 +50,8 @@ class KernelProfile:
     """
 
     name: str
-    format: NumberFormat
     points: frozenset[Point]
+    format: NumberFormat = "bfloat16"
     source: str = ""
     truncated: frozenset[Point] = frozenset()
     partial_sums: int | None = None
@@ -63,11 +63,6 @@ def _tf32(values: Tensor) -> Tensor:
     """The nearest numbers with 10 bits of fraction, ties to even."""
     bits = values.contiguous().view(torch.int32)
     return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
-
-
-def _cut(values: Tensor) -> Tensor:
-    """bfloat16 without its lower bits: the next number towards zero."""
-    return (values.contiguous().view(torch.int32) & ~0xFFFF).view(torch.float32)
 
 
 _ROUNDINGS: Final[Mapping[NumberFormat, Rounding]] = {
@@ -84,14 +79,16 @@ class Arithmetic:
     def __init__(self, profile: KernelProfile) -> None:
         self._profile = profile
         self.points = profile.points
-        self._truncated = profile.truncated
         self._round = _ROUNDINGS[profile.format]
 
     def at(self, point: Point, values: Tensor) -> Tensor:
         """``values``, rounded if the profile rounds at ``point``."""
         if point not in self.points:
             return values
-        return _cut(values) if point in self._truncated else self._round(values)
+        if point in self._profile.truncated:
+            # bfloat16 without its lower bits: the next number towards zero.
+            return (values.contiguous().view(torch.int32) & ~0xFFFF).view(torch.float32)
+        return self._round(values)
 
     def as_served(self, values: Tensor) -> Tensor:
         """``values`` in the format that a node serves; TF32 is only what matrices read."""

@@ -69,7 +69,7 @@ class LayeredCheckpoint:
         decoder = self._model.get_decoder()
         if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
             raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")
-        self.shapes: Sequence[nn.Module] = tuple(decoder.layers)
+        self.shapes: tuple[nn.Module, ...] = tuple(decoder.layers)
         self._layers: nn.ModuleList = decoder.layers
         self._mapping = get_model_conversion_mapping(self._model)
         names = {id(module): name for name, module in self._model.named_modules()}
@@ -126,7 +126,9 @@ class LayeredCheckpoint:
         embeddings = decoder.get_input_embeddings()
         self._require("the decoder", decoder, besides=embeddings)
         self._finish(model, decoder)
-        _EmbeddingsOnDisk(self._embeddings(), self.dtype).serve(embeddings)
+        # It counts for gradients alone, and would have to be one of the rows that are there.
+        embeddings.padding_idx = None
+        embeddings.register_forward_pre_hook(partial(_rows_of, self._embeddings(), self.dtype))
         return decoder
 
     @cached_property
@@ -277,24 +279,15 @@ class StandIn(nn.Module):
         return args[0] if self.result is None else self.result
 
 
-class _EmbeddingsOnDisk:
-    """Gives an embedding the rows that a forward asks for, in the dtype of the forward."""
-
-    def __init__(self, stored: Tensor, dtype: torch.dtype) -> None:
-        self._stored = stored
-        self._dtype = dtype
-
-    def serve(self, embedding: Any) -> None:
-        # It counts for gradients alone, and would have to be one of the rows that are there.
-        embedding.padding_idx = None
-        embedding.register_forward_pre_hook(self._rows)
-
-    def _rows(self, embedding: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (ids,) = args
-        used, places = torch.unique(ids, return_inverse=True)
-        rows = self._stored[used.cpu()].to(ids.device, self._dtype)
-        embedding.weight = nn.Parameter(rows, requires_grad=False)
-        return (places,)
+def _rows_of(
+    stored: Tensor, dtype: torch.dtype, embedding: Any, args: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The hook that gives an embedding those rows of ``stored`` alone for which a forward asks."""
+    (ids,) = args
+    used, places = torch.unique(ids, return_inverse=True)
+    rows = stored[used.cpu()].to(ids.device, dtype)
+    embedding.weight = nn.Parameter(rows, requires_grad=False)
+    return (places,)
 
 
 class _Files:
@@ -303,54 +296,48 @@ class _Files:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opened: dict[Path, Any] = {}
+        self._places: dict[str, tuple[Path, range]] = {}
         for file in _files(path):
             with _named_errors(file):
                 self._opened[file] = safe_open(file, "pt", backend="pread")
-        self._places: dict[str, Path] = {}
-        self._ranges: dict[str, range] = {}
-        for file, of_file in self._opened.items():
-            for name in of_file.keys():  # noqa: SIM118 - the object is no mapping
+            for name, where in tensor_ranges(file).items():
                 if name in self._places:
-                    others = f"{self._places[name].name} and {file.name}"
+                    others = f"{self._places[name][0].name} and {file.name}"
                     raise CheckpointError(f"{path}: {others} both hold {name}")
-                self._places[name] = file
-            self._ranges |= tensor_ranges(file)
+                self._places[name] = file, where
         self.names = self._places.keys()
         self._reader = ThreadPoolExecutor(1, "reading-ahead")
 
     def dtype(self, name: str) -> str:
         """In the names of safetensors."""
-        found: str = self._opened[self._places[name]].get_slice(name).get_dtype()
-        return found
+        return str(self._opened[self._places[name][0]].get_slice(name).get_dtype())
 
     def size(self, name: str) -> int:
         """In bytes."""
-        return len(self._ranges[name])
+        return len(self._places[name][1])
 
     def read(self, name: str) -> Tensor:
         with _named_errors(self._path):
-            found: Tensor = self._opened[self._places[name]].get_tensor(name)
+            found: Tensor = self._opened[self._places[name][0]].get_tensor(name)
         return found
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Have the system read tensors into its cache, while something else computes."""
-        self._reader.submit(
-            self._announce, [(self._places[each], self._ranges[each]) for each in names]
-        )
 
-    @staticmethod
-    def _announce(places: Iterable[tuple[Path, range]]) -> None:
-        for file, where in places:
-            with file.open("rb") as opened:
-                # The system reads no more than a part of what one call asks for.
-                for begin in range(where.start, where.stop, READ_AHEAD):
-                    size = min(READ_AHEAD, where.stop - begin)
-                    os.posix_fadvise(opened.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
+        def announce(places: Iterable[tuple[Path, range]]) -> None:
+            for file, where in places:
+                with file.open("rb") as opened:
+                    # The system reads no more than a part of what one call asks for.
+                    for begin in range(where.start, where.stop, READ_AHEAD):
+                        size = min(READ_AHEAD, where.stop - begin)
+                        os.posix_fadvise(opened.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
+
+        self._reader.submit(announce, [self._places[each] for each in names])
 
     def mapped(self, name: str) -> Tensor:
         """The tensor, of which only what is touched comes into memory."""
         with _named_errors(self._path):
-            opened: Any = safe_open(self._places[name], "pt")
+            opened: Any = safe_open(self._places[name][0], "pt")
             found: Tensor = opened.get_tensor(name)
         return found
 

@@ -15,7 +15,6 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-import torch
 from torch import Tensor
 
 from proofserve.engines.reference.errors import CheckpointError
@@ -257,7 +256,7 @@ def _fp8(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
             given = reader.parts(module, {"inputs": (".input_scale", ".activation_scale")})
             inputs = EightBits("fp8", scale=reader.scale(given["inputs"]))
             parts |= given
-        decode = partial(from_bytes, block=_fixed(*block) if block else _of_an_output)
+        decode = partial(from_bytes, block=(*block,) if block else (1, None))
         yield name, PublishedMatrix(parts, decode, 8, inputs if scheme else None)
 
 
@@ -342,25 +341,15 @@ def _block_of(module: str, weights: Settings) -> Block:
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
     if strategy == "tensor":
-        return lambda shape: (shape[-2], shape[-1])
+        return None, None
     if strategy == "channel":
-        return _of_an_output
+        return 1, None
     if strategy == "group" and isinstance(size, int) and size > 0:
-        return _fixed(1, size)
+        return 1, size
     if strategy == "block" and weights.get("block_structure"):
-        return _fixed(*weights["block_structure"])
+        tall, wide = weights["block_structure"]
+        return tall, wide
     raise CheckpointError(f"{module}: strategy {strategy!r} of weights cannot be read")
-
-
-def _fixed(tall: int, wide: int) -> Block:
-    return lambda _shape: (tall, wide)
-
-
-def _of_an_output(shape: torch.Size) -> tuple[int, int]:
-    return 1, shape[-1]
-
-
-_EIGHT_BITS: Final[Mapping[Any, EightBitKind]] = {("int", 8): "int8", ("float", 8): "fp8"}
 
 
 def _declared_inputs(
@@ -369,7 +358,8 @@ def _declared_inputs(
     """What ``input_activations`` declare; static scales are added to ``parts``."""
     if not inputs:
         return None
-    kind = _EIGHT_BITS.get((inputs.get("type", "int"), inputs.get("num_bits")))
+    kinds: Mapping[Any, EightBitKind] = {("int", 8): "int8", ("float", 8): "fp8"}
+    kind = kinds.get((inputs.get("type", "int"), inputs.get("num_bits")))
     strategy, dynamic = inputs.get("strategy"), inputs.get("dynamic", False)
     if kind and inputs.get("symmetric", True):
         if dynamic is True and strategy == "token":
@@ -403,6 +393,9 @@ def _cache(reader: _Reader) -> Mapping[int, Mapping[str, float]] | None:
     return found
 
 
+_QWEIGHT: Final = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
+
+
 def _awq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
     reader.number("bits", 4)
     reader.require("version", "gemm", "GEMM")
@@ -411,9 +404,8 @@ def _awq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
             "quantization_config: backend llm-awq stores matrices in another layout"
         )
     size = reader.number("group_size")
-    needed = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
     for module in reader.modules(".qweight"):
-        parts = reader.parts(module, needed)
+        parts = reader.parts(module, _QWEIGHT)
         yield f"{module}.weight", PublishedMatrix(parts, partial(from_awq, size=size), 4)
 
 
@@ -424,12 +416,11 @@ def _gptq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
     reader.require("is_marlin_format", False, None)
     if any(not rule.startswith("-:") for rule in reader.settings.get("dynamic") or ()):
         raise CheckpointError("quantization_config: dynamic gives modules formats of their own")
-    needed = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
     order = {"groups": ".g_idx"}
     reorders = reader.settings.get("desc_act", False)
     symmetric = bool(reader.settings.get("sym", False))
     for module in reader.modules(".qweight"):
-        parts = reader.parts(module, *((needed | order, {}) if reorders else (needed, order)))
+        parts = reader.parts(module, *((_QWEIGHT | order, {}) if reorders else (_QWEIGHT, order)))
         decode = partial(from_gptq, bits=bits, size=size, old=old, symmetric=symmetric)
         yield f"{module}.weight", PublishedMatrix(parts, decode, bits)
 

@@ -9,10 +9,10 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 
 from proofserve.engines.reference.emulation import emulated
@@ -24,8 +24,6 @@ from proofserve.engines.reference.routing import ChoiceOfExperts, choosing
 LayerTransform = Callable[[int, Any], Any]
 # Hears of a layer, counted from 1, and how many there are.
 Passed = Callable[[int, int], None]
-# glibc's M_MMAP_THRESHOLD, and the size in bytes from which on freed memory leaves the process.
-_MAPPED_ALONE: Final = (-3, 2**22)
 
 
 @dataclass(slots=True)
@@ -77,7 +75,8 @@ def _through_layer(index: int, of: NetworkForward, batches: Sequence["_Batch"]) 
     network = of.network
     layer = network.checkpoint.layer(index)
     if network.changes:
-        layer = _sharing_copy(layer)
+        # Modules of its own, which share all weights.
+        layer = copy.deepcopy(layer, {id(weight): weight for weight in layer.parameters()})
         for change in network.changes:
             layer = change(index, layer)
     with emulated(layer, network.kernels, is_layer=True):
@@ -96,13 +95,8 @@ def _give_back_what_is_freed() -> None:
     have no such call.
     """
     if (set_option := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        set_option(*_MAPPED_ALONE)
-
-
-def _sharing_copy(layer: nn.Module) -> nn.Module:
-    """The layer with modules of its own, which share all weights."""
-    shared = {id(weight): weight for weight in layer.parameters()}
-    return copy.deepcopy(layer, shared)
+        # M_MMAP_THRESHOLD: the size in bytes from which on freed memory leaves the process.
+        set_option(-3, 2**22)
 
 
 class _Batch:
@@ -112,11 +106,11 @@ class _Batch:
         self._network = network = of.network
         self._read = read
         self.choice = of.experts(read) if of.experts else None
-        self._name = "inputs_embeds" if read.is_floating_point() else "input_ids"
-        self._options: dict[str, Any] = {self._name: read, "use_cache": False}
+        name = "inputs_embeds" if read.is_floating_point() else "input_ids"
+        self._options: dict[str, Any] = {name: read, "use_cache": False}
         if network.positions is not None:
             places = torch.arange(read.shape[1], device=read.device)[network.positions]
-            self._options[self._name] = read[:, network.positions]
+            self._options[name] = read[:, network.positions]
             self._options["position_ids"] = places.expand(len(read), -1)
         if network.cache is not None:
             cache = _RoundedCache(network.cache)
@@ -132,10 +126,8 @@ class _Batch:
         del self.states
         if self._network.positions is None:
             return states
-        decoder = self._network.checkpoint.decoder
-        embedded = (
-            self._read if self._read.is_floating_point() else decoder.embed_tokens(self._read)
-        )
+        decoder, read = self._network.checkpoint.decoder, self._read
+        embedded = read if read.is_floating_point() else decoder.embed_tokens(read)
         every: Tensor = decoder.norm(embedded)
         every[:, self._network.positions] = states
         return every

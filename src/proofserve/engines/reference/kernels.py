@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from proofserve.engines.reference.arithmetic import KernelProfile, NumberFormat, Point
+from proofserve.engines.reference.arithmetic import KernelProfile, Point
 from proofserve.engines.reference.network import Network
 
 __all__ = ["PROFILES", "KernelProfile", "Point", "fp8_kv_profile", "own_profile", "with_kernels"]
@@ -27,12 +27,9 @@ _EAGER: Final = _WRITTEN | {
     *(Point.EXPERT_STEPS, Point.RESIDUAL),
 }
 _VLLM_CPU: Final = _WRITTEN | {Point.GAIN, Point.ACTIVATION, Point.STORED_RESIDUAL}
-_VLLM_GPU: Final = _EAGER - {Point.ROTATION, Point.SCORES}
-_COMPILED: Final = _WRITTEN | {Point.WEIGHTS, Point.EXPERT_STEPS, Point.STORED_RESIDUAL}
 
 _TORCH = KernelProfile(
     name="torch",
-    format="bfloat16",
     points=_EAGER,
     source="transformers op by op: each torch function rounds its result and accumulates in "
     "float32 (oneDNN, and torch's own products where oneDNN has no bfloat16); flash attention on "
@@ -44,7 +41,6 @@ _LIST: Final = (
     replace(_TORCH, name="torch in float16", format="float16"),
     KernelProfile(
         name="vLLM on x86 without bfloat16",
-        format="bfloat16",
         points=_VLLM_CPU,
         truncated=frozenset({Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE}),
         source="vLLM csrc/cpu: without AVX512_BF16 cpu_types_x86.hpp cuts off the lower bits of "
@@ -54,44 +50,32 @@ _LIST: Final = (
     ),
     KernelProfile(
         name="vLLM on x86 with bfloat16",
-        format="bfloat16",
         points=_VLLM_CPU,
         source="the same, written with vcvtneps2bf16, which takes the nearest",
     ),
     KernelProfile(
         name="vLLM on x86 with AMX",
-        format="bfloat16",
         points=_VLLM_CPU | {Point.WEIGHTS},
         source="the same with cpu_attn_amx.hpp, whose tiles read weights in bfloat16",
     ),
     KernelProfile(
         name="vLLM on a GPU",
-        format="bfloat16",
-        points=_VLLM_GPU,
+        points=_EAGER - {Point.ROTATION, Point.SCORES},
         source="vLLM csrc: layernorm_kernels.cu rounds the sum and before the gain, "
         "pos_encoding_kernels.cu and activation_kernels.cu once per output; FlashAttention "
         "rounds its weights; tensor cores accumulate in float32",
     ),
     KernelProfile(
         name="compiled",
-        format="bfloat16",
-        points=_COMPILED,
+        points=_WRITTEN | {Point.WEIGHTS, Point.EXPERT_STEPS, Point.STORED_RESIDUAL},
         source="torch inductor keeps float32 within a fused kernel (emulate_precision_casts is "
         "off), so of vLLM's ir/ops/layernorm.py and SiLU only results are rounded",
     ),
     replace(_TORCH, name="residual in float32", points=_EAGER - {Point.RESIDUAL}, source=""),
-    KernelProfile(
-        name="outputs of matrices",
-        format="bfloat16",
-        points=frozenset({Point.OUTPUTS, Point.EXPERT_STEPS}),
-    ),
-    KernelProfile(name="inputs of matrices", format="bfloat16", points=frozenset({Point.OPERANDS})),
-    KernelProfile(name="norms", format="bfloat16", points=frozenset({Point.NORM, Point.GAIN})),
-    KernelProfile(
-        name="queries and keys",
-        format="bfloat16",
-        points=frozenset({Point.HEAD_NORM, Point.GAIN, Point.ROTATED}),
-    ),
+    KernelProfile("outputs of matrices", frozenset({Point.OUTPUTS, Point.EXPERT_STEPS})),
+    KernelProfile("inputs of matrices", frozenset({Point.OPERANDS})),
+    KernelProfile("norms", frozenset({Point.NORM, Point.GAIN})),
+    KernelProfile("queries and keys", frozenset({Point.HEAD_NORM, Point.GAIN, Point.ROTATED})),
     # Running sums in 16 bits are the coarsest that a product may be: torch lets cuBLAS add up the
     # parts of split-K so (allow_bf16_reduced_precision_reduction), with longer chunks than these.
     *(
@@ -114,7 +98,7 @@ _LIST: Final = (
         source="tensor cores read float32 operands with 10 bits of fraction",
     ),
     # Another order of summation is all that differs between float32 kernels.
-    KernelProfile(name="float32", format="float32", points=frozenset(), partial_sums=64),
+    KernelProfile("float32", frozenset(), format="float32", partial_sums=64),
 )
 
 PROFILES: Final[Mapping[str, KernelProfile]] = {each.name: each for each in _LIST}
@@ -128,16 +112,12 @@ fp8_kv_profile: Final = replace(
 )
 """Honest only where a network allows it."""
 
-_OWN: Final[Mapping[torch.dtype, NumberFormat]] = {
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
-
 
 def own_profile(dtype: torch.dtype) -> KernelProfile | None:
     """What transformers does in ``dtype``, on any machine; None for float32: no emulation."""
-    served = _OWN.get(dtype)
-    return None if served is None else replace(_TORCH, format=served)
+    if dtype == torch.float16:
+        return replace(_TORCH, format="float16")
+    return _TORCH if dtype == torch.bfloat16 else None
 
 
 def with_kernels(network: Network, profile: KernelProfile | None) -> Network:

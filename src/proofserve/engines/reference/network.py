@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 LayerChange = Callable[[int, nn.Module], nn.Module]
 # Of a layer's index: how its keys and its values are rounded.
 CacheRounding = Callable[[int], tuple[Rounding, Rounding]]
-
-# The products of torch that experts use, as first of two operands what is multiplied by a matrix.
-_PRODUCTS: Final = (functional.linear, torch._grouped_mm, Tensor.matmul)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class Network:
     @property
     def shapes(self) -> tuple[nn.Module, ...]:
         """The published layers without weights."""
-        return tuple(self.checkpoint.shapes)
+        return self.checkpoint.shapes
 
     @property
     def vocabulary(self) -> int:
@@ -115,7 +112,12 @@ def load_unread(path: Path, dtype: str | None, device: str) -> Network:
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json")
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
-    place = _device(device)
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise CheckpointError(f"unknown device {device!r}; try cpu or cuda") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError("this torch sees no GPU; choose the device cpu")
     checkpoint = LayeredCheckpoint(path, DTYPES[dtype] if dtype else None, place)
     return _as_declared(Network(checkpoint, ModelFacts(checkpoint.config.hidden_size), place))
 
@@ -223,17 +225,8 @@ class _RoundedProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _PRODUCTS:
+        # The products of torch that experts use; the second operand is a matrix.
+        if func in {functional.linear, torch._grouped_mm, Tensor.matmul}:
             self.seen += 1
             args = (self._rounding(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise CheckpointError(f"unknown device {name!r}; try cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError("this torch sees no GPU; choose the device cpu")
-    return device

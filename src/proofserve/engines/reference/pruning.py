@@ -1,7 +1,7 @@
 """A mixture without the experts that it uses least, as a pruned one is sold for the original."""
 
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +12,12 @@ from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routers import Router, has_stacked_experts, routers_in, routers_of
 from proofserve.protocol.model import AllowedTokens
 
-# Sequences and their tokens by which experts are counted, and their seed.
-_SEQUENCES: Final = 16
-_TOKENS: Final = 64
-_SEED: Final = 0
-
 
 def use_of_experts(network: Network) -> dict[int, Tensor]:
     """How often the router of a layer chooses each of its experts: int64 [experts] by layer.
 
-    Counted on ordinary tokens drawn at random, as those of proofs are: a node that prunes what
-    proofs use least shows least.
+    Counted on 16 sequences of 64 ordinary tokens drawn at random, as those of proofs are: a node
+    that prunes what proofs use least shows least.
     """
     uses = {r.layer: torch.zeros(r.experts, dtype=torch.int64) for r in routers_of(network)}
 
@@ -31,7 +26,7 @@ def use_of_experts(network: Network) -> dict[int, Tensor]:
         return ids
 
     allowed = network.facts.tokens or AllowedTokens(((0, network.vocabulary),))
-    places = np.random.default_rng(_SEED).integers(0, len(allowed), (_SEQUENCES, _TOKENS))
+    places = np.random.default_rng(seed=0).integers(0, len(allowed), (16, 64))
     tokens = torch.from_numpy(allowed.ids(places)).to(network.device)
     states(network, tokens, lambda _read: counted)
     return uses
@@ -43,10 +38,12 @@ def without_experts(network: Network, share: float) -> Network:
     A router chooses among those that are left, by the model's own rule. Where the block chooses one
     that is gone, nothing is added in its place.
     """
-    left = {
-        router.layer: _most_used(uses.view(router.groups, -1), share).to(network.device)
-        for router, uses in zip(routers_of(network), use_of_experts(network).values(), strict=True)
-    }
+    left: dict[int, Tensor] = {}
+    for router, uses in zip(routers_of(network), use_of_experts(network).values(), strict=True):
+        grouped = uses.view(router.groups, -1)
+        removed = grouped.argsort(dim=-1)[:, : round(share * grouped.shape[-1])]
+        kept = torch.ones_like(grouped, dtype=torch.bool).scatter(-1, removed, value=False)
+        left[router.layer] = kept.flatten().to(network.device)
 
     def changed(index: int, layer: nn.Module) -> nn.Module:
         for router in routers_in(index, layer):
@@ -64,13 +61,6 @@ def share_of_experts(network: Network) -> float:
     of_experts = sum(weight.numel() for each in stacks for weight in each.parameters(recurse=False))
     every = (weight for module in modules for weight in module.parameters(recurse=False))
     return of_experts / sum(weight.numel() for weight in every)
-
-
-def _most_used(uses: Tensor, share: float) -> Tensor:
-    """Whether an expert is left, bool [experts]; ``uses`` are [groups, experts of a group]."""
-    removed = round(share * uses.shape[-1])
-    left = torch.ones_like(uses, dtype=torch.bool)
-    return left.scatter(-1, uses.argsort(dim=-1)[:, :removed], value=False).flatten()
 
 
 def _among(

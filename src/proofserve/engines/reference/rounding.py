@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ Rounding = Callable[[Tensor], Tensor]
 EightBitKind = Literal["int8", "fp8"]
 # The parts of a stored matrix by their role: "weight", "scale", "zero", "groups", "shape".
 Parts = Mapping[str, Tensor]
-# For the shape of a matrix, the rows and columns that share a scale.
-Block = Callable[[torch.Size], tuple[int, int]]
+# How many rows and columns of a matrix share a scale; None for all of them.
+Block = tuple[int | None, int | None]
 
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 # The magnitudes of a 4-bit float with two bits of exponent, and the midpoints between them.
@@ -138,7 +138,10 @@ class EightBits:
     @property
     def rounding(self) -> Rounding:
         if self.scale is not None:
-            return partial(_INTO_8_BITS[self.kind], scale=torch.tensor(self.scale))
+            stored = torch.tensor(self.scale)
+            if self.kind == "fp8":
+                return partial(_into_fp8, scale=stored)
+            return lambda values: (values / stored).round().clamp(-128, 127) * stored
         whole = integers(8) if self.kind == "int8" else fp8
         if self.powers_of_two:
             whole = fp8_by_powers
@@ -155,13 +158,6 @@ def fp8_by_powers(values: Tensor) -> Tensor:
 
 def _into_fp8(values: Tensor, scale: Tensor) -> Tensor:
     return fp8_unscaled(values / scale) * scale
-
-
-def _into_int8(values: Tensor, scale: Tensor) -> Tensor:
-    return (values / scale).round().clamp(-128, 127) * scale
-
-
-_INTO_8_BITS: Final = {"int8": _into_int8, "fp8": _into_fp8}
 
 
 def nf4(values: Tensor) -> Tensor:
@@ -246,9 +242,6 @@ def _not_zero(scale: Tensor) -> Tensor:
 
 # -- what is stored --------------------------------------------------------------------------------
 
-# Where AutoAWQ's GEMM layout puts the eight outputs of an int32: by place, from the lowest bits on.
-_AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-
 
 def from_bytes(parts: Parts, block: Block) -> Tensor:
     """Of int8 or float8 e4m3 [..., out, in]: each number, less its zero point, times its scale.
@@ -261,7 +254,7 @@ def from_bytes(parts: Parts, block: Block) -> Tensor:
     if values.dtype not in {torch.int8, torch.float8_e4m3fn}:
         raise ValueError(f"numbers are {values.dtype}, not int8 or float8_e4m3fn")
     zero = parts["zero"].float() if "zero" in parts else None
-    return _scaled(values.float(), zero, parts, block(values.shape))
+    return _scaled(values.float(), zero, parts, block)
 
 
 def from_packed_integers(parts: Parts, bits: int, block: Block) -> Tensor:
@@ -278,7 +271,7 @@ def from_packed_integers(parts: Parts, bits: int, block: Block) -> Tensor:
     zero = None
     if "zero" in parts:
         zero = (_unpacked(parts["zero"].mT, bits).mT[:rows] - half).float()
-    return _scaled(values, zero, parts, block(shape))
+    return _scaled(values, zero, parts, block)
 
 
 def from_mxfp4(parts: Parts) -> Tensor:
@@ -304,15 +297,13 @@ def from_awq(parts: Parts, size: int) -> Tensor:
 
     A group has ``size`` inputs, or all for -1. See AutoAWQ, ``awq/modules/linear/gemm.py``.
     """
-    places = torch.tensor(_AWQ_ORDER).argsort()
+    # Where the layout puts the eight outputs of an int32: by place, from the lowest bits on.
+    places = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]).argsort()
     values, zero = (
-        _eights(_unpacked(parts[role], 4))[..., places].flatten(-2) for role in ("weight", "zero")
+        torch.unflatten(_unpacked(parts[role], 4), -1, (-1, 8))[..., places].flatten(-2)
+        for role in ("weight", "zero")
     )
     return _of_columns(values, zero, parts["scale"], _in_order(len(values), size))
-
-
-def _eights(values: Tensor) -> Tensor:
-    return values.view(*values.shape[:-1], -1, 8)
 
 
 def from_gptq(parts: Parts, bits: int, size: int, *, old: bool, symmetric: bool) -> Tensor:
@@ -333,7 +324,7 @@ def from_gptq(parts: Parts, bits: int, size: int, *, old: bool, symmetric: bool)
     return _of_columns(values, zero, parts["scale"], groups)
 
 
-def _scaled(values: Tensor, zero: Tensor | None, parts: Parts, block: tuple[int, int]) -> Tensor:
+def _scaled(values: Tensor, zero: Tensor | None, parts: Parts, block: Block) -> Tensor:
     """(values - zero) * scale, where a ``block`` shares both, or inputs of the same group."""
     scale, groups = parts["scale"], parts.get("groups")
     if not scale.is_floating_point():
@@ -341,7 +332,7 @@ def _scaled(values: Tensor, zero: Tensor | None, parts: Parts, block: tuple[int,
     scale = scale.float()
     if scale.numel() == 1:
         # One scale fits every block.
-        scale, block = scale.reshape([1] * values.ndim), (values.shape[-2], values.shape[-1])
+        scale, block = scale.reshape([1] * values.ndim), (None, None)
     elif scale.ndim == values.ndim - 1:
         scale = scale.unsqueeze(-1)
 
@@ -356,9 +347,10 @@ def _scaled(values: Tensor, zero: Tensor | None, parts: Parts, block: tuple[int,
     return values * spread(scale)
 
 
-def _spread(scales: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
+def _spread(scales: Tensor, shape: torch.Size, block: Block) -> Tensor:
     """Scales [..., rows / tall, columns / wide] as they multiply a matrix of ``shape``."""
-    (rows, columns), (tall, wide) = shape[-2:], block
+    rows, columns = shape[-2:]
+    tall, wide = block[0] or rows, block[1] or columns
     expected = (*shape[:-2], math.ceil(rows / tall), math.ceil(columns / wide))
     if scales.shape != expected:
         raise ValueError(f"scales are {[*scales.shape]}, not {[*expected]}")

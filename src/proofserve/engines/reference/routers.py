@@ -6,6 +6,7 @@ the ids of the chosen experts, both [tokens, k]; read in transformers 5.19.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -22,11 +23,21 @@ Rule = Callable[[Any, Tensor, Tensor], Tensor]
 Preference = Callable[..., Tensor]
 
 
-def _softmax_over_all(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
-    """Probabilities among all experts, of which the chosen ones add up to 1 in most models."""
-    chosen = torch.softmax(logits.float(), dim=-1).gather(-1, ids)
-    # Routers without a choice renormalise.
-    return _shares(chosen) if getattr(router, "norm_topk_prob", True) else chosen
+def _weighing_by(score: Callable[[Tensor], Tensor]) -> Rule:
+    """The ``score`` of each expert; those of the chosen ones add up to 1 in most models, scaled.
+
+    Biases and groups choose experts, and do not weigh them.
+    """
+
+    def rule(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
+        chosen = score(logits.float()).gather(-1, ids)
+        # Routers without a choice renormalise.
+        if getattr(router, "norm_topk_prob", True):
+            # The models' own guard against a division by zero; too small to round anything else.
+            chosen = chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
+        return chosen * float(getattr(router, "routed_scaling_factor", 1.0))
+
+    return rule
 
 
 def _scaled_softmax(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
@@ -41,23 +52,6 @@ def _softmax_of_large_shares(router: Any, logits: Tensor, ids: Tensor) -> Tensor
 
 def _softmax_over_chosen(_router: Any, logits: Tensor, ids: Tensor) -> Tensor:
     return torch.softmax(logits.gather(-1, ids), dim=-1)
-
-
-def _sigmoid(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
-    """A score for each expert alone. Biases and groups choose experts, and do not weigh them."""
-    chosen = logits.float().sigmoid().gather(-1, ids)
-    if getattr(router, "norm_topk_prob", True):
-        chosen = _shares(chosen)
-    return chosen * float(getattr(router, "routed_scaling_factor", 1.0))
-
-
-def _shares(chosen: Tensor) -> Tensor:
-    # The models' own guard against a division by zero; otherwise too small to round anything.
-    return chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
-
-
-def _logits(_router: Any, logits: Tensor) -> Tensor:
-    return logits
 
 
 def _corrected_sigmoid(router: Any, logits: Tensor, correction: Tensor | None = None) -> Tensor:
@@ -84,12 +78,12 @@ class Family:
     logits: int = 0
     weights: int = 1
     ids: int = 2
-    preference: Preference = _logits
+    preference: Preference = lambda _router, logits: logits
     leaders: int = 2
 
 
-_SOFTMAX: Final = Family(_softmax_over_all)
-_SIGMOID: Final = Family(_sigmoid, preference=_corrected_sigmoid)
+_SOFTMAX: Final = Family(_weighing_by(partial(torch.softmax, dim=-1)))
+_SIGMOID: Final = Family(_weighing_by(torch.sigmoid), preference=_corrected_sigmoid)
 
 # By the name of the router's class. A router belongs here once a test has held its experts: that a
 # class looks like another does not show that its layer uses what it returns.
@@ -112,9 +106,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "GptOssTopKRouter": Family(_softmax_over_chosen),
     "GraniteMoeTopKRouter": Family(_softmax_over_chosen, logits=2, weights=1, ids=0),
 }
-
-# The fields of configurations that say how many experts a layer has.
-_NUMBERS_OF_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +178,11 @@ def routers_of(network: Network) -> tuple[Router, ...]:
     """
     layers = enumerate(network.shapes)
     found = tuple(router for index, layer in layers for router in routers_in(index, layer))
-    if not found and _configured_experts(network) > 1:
+    fields = ("num_experts", "num_local_experts", "n_routed_experts")
+    numbers = (getattr(network.config, field, None) for field in fields)
+    # Some families list a number for each layer.
+    configured = max((max(n) if isinstance(n, list) else n for n in numbers if n), default=0)
+    if not found and configured > 1:
         raise _unknown(type(network.checkpoint.decoder).__name__)
     return found
 
@@ -210,12 +205,6 @@ def has_stacked_experts(module: nn.Module) -> bool:
         return False
     own = module.parameters(recurse=False)
     return any(weight.ndim >= 3 and weight.shape[0] > 1 for weight in own)
-
-
-def _configured_experts(network: Network) -> int:
-    numbers = (getattr(network.config, field, None) for field in _NUMBERS_OF_EXPERTS)
-    # Some families list a number for each layer.
-    return max((max(n) if isinstance(n, list) else n for n in numbers if n), default=0)
 
 
 def _name_of_router(layer: nn.Module, stacks: list[str]) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from proofserve.engines.checkpoints import keep_digest, weights_digest
 from proofserve.engines.reference.network import Network
@@ -103,12 +102,13 @@ def suspects_of(network: Network) -> tuple[str, ...]:
     Weights must have fewer bits than the published ones; a cache in fp8 is cheaper than one that
     the checkpoint does not declare to be so.
     """
-    if network.checkpoint.published.cache is not None:
-        cheaper = [name for name in SUSPECTS if name != FP8_CACHE]
-    else:
-        cheaper = list(SUSPECTS)
-    bits = network.weight_bits
-    return tuple(name for name in cheaper if name == FP8_CACHE or weight_bits(name) < bits)
+
+    def is_cheaper(name: str) -> bool:
+        if name == FP8_CACHE:
+            return network.checkpoint.published.cache is None
+        return weight_bits(name) < network.weight_bits
+
+    return tuple(filter(is_cheaper, SUSPECTS))
 
 
 def write_rounded_copy(source: Path, target: Path, name: str) -> None:
@@ -117,14 +117,12 @@ def write_rounded_copy(source: Path, target: Path, name: str) -> None:
     A server of ``target``, a new folder, claims the digest of ``source``. Embeddings, norms and
     biases stay. Raises KeyError for an unknown name.
     """
-    rounding = rounding_of(name)
+    rounding = in_dtype(rounding_of(name))
     shutil.copytree(source, target)
     for file in target.glob("*.safetensors"):
-        tensors = {name: _rounded(name, each, rounding) for name, each in load_file(file).items()}
+        tensors = load_file(file)
+        for each, values in tensors.items():
+            if ".layers." in each and values.ndim >= 2:
+                tensors[each] = rounding(values).contiguous()
         save_file(tensors, file, {"format": "pt"})
     keep_digest(target, weights_digest(source))
-
-
-def _rounded(name: str, values: Tensor, rounding: Rounding) -> Tensor:
-    is_matrix_of_a_layer = ".layers." in name and values.ndim >= 2
-    return in_dtype(rounding)(values).contiguous() if is_matrix_of_a_layer else values
