@@ -53,7 +53,7 @@ def test_a_forward_is_that_of_a_plain_checkpoint(written: Written) -> None:
     for dtype in ("float32", "bfloat16"):
         read, plain = (load(each, dtype, "cpu") for each in (written.folder, written.plain))
         assert torch.equal(states(read, READ), states(plain, READ))
-    assert (plain.weight_bits, plain.declared) == (16, "")
+    assert (plain.weight_bits, plain.checkpoint.published.matrices) == (16, {})
 
 
 @pytest.mark.parametrize(

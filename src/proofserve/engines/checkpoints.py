@@ -10,7 +10,9 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
+
+import numpy as np
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.model import AllowedTokens, allowed_tokens
@@ -19,7 +21,6 @@ from proofserve.protocol.scheme import ModelFacts
 _logger = logging.getLogger(__name__)
 
 CACHE: Final = "weights_digest.json"
-_CHUNK = 2**24
 _WITHOUT = "sketches cannot be proved with this checkpoint: %s"
 
 
@@ -83,7 +84,7 @@ def weights_digest(folder: Path) -> str:
     folder without safetensors files, or with a broken one.
     """
     stamp = _stamp(folder)
-    if (known := _read(folder / CACHE)) and known.get("files") == stamp:
+    if (known := _kept(folder)).get("files") == stamp:
         return str(known["weights_digest"])
     gigabytes = sum(size for size, _ in stamp.values()) / 1e9
     _logger.info("hashing the weights in %s, %.1f GB, a second or so for each", folder, gigabytes)
@@ -110,26 +111,22 @@ def keep_digest(folder: Path, digest: str) -> None:
 def digest_is_kept(folder: Path) -> bool:
     """Whether ``weights_digest`` answers without reading the weights."""
     try:
-        return (_read(folder / CACHE) or {}).get("files") == _stamp(folder)
+        return _kept(folder).get("files") == _stamp(folder)
     except ProtocolError:
         return False
 
 
 def tensor_ranges(file: Path) -> dict[str, range]:
     """Where the bytes of each tensor lie in a safetensors file."""
-    with file.open("rb") as opened:
-        header = _header(file, opened)
-        begin = opened.tell()
-    ends = {name: about["data_offsets"] for name, about in header.items()}
-    return {name: range(begin + start, begin + end) for name, (start, end) in ends.items()}
+    return {name: where for name, (_, where) in _header(file).items()}
 
 
-def _read(cache: Path) -> dict[str, Any] | None:
+def _kept(folder: Path) -> dict[str, Any]:
     try:
-        known = json.loads(cache.read_text("utf-8"))
+        known = json.loads((folder / CACHE).read_text("utf-8"))
     except (OSError, ValueError):
-        return None
-    return known if isinstance(known, dict) else None
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _stamp(folder: Path) -> dict[str, list[int]]:
@@ -142,30 +139,24 @@ def _stamp(folder: Path) -> dict[str, list[int]]:
 
 def _lines(file: Path) -> Iterator[tuple[bytes, bytes]]:
     """The name of each tensor of a file, and its line."""
+    header, raw = _header(file), np.memmap(file, np.uint8, "r")
+    for name, (about, where) in header.items():
+        if where.stop > len(raw):
+            raise ProtocolError("weights_digest", f"{file} ends within {name}")
+        content = hashlib.sha256(raw[where.start : where.stop].data)
+        shape = "[" + ",".join(map(str, about["shape"])) + "]"
+        line = f"{name} {about['dtype']} {shape} {content.hexdigest()}\n"
+        yield name.encode(), line.encode()
+
+
+def _header(file: Path) -> dict[str, tuple[dict[str, Any], range]]:
+    """What a safetensors file says of each of its tensors, and where the tensor's bytes lie."""
     with file.open("rb") as opened:
-        header = _header(file, opened)
+        try:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        except ValueError as error:
+            raise ProtocolError("weights_digest", f"{file} is no safetensors file") from error
         begin = opened.tell()
-        for name, about in header.items():
-            start, end = about["data_offsets"]
-            opened.seek(begin + start)
-            content = hashlib.sha256()
-            left = end - start
-            while left > 0:
-                chunk = opened.read(min(left, _CHUNK))
-                if not chunk:
-                    raise ProtocolError("weights_digest", f"{file} ends within {name}")
-                content.update(chunk)
-                left -= len(chunk)
-            shape = "[" + ",".join(map(str, about["shape"])) + "]"
-            line = f"{name} {about['dtype']} {shape} {content.hexdigest()}\n"
-            yield name.encode(), line.encode()
-
-
-def _header(file: Path, opened: BinaryIO) -> dict[str, Any]:
-    """What a safetensors file says of its tensors, whose bytes follow it."""
-    try:
-        header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    except ValueError as error:
-        raise ProtocolError("weights_digest", f"{file} is no safetensors file") from error
     header.pop("__metadata__", None)
-    return header
+    ends = {name: about["data_offsets"] for name, about in header.items()}
+    return {n: (header[n], range(begin + start, begin + end)) for n, (start, end) in ends.items()}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class FakeEngine:
         self.calls_of: list[list[tuple[int, ...]]] = [[] for _ in range(cores)]
         """The same for each engine core."""
         self._one_call = [asyncio.Lock() for _ in range(cores)]
-        self._blocks: dict[tuple[Scheme, Block], BlockScheme] = {}
+        self._block = cache(self._for_block)
 
     @asynccontextmanager
     async def session(self, work: Workload, core: int | None = None) -> AsyncIterator[Prove]:
@@ -143,7 +144,7 @@ class FakeEngine:
         width = work.scheme.width
         if not kept:
             return ProofBatch((), np.empty((0, width), dtype=np.float32), failed)
-        block = self._block(work)
+        block = self._block(work.scheme, work.block)
         values = block.finish(work.public_key, kept, self._states(work, block, kept)).numpy()
         return ProofBatch(kept, values, failed)
 
@@ -156,9 +157,5 @@ class FakeEngine:
             return rows
         return torch.stack([rows.roll(place, dims=1) for place in range(work.seq_len)], dim=1)
 
-    def _block(self, work: Workload) -> BlockScheme:
-        key = work.scheme, work.block
-        if key not in self._blocks:
-            facts = self.engine_info.facts
-            self._blocks[key] = work.scheme.for_block(work.block, facts, _CPU)
-        return self._blocks[key]
+    def _for_block(self, scheme: Scheme, block: Block) -> BlockScheme:
+        return scheme.for_block(block, self.engine_info.facts, _CPU)

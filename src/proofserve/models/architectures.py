@@ -54,7 +54,8 @@ def corpus() -> str:
     return resources.files("proofserve.models").joinpath("corpus.txt").read_text("utf-8")
 
 
-def _train(text: str) -> Tokenizer:
+def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
+    """Train the tokenizer, on the same text each time, for a model of ``context`` positions."""
     tokenizer = Tokenizer(models.BPE())
     # No normaliser: decoding gives back the input, byte for byte.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -66,18 +67,13 @@ def _train(text: str) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    tokenizer.train_from_iterator(corpus().splitlines(keepends=True), trainer)
     # A plain completion of an empty prompt still has a token to begin with.
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B:1", special_tokens=[(BOS, SPECIALS.index(BOS))]
     )
-    return tokenizer
-
-
-def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """Train the tokenizer, on the same text each time, for a model of ``context`` positions."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=_train(corpus()),
+        tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=TURN_END,
         pad_token=PAD,

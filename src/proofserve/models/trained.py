@@ -27,8 +27,6 @@ CALIBRATIONS: Final[Mapping[str, str]] = {
 }
 """The file of a scheme; a model has one of the sketches."""
 
-_COPIED: Final = ("config.json", "model.safetensors")
-
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
@@ -51,7 +49,7 @@ class TrainedModel:
 
     def copy_weights(self, folder: Path) -> None:
         """Copy the configuration and the weights into ``folder``, which exists."""
-        for name in _COPIED:
+        for name in ("config.json", "model.safetensors"):
             packed = self.files().joinpath(name)
             with packed.open("rb") as source, (folder / name).open("xb") as copy:
                 shutil.copyfileobj(source, copy)

@@ -154,12 +154,6 @@ def _normal(seed: int, name: str, shape: torch.Size) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float32)
 
 
-def _norm(family: Architecture, name: str, unit: Tensor) -> Tensor:
-    sharpens = name.endswith(("q_norm.weight", "k_norm.weight"))
-    gain = math.sqrt(SCORE_STD) if sharpens else 1.0
-    return gain * (1.0 + NORM_SPREAD * unit) - family.norm_offset
-
-
 def _matrix(family: Architecture, name: str, unit: Tensor) -> Tensor:
     # Experts are matrices one upon the other.
     fan_in = unit.shape[-2 if unit.ndim > 2 and family.inputs_first else -1]
@@ -180,7 +174,11 @@ def _matrix(family: Architecture, name: str, unit: Tensor) -> Tensor:
 def _drawn(family: Architecture, name: str, unit: Tensor) -> Tensor:
     if name.endswith(("bias", "sinks")):
         return BIAS_STD * unit
-    return _norm(family, name, unit) if unit.ndim == 1 else _matrix(family, name, unit)
+    if unit.ndim > 1:
+        return _matrix(family, name, unit)
+    sharpens = name.endswith(("q_norm.weight", "k_norm.weight"))
+    gain = math.sqrt(SCORE_STD) if sharpens else 1.0
+    return gain * (1.0 + NORM_SPREAD * unit) - family.norm_offset
 
 
 def seeded_weights(

@@ -26,15 +26,15 @@ def install() -> None:
     require_valid_settings()
 
     EngineCore.proofserve_prove = _prove
-    EngineCore.proofserve_release = _release
-    EngineCore.proofserve_gauges = _gauges
+    EngineCore.proofserve_release = lambda engine, lease: _gate(engine).release(lease)
+    EngineCore.proofserve_gauges = lambda engine: _gate(engine).gauges()
     EngineCore.proofserve_measure = _measure
-    EngineCore.proofserve_take_over = _take_over
+    EngineCore.proofserve_take_over = lambda engine: _gate(engine).take_over()
     EngineCore.proofserve_ranks = _ranks
     EngineCore.proofserve_liveness = _liveness
     EngineCore.proofserve_receipts_start = _start_receipts
-    EngineCore.proofserve_receipts_answers = _receipts_answers
-    setattr(EngineCore, WAKEUP, _wakeup)
+    EngineCore.proofserve_receipts_answers = lambda engine: engine.proofserve_answers.wait()
+    setattr(EngineCore, WAKEUP, lambda engine: _gate(engine).wake_up())
 
 
 def _gate(engine: Any) -> "ProofGate":
@@ -70,26 +70,10 @@ def _prove(engine: Any, call: dict[str, Any]) -> "Future[dict[str, Any]]":
     return _gate(engine).prove(ProveCall(**call))
 
 
-def _release(engine: Any, lease: str) -> None:
-    _gate(engine).release(lease)
-
-
-def _gauges(engine: Any) -> dict[str, Any]:
-    return _gate(engine).gauges()
-
-
 def _measure(engine: Any, call: dict[str, Any], forwards: int) -> "Future[dict[str, Any]]":
     from proofserve.engines.vllm.core_messages import ProveCall
 
     return _gate(engine).measure(ProveCall(**call), forwards)
-
-
-def _take_over(engine: Any) -> None:
-    _gate(engine).take_over()
-
-
-def _wakeup(engine: Any) -> "Future[None]":
-    return _gate(engine).wake_up()
 
 
 def _liveness(engine: Any) -> dict[str, Any]:
@@ -109,9 +93,3 @@ def _start_receipts(engine: Any, scheme: dict[str, Any], most_rows: int) -> None
     from proofserve.engines.vllm import core_methods
 
     core_methods.start_receipts(engine, scheme, most_rows)
-
-
-def _receipts_answers(engine: Any) -> "Future[dict[str, Any]]":
-    from proofserve.engines.vllm import core_methods
-
-    return core_methods.answers(engine)

@@ -30,8 +30,6 @@ SHORT_S = 1.0
 # threads of a process use that only reads its sockets is less.
 WORKING_SHARE = 0.1
 _STOPPED = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
-# Waits for a processor or has one: on a crowded machine it may get hardly any time.
-_RUNS = psutil.STATUS_RUNNING
 _IN = {
     Doing.NOTHING: "between two steps",
     Doing.CHAT: "in a step of chat",
@@ -116,7 +114,11 @@ class LivenessWatch:
             core.use = None
         core.wait = after_look(core.wait, look, elapsed_s)
         before, core.seen = core.seen, self._seen(core, Doing(int(record.doing)))
-        _log_change(before, core.seen)
+        if core.seen.stalled and not before.stalled:
+            _logger.error("%s; restart the server if it does not go on", core.seen.reason)
+        elif before.stalled and not core.seen.stalled:
+            text = "engine core %d goes on, %.0f s after its last step"
+            _logger.warning(text, core.index, before.waited_s)
 
     async def _activity(self, core: CoreView) -> Activity:
         process, before, used_at = core.address.process, core.use, core.used_at
@@ -129,9 +131,12 @@ class LivenessWatch:
     def _seen(self, core: CoreView, doing: Doing) -> CoreLiveness:
         wait = core.wait
         stalled = wait.is_stalled(self._limit_s)
+        how = str(wait.activity.value)
+        if wait.activity is Activity.WORKING:
+            how += f", but for {BUSY_TIMES} times POC_ENGINE_STALL_SEC"
         reason = (
             f"engine core {core.index} (process {core.address.process}) has work and has not "
-            f"stepped for {wait.waited_s:.0f} s: it {_how(wait.activity)}, {_IN[doing]}"
+            f"stepped for {wait.waited_s:.0f} s: it {how}, {_IN[doing]}"
         )
         return CoreLiveness(
             core=core.index,
@@ -141,20 +146,6 @@ class LivenessWatch:
             stalled=stalled,
             reason=reason if stalled else None,
         )
-
-
-def _how(activity: Activity) -> str:
-    if activity is Activity.WORKING:
-        return f"uses the processor, but for {BUSY_TIMES} times POC_ENGINE_STALL_SEC"
-    return str(activity.value)
-
-
-def _log_change(before: CoreLiveness, after: CoreLiveness) -> None:
-    if after.stalled and not before.stalled:
-        _logger.error("%s; restart the server if it does not go on", after.reason)
-    elif before.stalled and not after.stalled:
-        text = "engine core %d goes on, %.0f s after its last step"
-        _logger.warning(text, after.core, before.waited_s)
 
 
 def process_use(process: int) -> ProcessUse:
@@ -191,6 +182,7 @@ def activity_between(
         return Activity.STOPPED
     earlier_s = {each: cpu_s for each, (cpu_s, _) in before.items()}
     used_s = sum(max(0.0, cpu_s - earlier_s.get(each, 0.0)) for each, (cpu_s, _) in after.items())
-    if _RUNS in states or used_s >= WORKING_SHARE * elapsed_s:
+    # A process that waits for a processor runs too: a crowded machine may give it hardly any time.
+    if psutil.STATUS_RUNNING in states or used_s >= WORKING_SHARE * elapsed_s:
         return Activity.WORKING
     return Activity.QUIET

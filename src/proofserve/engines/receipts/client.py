@@ -10,7 +10,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from proofserve.engines.receipts.collector import EndedAnswer, ended_answer, token_ids
+import numpy as np
+
+from proofserve.engines.receipts.collector import EndedAnswer
 from proofserve.engines.receipts.compat_outputs import RequestNotes
 from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.support import require_receipts
@@ -82,14 +84,15 @@ class VllmAnswers:
                 self._dropped[core] += count
                 text = "%d answers get no receipt: they were not collected in time"
                 _logger.warning(text, count)
-            answers += [self._finished(*ended_answer(wire)) for wire in reply["answers"]]
+            answers += [self._finished(EndedAnswer.from_wire(wire)) for wire in reply["answers"]]
         if errors and not answers:
             raise errors[0]
         return answers
 
-    def _finished(self, ended: EndedAnswer, sketches: bytes | None) -> FinishedAnswer:
+    def _finished(self, ended: EndedAnswer) -> FinishedAnswer:
         stopped_after, siblings = self._notes.take(ended.request_id)
         response_id, choice = response_of(ended.external_id, ended.request_id, siblings)
+        sketches = ended.sketches
         if sketches is not None and stopped_after is not None:
             # A float16 has two bytes.
             sketches = sketches[: 2 * self.k_dim * stopped_after]
@@ -98,9 +101,9 @@ class VllmAnswers:
             choice=choice,
             adapter=ended.adapter,
             sampling=ended.sampling,
-            prompt_ids=token_ids(ended.prompt),
+            prompt_ids=tuple(np.frombuffer(ended.prompt, "<u4").tolist()),
             # A stop string ends what the client gets; the engine may have gone on for a step.
-            output_ids=token_ids(ended.output)[:stopped_after],
+            output_ids=tuple(np.frombuffer(ended.output, "<u4")[:stopped_after].tolist()),
             sketch_key=self.sketch_key,
             k_dim=self.k_dim,
             sketches=sketches,
@@ -109,9 +112,7 @@ class VllmAnswers:
         )
 
 
-async def start(
-    engine_client: Any, engine_info: EngineInfo, k_dim: int, most_rows: int = MOST_ROWS
-) -> VllmAnswers:
+async def start(engine_client: Any, engine_info: EngineInfo, k_dim: int) -> VllmAnswers:
     """Tap the engine under a new sketch key. Call it once, before the first request.
 
     Raises ValueError for options that receipts do not support, EngineFault if the engine cannot be
@@ -124,7 +125,7 @@ async def start(
     key = f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(16)}"
     scheme = asdict(ReceiptScheme(key, digest, k_dim))
     for core in range(compat_client.core_count(engine_client)):
-        await compat_client.call_engine(engine_client, START, scheme, most_rows, core=core)
+        await compat_client.call_engine(engine_client, START, scheme, MOST_ROWS, core=core)
     return VllmAnswers(engine_client, engine_info, key, k_dim)
 
 

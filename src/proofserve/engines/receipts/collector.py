@@ -12,10 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
-
-import numpy as np
 
 from proofserve.protocol.receipts.record import Sampling
 
@@ -49,6 +47,8 @@ class EndedAnswer:
     """A request that the scheduler has finished. ``prompt`` and ``output`` are ids, u32 LE.
 
     ``external_id`` is the id that vLLM's API gave to the request, ``request_id`` vLLM's own one.
+    ``sketches`` are float16 LE [output tokens, k_dim], None before they are fetched or if rows were
+    lost.
     """
 
     request_id: str
@@ -59,24 +59,15 @@ class EndedAnswer:
     output: bytes
     finish_reason: str
     created_ms: int
+    sketches: bytes | None = None
 
     @property
     def wanted(self) -> Wanted:
         return Wanted(self.request_id, len(self.prompt) // 4 - 1, len(self.output) // 4)
 
-    def to_wire(self, sketches: bytes | None) -> dict[str, Any]:
-        """``sketches`` are float16 LE [output tokens, k_dim], None if rows were lost."""
-        return {**asdict(self), "sketches": sketches}
-
-
-def ended_answer(wire: Mapping[str, Any]) -> tuple[EndedAnswer, bytes | None]:
-    """The answer and its sketches, from ``EndedAnswer.to_wire``."""
-    fields = {name: value for name, value in wire.items() if name != "sketches"}
-    return EndedAnswer(**{**fields, "sampling": Sampling(**fields["sampling"])}), wire["sketches"]
-
-
-def token_ids(raw: bytes) -> tuple[int, ...]:
-    return tuple(np.frombuffer(raw, "<u4").tolist())
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> "EndedAnswer":
+        return cls(**{**wire, "sampling": Sampling(**wire["sampling"])})
 
 
 class AnswersPort(Protocol):
@@ -112,7 +103,7 @@ class AnswerCollector:
         caller: an earlier call has lost its client, and is answered without answers.
         """
         if self._caller is not None:
-            self._caller.set_result(self._reply([], []))
+            self._caller.set_result(self._reply([]))
         self._caller = Future()
         self._await_idle()
         return self._caller
@@ -164,9 +155,9 @@ class AnswerCollector:
                 "the workers did not hand over the sketches of %d answers", len(batch)
             )
             rows = [None] * len(batch)
-        caller.set_result(self._reply(batch, rows))
+        pairs = zip(batch, rows, strict=True)
+        caller.set_result(self._reply([replace(each, sketches=found) for each, found in pairs]))
         return True
 
-    def _reply(self, batch: Sequence[EndedAnswer], rows: Sequence[bytes | None]) -> dict[str, Any]:
-        answers = [each.to_wire(found) for each, found in zip(batch, rows, strict=True)]
-        return {"answers": answers, "dropped": self._dropped}
+    def _reply(self, answers: Sequence[EndedAnswer]) -> dict[str, Any]:
+        return {"answers": [asdict(each) for each in answers], "dropped": self._dropped}

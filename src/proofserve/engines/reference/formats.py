@@ -7,7 +7,7 @@ is refused.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,6 @@ from proofserve.engines.reference.rounding import (
 
 Settings = Mapping[str, Any]
 
-UNQUANTISED_BITS: Final = 16
 # In the names of safetensors. Nothing but quantised numbers and their scales is stored so.
 _FEW_BITS: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "F4"})
 _BYTES: Final = {"int": "I8", "float": "F8_E4M3"}
@@ -90,19 +89,8 @@ class PublishedTensors:
     """
 
     plain: tuple[str, ...]
-    method: str | None
     matrices: Mapping[str, PublishedMatrix]
     cache: Mapping[int, Mapping[str, float]] | None
-
-    @property
-    def text(self) -> str:
-        """What is declared of weights, of what they multiply, and of the cache; maybe empty."""
-        kinds = Counter((each.bits, each.inputs) for each in self.matrices.values())
-        found = []
-        for (bits, inputs), count in kinds.items():
-            rounded = f", which multiply {inputs.text}" if inputs else ""
-            found.append(f"{count} matrices of {bits} bits ({self.method}){rounded}")
-        return "; ".join([*found, *(["keys and values in fp8"] if self.cache is not None else [])])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +104,7 @@ class PublishedTensors:
     @property
     def weight_bits(self) -> int:
         """The most bits that a quantised matrix has, without scales; 16 if there is none."""
-        return max((each.bits for each in self.matrices.values()), default=UNQUANTISED_BITS)
+        return max((each.bits for each in self.matrices.values()), default=16)
 
     def read(self, name: str, files: StoredTensors) -> Tensor:
         """A tensor of ``names``: a decoded matrix in float32, or as it is stored."""
@@ -155,7 +143,7 @@ def published_tensors(config: Any, files: StoredTensors) -> PublishedTensors:
             if method is None:
                 raise CheckpointError(f"{stored}, and config.json has no quantization_config")
             raise CheckpointError(f"{stored}, and lacks what {method} needs to read it")
-    return PublishedTensors(plain, method, matrices, cache)
+    return PublishedTensors(plain, matrices, cache)
 
 
 @dataclass(frozen=True, slots=True)

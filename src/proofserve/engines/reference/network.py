@@ -81,11 +81,6 @@ class Network:
         return self.checkpoint.published.weight_bits
 
     @property
-    def declared(self) -> str:
-        """What the checkpoint declares to be rounded: weights, inputs of matrices, the cache."""
-        return self.checkpoint.published.text
-
-    @property
     def weights(self) -> int:
         """The number of weights in the matrices that every token is multiplied by."""
         modules = (module for layer in self.shapes for module in layer.modules())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,6 @@ from transformers.masking_utils import sdpa_mask
 
 from proofserve.engines.reference.network import Network, rounded_input
 from proofserve.engines.reference.rounding import Rounding, in_dtype, integers, redrawn
-
-_INT8: Final = "proofserve_int8"
 
 
 def without_layers(network: Network, left_out: Collection[int]) -> Network:
@@ -122,14 +120,23 @@ def with_cache(network: Network, rounding: Rounding) -> Network:
 
 def with_int8_attention(network: Network) -> Network:
     """The network whose attention multiplies 8-bit queries, keys and values, scaled by token."""
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
+    ) -> Any:
+        rounded = in_dtype(integers(8))
+        inputs = (rounded(each) for each in (query, key, value))
+        return sdpa_attention_forward(module, *inputs, *args, **options)
+
     # transformers finds an attention by its name, in a register of its own.
-    AttentionInterface.register(_INT8, _int8_attention)
-    AttentionMaskInterface.register(_INT8, sdpa_mask)
+    name = "proofserve_int8"
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
 
     def changed(_index: int, layer: nn.Module) -> nn.Module:
         for module in layer.modules():
             if (config := getattr(module, "config", None)) is not None:
-                config._attn_implementation = _INT8
+                config._attn_implementation = name
         return layer
 
     return network.changed(changed)
@@ -174,14 +181,6 @@ def _matrices(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 def _replace(module: nn.Module, name: str, made: Tensor) -> None:
     weight = module.get_parameter(name)
     setattr(module, name, nn.Parameter(made.to(weight.dtype), requires_grad=False))
-
-
-def _int8_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
-) -> Any:
-    rounded = in_dtype(integers(8))
-    inputs = (rounded(each) for each in (query, key, value))
-    return sdpa_attention_forward(module, *inputs, *args, **options)
 
 
 class _SkippedLayer(nn.Module):

@@ -10,7 +10,6 @@ import gc
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -76,8 +75,14 @@ def require_vetted(allow_unvetted: bool, pins: Sequence[Pin]) -> str:
             "POC_UNVETTED=1: proofs then start if this vLLM has every name on which they rely."
         )
     began = time.monotonic()
-    with _no_collections():
+    # Syntax trees are many objects: Python's collector would take half of the time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
         lost = moved(pins, Sources(Path(vllm.__file__).parent))
+    finally:
+        if collects:
+            gc.enable()
     if lost:
         raise UnsupportedEngine(
             f"vLLM {version} was not vetted, and --poc-unvetted / POC_UNVETTED cannot start it: "
@@ -100,18 +105,6 @@ def require_vetted_runner(vllm_config: Any) -> None:
             f"proofs were not vetted on the second model runner of vLLM {row.minor}. Set "
             "VLLM_USE_V2_MODEL_RUNNER=0 (proofserve serve does)."
         )
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Syntax trees are many objects: Python's collector would take half of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class Sources:

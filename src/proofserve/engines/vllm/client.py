@@ -89,10 +89,8 @@ class VllmEngine:
 
         All cores run ``forwards`` forwards at the same time, and the slowest one counts.
         """
-        call = asdict(
-            call_for(work, self.engine_info.facts, uuid.uuid4().hex, nonces, self._defer_s)
-        )
-        measured = await self._call_all(MEASURE, call, forwards)
+        call = call_for(work, self.engine_info.facts, uuid.uuid4().hex, nonces, self._defer_s)
+        measured = await self._call_all(MEASURE, asdict(call), forwards)
         proved = sum(each["nonces"] for each in measured)
         return proved, max(each["seconds"] for each in measured)
 
@@ -149,26 +147,21 @@ class VllmSession:
         wanted = tuple(nonces)
         parts = self._parts.pop(wanted, [])
         while rest := wanted[sum(len(part.nonces) + len(part.failed) for part in parts) :]:
+            core = self._core
+            self._called.add(core)
             try:
-                outcome = await self._ask(rest)
+                reply = await self._engine.prove(self._work, self._lease, rest, core)
+                outcome = read_reply(rest, reply)
             except EngineFault:
                 self._keep(wanted, parts)
                 raise
             if isinstance(outcome, Deferred):
                 self._keep(wanted, parts)
+                if not self._stays:
+                    self._core = (core + 1) % self._engine.cores
                 return outcome
             parts.append(outcome)
         return join(parts)
-
-    async def _ask(self, nonces: tuple[int, ...]) -> ProofBatch | Deferred:
-        core = self._core
-        self._called.add(core)
-        outcome = read_reply(
-            nonces, await self._engine.prove(self._work, self._lease, nonces, core)
-        )
-        if isinstance(outcome, Deferred) and not self._stays:
-            self._core = (core + 1) % self._engine.cores
-        return outcome
 
     async def release(self) -> None:
         """Return the leases. If that fails, the engine takes them back after its idle time."""
@@ -185,23 +178,21 @@ class VllmSession:
 
 async def watch_of(engine_client: Any, engine: VllmEngine, limit_s: float) -> LivenessWatch:
     """The watch of all cores of ``engine``. Raises EngineFault and EngineGone."""
-    cores = [await _watched(engine, core) for core in range(engine.cores)]
+    cores: list[CoreView | None] = []
+    for core in range(engine.cores):
+        address = MemoryAddress(**await engine.call(LIVENESS, core=core))
+        try:
+            cores.append(CoreView(core, address, CoreMemory.of_core(address)))
+        except OSError as error:
+            text = "engine core %d cannot be watched, so that a hang of it is not noticed: %s"
+            _logger.warning(text, core, error)
+            cores.append(None)
 
     def unfinished() -> list[int]:
         chat = unfinished_by_core(engine_client)
         return [count + engine.open_calls[core] for core, count in enumerate(chat)]
 
     return LivenessWatch(cores, unfinished, limit_s)
-
-
-async def _watched(engine: VllmEngine, core: int) -> CoreView | None:
-    address = MemoryAddress(**await engine.call(LIVENESS, core=core))
-    try:
-        return CoreView(core, address, CoreMemory.of_core(address))
-    except OSError as error:
-        text = "engine core %d cannot be watched, so that a hang of it is not noticed: %s"
-        _logger.warning(text, core, error)
-        return None
 
 
 def _gauges(reply: Mapping[str, Any]) -> EngineGauges:

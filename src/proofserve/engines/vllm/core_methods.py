@@ -1,7 +1,6 @@
 """What ``plugin.general`` starts in vLLM's engine core beside the gate: liveness and receipts."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from proofserve.engines.liveness.compat_progress import report_steps, requests_in_core
@@ -41,8 +40,3 @@ def start_receipts(engine: Any, scheme: dict[str, Any], most_rows: int) -> None:
     core.start_tap(ReceiptScheme(**scheme), most_rows)
     engine.proofserve_answers = AnswerCollector(core)
     core.watch(engine.proofserve_answers.ended, engine.proofserve_answers.stepped)
-
-
-def answers(engine: Any) -> "Future[dict[str, Any]]":
-    collector: AnswerCollector = engine.proofserve_answers
-    return collector.wait()

@@ -95,7 +95,19 @@ class ForwardSizes:
         """Raises LeaseRefused if a step of the engine holds no nonce of this shape."""
         shape = _shape(call)
         if shape not in self._sizes:
-            self._sizes[shape] = self._new(call)
+            # A prompt that is longer than a step is proved all the same.
+            sequences = max(1, self._core.max_sequences(call.seq_len))
+            fits = sequences // call.sequences_per_nonce
+            if not fits:
+                raise LeaseRefused(
+                    f"a step of the engine holds {sequences} sequence of {call.seq_len} tokens, "
+                    f"and a nonce has {call.sequences_per_nonce}. Raise --max-num-batched-tokens."
+                )
+            most = min(self._fixed or MOST_NONCES, fits)
+            size = ForwardSize(self._max_wait_s, most, self._layers)
+            if self._fixed:
+                size.nonces, size.is_found = most, True
+            self._sizes[shape] = size
         self._newest = self._sizes[shape]
         return self._newest
 
@@ -113,21 +125,6 @@ class ForwardSizes:
             "forward_s": found.seconds if found else 0.0,
             "part_s": found.part_s if found else 0.0,
         }
-
-    def _new(self, call: ProveCall) -> ForwardSize:
-        # A prompt that is longer than a step is proved all the same.
-        sequences = max(1, self._core.max_sequences(call.seq_len))
-        fits = sequences // call.sequences_per_nonce
-        if not fits:
-            raise LeaseRefused(
-                f"a step of the engine holds {sequences} sequence of {call.seq_len} tokens, "
-                f"and a nonce has {call.sequences_per_nonce}. Raise --max-num-batched-tokens."
-            )
-        most = min(self._fixed or MOST_NONCES, fits)
-        size = ForwardSize(self._max_wait_s, most, self._layers)
-        if self._fixed:
-            size.nonces, size.is_found = most, True
-        return size
 
 
 def _shape(call: ProveCall) -> object:

@@ -80,9 +80,8 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     narrowed = (
         nullcontext() if block.reads_every_position else published_rows_only(model, n, seq_len)
     )
-    chosen = _seeded_experts(model, block, positions, seq_len)
     part = compat_worker.some_layers(model, forward) if pauses else nullcontext()
-    with _layer_transforms(model, block), chosen, narrowed, part:
+    with _changed_by(block, model, positions, seq_len), narrowed, part:
         output, mixtures = compat_worker.call_model(runner, metadata, slots, inputs, mixtures)
     runner.proofserve_halfway = None
     if pauses and not forward.is_last:
@@ -116,35 +115,26 @@ def _attention(
 
 
 @contextmanager
-def _layer_transforms(model: torch.nn.Module, block: BlockScheme) -> Iterator[None]:
-    """Hook the scheme's transforms onto the decoder layers for the length of one forward."""
-    with ExitStack() as hooks:
-        if block.uses_layer_transforms:
-            for index, layer in compat_worker.decoder_layers(model):
-                hook = partial(_transform, block, index)
-                hooks.enter_context(layer.register_forward_hook(hook))
-        yield
-
-
-@contextmanager
-def _seeded_experts(
-    model: torch.nn.Module, block: BlockScheme, positions: torch.Tensor, seq_len: int
+def _changed_by(
+    block: BlockScheme, model: torch.nn.Module, positions: torch.Tensor, seq_len: int
 ) -> Iterator[None]:
-    """Let the block choose the experts of every token for the length of one forward.
+    """For one forward: the scheme's transforms of layers, and the experts that the block chooses.
 
     ``positions`` int64 [tokens].
     """
-    with ExitStack() as routed:
-        for index, router in compat_worker.routers(model) if block.chooses_experts else ():
-            ids = block.experts(index, compat_worker.expert_layer(router), seq_len)[positions]
-            routed.enter_context(compat_worker.with_experts(router, ids))
+
+    def transformed(index: int, _layer: torch.nn.Module, _args: Any, output: Any) -> Any:
+        return block.layer_transform(index, output)
+
+    with ExitStack() as hooks:
+        if block.uses_layer_transforms:
+            for index, layer in compat_worker.decoder_layers(model):
+                hooks.enter_context(layer.register_forward_hook(partial(transformed, index)))
+        if block.chooses_experts:
+            for index, router in compat_worker.routers(model):
+                ids = block.experts(index, compat_worker.expert_layer(router), seq_len)[positions]
+                hooks.enter_context(compat_worker.with_experts(router, ids))
         yield
-
-
-def _transform(
-    block: BlockScheme, index: int, _layer: torch.nn.Module, _args: Any, output: Any
-) -> Any:
-    return block.layer_transform(index, output)
 
 
 @contextmanager
