@@ -41,24 +41,29 @@ def _gate(engine: Any) -> "ProofGate":
     if not hasattr(engine, "proofserve_gate"):
         from vllm.platforms import current_platform
 
+        from proofserve.engines.liveness.compat_progress import report_steps, requests_in_core
         from proofserve.engines.liveness.memory import CoreReporter
-        from proofserve.engines.vllm import core_methods
         from proofserve.engines.vllm.compat_core import VllmCore
         from proofserve.engines.vllm.core_gate import GateOptions, ProofGate, start_wakeups
         from proofserve.settings.node import EngineSettings
 
         settings = EngineSettings()
         wait_ms = settings.max_wait_ms or (250 if current_platform.is_cpu() else 100)
-        engine.proofserve_reporter = CoreReporter()
-        core = VllmCore(engine, WAKEUP, engine.proofserve_reporter.proving)
+        reporter = engine.proofserve_reporter = CoreReporter()
+        core = VllmCore(engine, WAKEUP, reporter.proving)
         options = GateOptions(
             settings.forward_batch, wait_ms / 1e3, settings.share, settings.lease_idle_sec
         )
-        engine.proofserve_gate = ProofGate(core, options)
+        made = engine.proofserve_gate = ProofGate(core, options)
+
+        def beat() -> None:
+            waiting = len(core.waiting_requests()) + made.waiting_calls
+            reporter.beat(core.unfinished_requests() + waiting, requests_in_core(engine) + waiting)
+            made.wake_if_needed()
+
         if core.has_own_loop():
-            beat = core_methods.report_progress(
-                engine, core, engine.proofserve_gate, engine.proofserve_reporter
-            )
+            # After the gate has begun to watch steps: a forward before a step is a part of it.
+            report_steps(engine, reporter)
             start_wakeups(beat)
     gate: ProofGate = engine.proofserve_gate
     return gate
@@ -90,6 +95,17 @@ def _ranks(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start_receipts(engine: Any, scheme: dict[str, Any], most_rows: int) -> None:
-    from proofserve.engines.vllm import core_methods
+    """Tap the workers and watch the scheduler from now on.
 
-    core_methods.start_receipts(engine, scheme, most_rows)
+    Raises UnsupportedEngine, RuntimeError if that was done before, and what a worker raised.
+    """
+    from proofserve.engines.receipts.collector import AnswerCollector
+    from proofserve.engines.receipts.compat_answers import WatchedCore
+    from proofserve.protocol.receipts.sketches import ReceiptScheme
+
+    if hasattr(engine, "proofserve_answers"):
+        raise RuntimeError("receipts were started before")
+    core = WatchedCore(engine)
+    core.start_tap(ReceiptScheme(**scheme), most_rows)
+    collector = engine.proofserve_answers = AnswerCollector(core)
+    core.watch(collector.ended, collector.stepped)

@@ -41,14 +41,18 @@ class Step:
 
 
 class Tap:
-    """``projection`` is float32 [k_dim, hidden_size], by ``ReceiptScheme.rows``."""
+    """The rows of requests by position, until their request has ended; at most ``most_rows``.
+
+    ``projection`` is float32 [k_dim, hidden_size], by ``ReceiptScheme.rows``.
+    """
 
     def __init__(self, projection: torch.Tensor, most_rows: int) -> None:
         self._projection = projection
         self._most_rows = most_rows
-        self._store = RowStore(len(projection))
         self._steps: deque[Step] = deque()
-        self._waiting_rows = 0
+        self._parts: dict[str, list[Part]] = {}
+        # Rows in the steps, and in the parts.
+        self._rows = 0
         self._lost: set[str] = set()
         self._failed = False
 
@@ -75,14 +79,15 @@ class Tap:
         if self._steps and None in found:
             self._sort(wait=True)
             found = [self._read(each) for each in wanted]
-        self._store.keep_only(alive)
-        self._lost.intersection_update(alive)
+        known = set(alive)
+        self._forget([name for name in self._parts if name not in known])
+        self._lost &= known
         return found
 
     @torch.inference_mode()
     def _add(self, sampled: SampledRows) -> None:
         count = len(sampled.ids)
-        if self._store.size + self._waiting_rows + count > self._most_rows:
+        if self._rows + count > self._most_rows:
             self._lose(sampled.ids)
             return
         rows = sketches(sampled.states(), self._projection).to(torch.float16)
@@ -93,17 +98,21 @@ class Tap:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
         self._steps.append(Step(sampled.ids, sampled.positions, rows, copied))
-        self._waiting_rows += count
+        self._rows += count
         if len(self._steps) >= MOST_STEPS:
             self._sort(wait=False)
 
     def _lose(self, ids: Sequence[str]) -> None:
         """Of a request that lacks a row, older rows at the same position must not count either."""
         self._lost.update(ids)
-        self._store.forget(ids)
+        self._forget(ids)
+
+    def _forget(self, ids: Collection[str]) -> None:
+        for name in ids:
+            self._rows -= sum(len(positions) for positions, _ in self._parts.pop(name, ()))
 
     def _sort(self, wait: bool) -> None:
-        """Hand the rows of copied steps to the store; ``wait`` for the copies of the others."""
+        """Sort the rows of copied steps by request; ``wait`` for the copies of the others."""
         steps = []
         while self._steps and (wait or self._steps[0].is_copied()):
             step = self._steps.popleft()
@@ -112,53 +121,24 @@ class Tap:
             steps.append(step)
         if not steps:
             return
-        self._store.add(
-            [name for step in steps for name in step.ids],
-            np.concatenate([step.positions for step in steps]),
-            np.concatenate([step.rows.numpy() for step in steps]),
-        )
-        self._store.forget(self._lost)
-        self._waiting_rows = sum(len(step.ids) for step in self._steps)
-
-    def _read(self, wanted: Wanted) -> bytes | None:
-        return None if wanted.request_id in self._lost else self._store.read(wanted)
-
-
-class RowStore:
-    """The rows of requests by position, until their request has ended; ``size`` counts them."""
-
-    def __init__(self, k_dim: int) -> None:
-        self._k_dim = k_dim
-        self._parts: dict[str, list[Part]] = {}
-        self.size = 0
-
-    def add(
-        self, ids: Sequence[str], positions: NDArray[np.int64], rows: NDArray[np.float16]
-    ) -> None:
-        """Keep row ``i``, of request ``ids[i]`` at ``positions[i]``. Later rows replace earlier."""
+        positions = np.concatenate([step.positions for step in steps])
+        rows = np.concatenate([step.rows.numpy() for step in steps])
         numbers: dict[str, int] = {}
+        ids = (name for step in steps for name in step.ids)
         owners = np.array([numbers.setdefault(name, len(numbers)) for name in ids])
         order = np.argsort(owners, kind="stable")
         ends = np.cumsum(np.bincount(owners, minlength=len(numbers)))
         for name, places in zip(numbers, np.split(order, ends[:-1]), strict=True):
             self._parts.setdefault(name, []).append((positions[places], rows[places]))
-        self.size += len(ids)
+        self._forget(self._lost)
 
-    def forget(self, ids: Collection[str]) -> None:
-        for name in ids:
-            for positions, _rows in self._parts.pop(name, ()):
-                self.size -= len(positions)
-
-    def keep_only(self, ids: Collection[str]) -> None:
-        known = set(ids)
-        self.forget([name for name in self._parts if name not in known])
-
-    def read(self, wanted: Wanted) -> bytes | None:
+    def _read(self, wanted: Wanted) -> bytes | None:
         """The rows as float16 LE [count, k_dim]; None if one is missing."""
-        parts = self._parts.get(wanted.request_id, [])
-        made = np.zeros((wanted.count, self._k_dim), "<f2")
+        if wanted.request_id in self._lost:
+            return None
+        made = np.zeros((wanted.count, len(self._projection)), "<f2")
         found = np.zeros(wanted.count, bool)
-        for positions, rows in parts:
+        for positions, rows in self._parts.get(wanted.request_id, []):
             places = positions - wanted.first
             inside = (places >= 0) & (places < wanted.count)
             # numpy assigns in order, so of two rows at a position the last one stays.

@@ -17,9 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from proofserve.engines.reference.arithmetic import Arithmetic, KernelProfile, Point
 
-# The matrices whose inputs tensor parallelism splits, in the usual names of transformers.
-_SPLIT_BY_RANKS: Final = frozenset({"o_proj", "down_proj"})
-
 
 class _Place(StrEnum):
     NOWHERE = "outside the layers"
@@ -101,7 +98,17 @@ class _Kernels(TorchFunctionMode):
         # The last sigmoid of an activation, and the last weight that a router cast to float32.
         self._sigmoid: Tensor | None = None
         self._exact: Tensor | None = None
-        self._split_weights, self._split_shapes = _split_matrices(part)
+        # The matrices whose inputs tensor parallelism splits, in the usual names of transformers:
+        # ids of single ones, shapes [out, in] of experts'.
+        self._split_weights: set[int] = set()
+        self._split_shapes: set[torch.Size] = set()
+        for name, module in part.named_modules():
+            stacked = getattr(module, "down_proj", None)
+            if isinstance(module, nn.Linear) and name.rpartition(".")[2] in {"o_proj", "down_proj"}:
+                self._split_weights.add(id(module.weight))
+            elif isinstance(stacked, nn.Parameter):
+                one = stacked[0].mT if getattr(module, "is_transposed", False) else stacked[0]
+                self._split_shapes.add(one.shape)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -285,16 +292,3 @@ _HANDLERS: Final[Mapping[_Place, Mapping[Any, Callable[..., Tensor]]]] = {
     _Place.NORM: {Tensor.to: _Kernels.cast, Tensor.type_as: _Kernels.cast},
     _Place.EMBEDDING: {Tensor.mul: _Kernels.scaled},
 }
-
-
-def _split_matrices(part: nn.Module) -> tuple[set[int], set[torch.Size]]:
-    """The matrices that ranks split by inputs: ids of single ones, shapes [out, in] of experts'."""
-    single, experts = set(), set()
-    for name, module in part.named_modules():
-        stacked = getattr(module, "down_proj", None)
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in _SPLIT_BY_RANKS:
-            single.add(id(module.weight))
-        elif isinstance(stacked, nn.Parameter):
-            one = stacked[0].mT if getattr(module, "is_transposed", False) else stacked[0]
-            experts.add(one.shape)
-    return single, experts

@@ -9,8 +9,8 @@ from typing import Final
 
 from proofserve.engines.vetting.start import Name, Pin
 
-# A feature, then our functions (with a colon), and below each what it relies on: a module, names in
-# it, and in brackets what each must have. "older" says what older versions have instead, all of it.
+# A feature, then our functions (with a colon), each with what it relies on: a module, names in it,
+# and in brackets what each must have. "older" says what older versions have instead, all of it.
 _TABLE: Final = """\
 proofs
 support:
@@ -33,8 +33,7 @@ compat_client.call_engine:
   vllm.v1.engine.async_llm AsyncLLM(engine_core)
   vllm.v1.engine.core_client AsyncMPClient._call_utility_async(method engine) MPClient(core_engines)
   vllm.v1.engine.exceptions EngineDeadError
-plugin.general:
-  vllm.v1.engine.core EngineCore EngineCoreProc._invoke_utility_method
+plugin.general: vllm.v1.engine.core EngineCore EngineCoreProc._invoke_utility_method
 compat_core.VllmCore.run_forward:
   vllm.v1.engine.core EngineCore.collective_rpc(method timeout args) EngineCore(scheduler
       vllm_config)
@@ -50,19 +49,15 @@ compat_core.VllmCore.block_sizes:
 compat_core.VllmCore.take_blocks:
   vllm.v1.core.kv_cache_manager KVCacheManager(block_pool)
   vllm.v1.core.block_pool BlockPool.get_new_blocks(num_blocks)
-compat_core.VllmCore.return_blocks:
-  vllm.v1.core.block_pool BlockPool.free_blocks(ordered_blocks)
-compat_core.VllmCore.free_blocks:
-  vllm.v1.core.block_pool BlockPool.get_num_free_blocks
-worker.run_forward:
-  vllm.v1.worker.gpu_model_runner GPUModelRunner.get_model
+compat_core.VllmCore.return_blocks: vllm.v1.core.block_pool BlockPool.free_blocks(ordered_blocks)
+compat_core.VllmCore.free_blocks: vllm.v1.core.block_pool BlockPool.get_num_free_blocks
+worker.run_forward: vllm.v1.worker.gpu_model_runner GPUModelRunner.get_model
 compat_worker.attention_metadata:
   vllm.v1.worker.gpu_model_runner GPUModelRunner(attn_groups kv_cache_config model_config device
       vllm_config)
   vllm.v1.worker.utils AttentionGroup(layer_names kv_cache_group_id)
       AttentionGroup.build_metadata(common_attn_metadata)
-  older vllm.v1.worker.utils AttentionGroup.get_metadata_builder
-  older vllm.v1.worker.utils AttentionGroup(kv_cache_spec)
+  older vllm.v1.worker.utils AttentionGroup.get_metadata_builder AttentionGroup(kv_cache_spec)
   older vllm.v1.attention.backend AttentionMetadataBuilder.build(common_prefix_len
       common_attn_metadata)
   older vllm.v1.worker.gpu_model_runner GPUModelRunner(_kernel_block_sizes)
@@ -76,10 +71,8 @@ compat_worker.call_model:
   vllm.v1.worker.gpu_model_runner GPUModelRunner(model lora_config)
   vllm.config.model ModelConfig(uses_mrope mrope_num_dims)
   older vllm.config.model ModelConfig(uses_mrope)
-compat_worker.can_pause:
-  vllm.model_executor.models.interfaces supports_pp
-compat_worker.some_layers:
-  vllm.distributed.parallel_state _PP get_pp_group
+compat_worker.can_pause: vllm.model_executor.models.interfaces supports_pp
+compat_worker.some_layers: vllm.distributed.parallel_state _PP get_pp_group
 compat_worker.without_adapters:
   vllm.v1.worker.lora_model_runner_mixin LoRAModelRunnerMixin._set_active_loras(prompt_lora_mapping
       token_lora_mapping lora_requests)
@@ -98,31 +91,25 @@ compat_core.VllmCore.is_busy:
   vllm.v1.engine.core EngineCoreProc.has_work
   vllm.v1.core.sched.scheduler Scheduler.get_num_unfinished_requests
   vllm.v1.core.sched.interface SchedulerInterface.has_unfinished_requests
-compat_core.VllmCore.waiting_requests:
-  vllm.v1.engine EngineCoreRequestType(ADD UTILITY)
-compat_core.VllmCore.await_message:
-  vllm.v1.engine.core EngineCoreProc(input_queue)
+compat_core.VllmCore.waiting_requests: vllm.v1.engine EngineCoreRequestType(ADD UTILITY)
+compat_core.VllmCore.await_message: vllm.v1.engine.core EngineCoreProc(input_queue)
 compat_core.VllmCore.call_when_idle:
   vllm.v1.engine.core EngineCore(_idle_state_callbacks) EngineCoreProc._notify_idle_state_callbacks
 compat_core.VllmCore.watch:
   vllm.v1.engine.core EngineCore.preprocess_add_request(request) EngineCore(step_fn)
 
 the start and the orderly end of a server
-wiring.launch:
-  vllm.entrypoints.launchers.api_server.entry main
-compat_client.ServerStopping:
-  vllm.exceptions GracefulHTTPError GenerationError
+wiring.launch: vllm.entrypoints.launchers.api_server.entry main
+compat_client.ServerStopping: vllm.exceptions GracefulHTTPError GenerationError
 compat_client.install_orderly_shutdown:
   vllm.v1.engine.async_llm AsyncLLM.shutdown(timeout) AsyncLLM(output_processor)
   vllm.v1.engine.output_processor OutputProcessor.propagate_error(e)
-plugin.endpoint:
-  vllm.entrypoints.launchers.launcher NoSignalServer
+plugin.endpoint: vllm.entrypoints.launchers.launcher NoSignalServer
 
 noticing an engine that hangs
 liveness.compat_progress.report_steps:
   vllm.v1.engine.core EngineCore(step_fn) EngineCore.step EngineCore.step_with_batch_queue
-liveness.compat_progress.requests_in_core:
-  vllm.v1.core.sched.scheduler Scheduler(requests)
+liveness.compat_progress.requests_in_core: vllm.v1.core.sched.scheduler Scheduler(requests)
 liveness.compat_progress.unfinished_by_core:
   vllm.v1.engine.output_processor OutputProcessor(request_states)
   vllm.v1.engine.async_llm AsyncLLM(engine_core output_processor)
@@ -152,14 +139,12 @@ receipts.compat_answers.WatchedCore.fetch_rows:
   vllm.v1.executor.uniproc_executor UniProcExecutor.collective_rpc(method timeout args kwargs
       non_block)
   vllm.v1.engine.core EngineCore(model_executor)
-receipts.compat_answers.WatchedCore.unfinished:
-  vllm.v1.core.sched.scheduler Scheduler(requests)
+receipts.compat_answers.WatchedCore.unfinished: vllm.v1.core.sched.scheduler Scheduler(requests)
 receipts.compat_answers.WatchedCore.watch:
   vllm.v1.core.sched.scheduler Scheduler._free_request(request)
   vllm.v1.engine.core EngineCore.post_step EngineCore.preprocess_add_request(request)
   vllm.v1.engine EngineCoreRequest(external_req_id)
-receipts.compat_answers.WatchedCore.changes_logits:
-  vllm.config.model ModelConfig(logits_processors)
+receipts.compat_answers.WatchedCore.changes_logits: vllm.config.model ModelConfig(logits_processors)
 receipts.compat_answers.ended_answer:
   vllm.v1.request Request(request_id prompt_token_ids output_token_ids num_output_tokens
       sampling_params prompt_embeds mm_features resumable lora_request get_finished_reason)
@@ -205,8 +190,7 @@ compat_serve.main:
 proofs on vLLM's class LLM
 compat_client.call_engine_sync:
   vllm.v1.engine.core_client InprocClient(engine_core) SyncMPClient.call_utility(method)
-inprocess.SyncProver:
-  vllm.v1.engine.llm_engine LLMEngine(engine_core)
+inprocess.SyncProver: vllm.v1.engine.llm_engine LLMEngine(engine_core)
 """
 _WORDS: Final = re.compile(
     r"(?P<function>\S+):|(?P<older>older )?(?P<module>vllm\.\S+)"

@@ -15,7 +15,6 @@ from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.support import UnsupportedEngine
 
 RANKS = "proofserve_ranks"
-SHOWN_DIGITS = 12
 
 
 async def require_equal_ranks(engine_client: Any) -> tuple[str, str | None]:
@@ -83,7 +82,7 @@ class RankReport:
     def __str__(self) -> str:
         if self.version is None or self.digest is None:
             return "no proofserve"
-        return f"proofserve {self.version} (sources {self.digest[:SHOWN_DIGITS]})"
+        return f"proofserve {self.version} (sources {self.digest[:12]})"
 
 
 def reporter() -> Callable[[Any], dict[str, Any]]:

@@ -161,7 +161,11 @@ class VllmSession:
                     self._core = (core + 1) % self._engine.cores
                 return outcome
             parts.append(outcome)
-        return join(parts)
+        return ProofBatch(
+            nonces=tuple(nonce for part in parts for nonce in part.nonces),
+            values=np.concatenate([part.values for part in parts]),
+            failed=tuple(nonce for part in parts for nonce in part.failed),
+        )
 
     async def release(self) -> None:
         """Return the leases. If that fails, the engine takes them back after its idle time."""
@@ -260,11 +264,3 @@ def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | 
     if reply["kind"] == core_messages.DEFERRED:
         return Deferred(reply["reason"], reply["seconds"])
     raise EngineFault(reply["error"])
-
-
-def join(parts: Sequence[ProofBatch]) -> ProofBatch:
-    return ProofBatch(
-        nonces=tuple(nonce for part in parts for nonce in part.nonces),
-        values=np.concatenate([part.values for part in parts]),
-        failed=tuple(nonce for part in parts for nonce in part.failed),
-    )

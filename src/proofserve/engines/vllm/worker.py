@@ -27,7 +27,9 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
     runner, call = worker.model_runner, forward.call
     if not hasattr(worker, "proofserve_block"):
         # The tensors of recent blocks: some are large and take a second to draw.
-        worker.proofserve_block = lru_cache(maxsize=4)(_block_scheme)
+        worker.proofserve_block = lru_cache(maxsize=4)(
+            lambda scheme, *bound_to: from_wire(dict(scheme)).for_block(*bound_to)
+        )
     scheme = tuple(sorted(call.scheme.items()))
     # A message that crossed processes has lists where ranges were tuples.
     ranges = tuple((first, end) for first, end in call.token_ranges)
@@ -43,12 +45,6 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
         finite = torch.isfinite(values).all(dim=1)
         failed = [n for n, good in zip(call.nonces, finite.tolist(), strict=True) if not good]
         return proved(values[finite].cpu().numpy(), failed, len(call.nonces))
-
-
-def _block_scheme(
-    scheme: tuple[tuple[str, Any], ...], block: Block, model: ModelFacts, device: torch.device
-) -> BlockScheme:
-    return from_wire(dict(scheme)).for_block(block, model, device)
 
 
 @torch.inference_mode()
