@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Block, Challenge, seed
@@ -145,17 +144,13 @@ class FakeEngine:
         if not kept:
             return ProofBatch((), np.empty((0, width), dtype=np.float32), failed)
         block = self._block(work.scheme, work.block)
-        values = block.finish(work.public_key, kept, self._states(work, block, kept)).numpy()
-        return ProofBatch(kept, values, failed)
-
-    def _states(self, work: Workload, block: BlockScheme, nonces: Sequence[int]) -> Tensor:
         challenge = Challenge(work.block.hash, work.public_key)
         twins = ("", " twin")[: work.scheme.sequences_per_nonce]
-        names = [f"{challenge.input_string(n)} of {work.seq_len}{t}" for n in nonces for t in twins]
+        names = [f"{challenge.input_string(n)} of {work.seq_len}{t}" for n in kept for t in twins]
         rows = normal([seed(name) for name in names], self.engine_info.facts.hidden_size, _CPU)
-        if not block.reads_every_position:
-            return rows
-        return torch.stack([rows.roll(place, dims=1) for place in range(work.seq_len)], dim=1)
+        if block.reads_every_position:
+            rows = torch.stack([rows.roll(place, dims=1) for place in range(work.seq_len)], dim=1)
+        return ProofBatch(kept, block.finish(work.public_key, kept, rows).numpy(), failed)
 
     def _for_block(self, scheme: Scheme, block: Block) -> BlockScheme:
         return scheme.for_block(block, self.engine_info.facts, _CPU)

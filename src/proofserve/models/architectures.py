@@ -33,9 +33,6 @@ EOS_IDS: Final = (SPECIALS.index(TURN_END), SPECIALS.index(TEXT_END))
 VOCABULARY: Final = 2048
 """Tokens, specials included: as many as the text is enough for; kernels need a multiple of 64."""
 
-HARMONY: Final = 201_088
-"""Tokens of gpt-oss. vLLM writes its chats in that vocabulary, whatever the tokenizer."""
-
 # Any role is accepted: these random models answer nonsense to a system prompt as to any other.
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}"
@@ -44,10 +41,6 @@ CHAT_TEMPLATE: Final = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-# Two sliding layers, then one with full attention. Half of the smallest model, which is what one
-# of two pipeline stages holds, then has both kinds, and vLLM keeps several groups of KV blocks.
-GEMMA_FULL_EVERY: Final = 3
 
 
 def corpus() -> str:
@@ -148,7 +141,9 @@ def _common(shape: Shape) -> dict[str, int | float | bool | list[int]]:
 def _gemma3(shape: Shape) -> PreTrainedConfig:
     return Gemma3TextConfig(
         **_common(shape),
-        sliding_window_pattern=GEMMA_FULL_EVERY,
+        # Two sliding layers, then one with full attention: half of the smallest model, which is
+        # what one of two pipeline stages holds, has both, and vLLM several groups of KV blocks.
+        sliding_window_pattern=3,
         sliding_window=shape.sliding_window,
         query_pre_attn_scalar=shape.head_dim,
     )
@@ -167,7 +162,8 @@ def _qwen3_moe(shape: Shape) -> PreTrainedConfig:
 
 def _gpt_oss(shape: Shape) -> PreTrainedConfig:
     """8 experts, 2 a token; biases everywhere, a sink in each head, every second layer slides."""
-    own = {"vocab_size": HARMONY, "intermediate_size": shape.intermediate // 2}
+    # vLLM writes chats of this family in a vocabulary of so many tokens, whatever the tokenizer.
+    own = {"vocab_size": 201_088, "intermediate_size": shape.intermediate // 2}
     return GptOssConfig(
         # vLLM has this epsilon in its code.
         **{**_common(shape), **own, "rms_norm_eps": 1e-5},

@@ -1,7 +1,5 @@
 """In the engine core: gathers ended answers and their rows, and answers the API process with them.
 
-First what crosses vLLM's processes for that: API process, engine core, workers.
-
 While chat runs, answers wait for ``COLLECT_S``, so that one question to the workers serves many;
 it is asked after a step and its reply is read after the next one. As soon as the core is idle
 everything is collected. All methods run on the core's loop thread.

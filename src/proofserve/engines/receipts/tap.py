@@ -150,8 +150,6 @@ class Tap:
 def start(worker: Any, scheme: ReceiptScheme, most_rows: int) -> bool:
     """Tap this worker if its rank has the rows; return whether it has. Runs on every rank.
 
-    The worker keeps at most ``most_rows`` rows.
-
     Raises UnsupportedEngine for a model runner that lacks the names which the tap reads.
     """
     if not compat_tap.has_rows():

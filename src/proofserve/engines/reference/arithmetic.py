@@ -45,14 +45,12 @@ class KernelProfile:
     ``partial_sums``: a matrix adds up its inputs in chunks of so many, and keeps the running sum in
     ``format``. ``ranks``: so many devices each add up a part of the inputs of the matrices that
     tensor parallelism splits; the parts are rounded, and so is every sum of them. ``fp8_cache``:
-    attention reads keys and values from a cache in fp8. ``source`` says which real kernels round
-    so, where that is known from their source; it is empty where it is not.
+    attention reads keys and values from a cache in fp8.
     """
 
     name: str
     points: frozenset[Point]
     format: NumberFormat = "bfloat16"
-    source: str = ""
     truncated: frozenset[Point] = frozenset()
     partial_sums: int | None = None
     ranks: int = 1

@@ -114,9 +114,10 @@ class _Kernels(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = _HANDLERS.get(self._place, {}).get(func)
-        if handler is None:
-            return func(*args, **(kwargs or {}))
-        return handler(self, func, *args, **(kwargs or {}))
+        if callable(handler):
+            return handler(self, func, *args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        return made if handler is None else self._at(handler, made)
 
     # -- hooks: where the forward is ---------------------------------------------------------------
 
@@ -226,9 +227,6 @@ class _Kernels(TorchFunctionMode):
         point = Point.ROTATED if one.shape == other.shape else Point.SCORES
         return self._at(point, func(one, other))
 
-    def activation(self, func: Any, *args: Any, **options: Any) -> Tensor:
-        return self._at(Point.ACTIVATION, func(*args, **options))
-
     def sigmoid(self, func: Any, values: Tensor) -> Tensor:
         """GPT-OSS writes its SiLU as a product with a sigmoid."""
         self._sigmoid = self._at(Point.ACTIVATION, func(values))
@@ -257,25 +255,24 @@ class _Kernels(TorchFunctionMode):
     def add_experts(self, func: Any, total: Tensor, *args: Any) -> Tensor:
         return total.copy_(self._at(Point.MIXTURE, func(total, *args)))
 
-    def mixed(self, func: Any, *args: Any, **options: Any) -> Tensor:
-        return self._at(Point.MIXTURE, func(*args, **options))
 
-
-_MLP: Final[Mapping[Any, Callable[..., Tensor]]] = {
+# Of a torch function: what does it instead, or the point where its result is rounded.
+_Handlers = Mapping[Any, Callable[..., Tensor] | Point]
+_MLP: Final[_Handlers] = {
     functional.linear: _Kernels.linear,
     # What functional.grouped_mm calls.
     torch._grouped_mm: _Kernels.grouped,
-    functional.silu: _Kernels.activation,
-    functional.gelu: _Kernels.activation,
+    functional.silu: Point.ACTIVATION,
+    functional.gelu: Point.ACTIVATION,
     torch.sigmoid: _Kernels.sigmoid,
     Tensor.matmul: _Kernels.stacked,
     Tensor.mul: _Kernels.multiply,
     Tensor.add: _Kernels.add,
     Tensor.add_: _Kernels.add_bias,
     Tensor.index_add_: _Kernels.add_experts,
-    Tensor.sum: _Kernels.mixed,
+    Tensor.sum: Point.MIXTURE,
 }
-_HANDLERS: Final[Mapping[_Place, Mapping[Any, Callable[..., Tensor]]]] = {
+_HANDLERS: Final[Mapping[_Place, _Handlers]] = {
     _Place.LAYER: {Tensor.add: _Kernels.residual},
     _Place.ATTENTION: {
         functional.linear: _Kernels.linear,

@@ -53,8 +53,7 @@ class ReferenceEngine:
     def compute_all(self, work: Workload, runs: Sequence[Run]) -> list[ProofBatch]:
         """The proofs of each run, of networks with the same facts; blocks until all are computed.
 
-        Raises:
-            EngineFault: a forward failed, or a model cannot do ``work``.
+        Raises EngineFault if a forward fails or a model cannot do ``work``.
         """
         for run in runs:
             require_length(work, run.network)

@@ -71,14 +71,6 @@ class PublishedMatrix:
     bits: int
     inputs: EightBits | None = None
 
-    def read(self, name: str, files: StoredTensors) -> Tensor:
-        """The matrix in float32. Raises CheckpointError if its parts do not fit each other."""
-        read = {role: files.read(stored) for role, stored in self.parts.items()}
-        try:
-            return self.decode(read)
-        except (ValueError, RuntimeError, IndexError) as error:
-            raise CheckpointError(f"{name} cannot be decoded: {error}") from error
-
 
 @dataclass(frozen=True, slots=True)
 class PublishedTensors:
@@ -107,9 +99,17 @@ class PublishedTensors:
         return max((each.bits for each in self.matrices.values()), default=16)
 
     def read(self, name: str, files: StoredTensors) -> Tensor:
-        """A tensor of ``names``: a decoded matrix in float32, or as it is stored."""
-        matrix = self.matrices.get(name)
-        return files.read(name) if matrix is None else matrix.read(name, files)
+        """A tensor of ``names``: a decoded matrix in float32, or as it is stored.
+
+        Raises CheckpointError if the parts of a matrix do not fit each other.
+        """
+        if (matrix := self.matrices.get(name)) is None:
+            return files.read(name)
+        parts = {role: files.read(stored) for role, stored in matrix.parts.items()}
+        try:
+            return matrix.decode(parts)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise CheckpointError(f"{name} cannot be decoded: {error}") from error
 
 
 def quantization_of(config: Any) -> Settings | None:

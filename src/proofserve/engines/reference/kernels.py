@@ -1,6 +1,7 @@
 """Kernels of other machines, as data: each profile is some lines, and a new one needs no code.
 
-What a profile rounds is what some kernel rounds; nothing is fitted to vectors of any machine.
+What a profile rounds is what some kernel rounds, by its source where a comment names it; nothing is
+fitted to vectors of any machine.
 """
 
 from collections.abc import Mapping
@@ -28,50 +29,37 @@ _EAGER: Final = _WRITTEN | {
 }
 _VLLM_CPU: Final = _WRITTEN | {Point.GAIN, Point.ACTIVATION, Point.STORED_RESIDUAL}
 
-_TORCH = KernelProfile(
-    name="torch",
-    points=_EAGER,
-    source="transformers op by op: each torch function rounds its result and accumulates in "
-    "float32 (oneDNN, and torch's own products where oneDNN has no bfloat16); flash attention on "
-    "CPUs rounds its weights (aten FlashAttentionKernel.cpp)",
-)
+# transformers op by op: each torch function rounds its result and accumulates in float32 (oneDNN,
+# and torch's own products where oneDNN has no bfloat16); flash attention on CPUs rounds its weights
+# (aten FlashAttentionKernel.cpp).
+_TORCH = KernelProfile("torch", _EAGER)
 
 _LIST: Final = (
     _TORCH,
     replace(_TORCH, name="torch in float16", format="float16"),
+    # vLLM csrc/cpu: without AVX512_BF16 cpu_types_x86.hpp cuts off the lower bits of what these
+    # write: rotary embedding (pos_encoding), attention (cpu_attn_vec, weights in float32), experts
+    # (cpu_fused_moe). Norms by ir/ops/layernorm.py, which reads the exact sum and stores the
+    # rounded one. SiLU and product by torch.
     KernelProfile(
-        name="vLLM on x86 without bfloat16",
-        points=_VLLM_CPU,
+        "vLLM on x86 without bfloat16",
+        _VLLM_CPU,
         truncated=frozenset({Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE}),
-        source="vLLM csrc/cpu: without AVX512_BF16 cpu_types_x86.hpp cuts off the lower bits of "
-        "what rotary embedding (pos_encoding), attention (cpu_attn_vec, weights in float32) and "
-        "experts (cpu_fused_moe) write; norms by ir/ops/layernorm.py, which reads the exact sum "
-        "and stores it rounded; SiLU and product by torch",
     ),
+    # The same, written with vcvtneps2bf16, which takes the nearest.
+    KernelProfile("vLLM on x86 with bfloat16", _VLLM_CPU),
+    # The same with cpu_attn_amx.hpp, whose tiles read weights in bfloat16.
+    KernelProfile("vLLM on x86 with AMX", _VLLM_CPU | {Point.WEIGHTS}),
+    # vLLM csrc: layernorm_kernels.cu rounds the sum and before the gain, pos_encoding_kernels.cu
+    # and activation_kernels.cu once per output; FlashAttention rounds its weights; tensor cores
+    # accumulate in float32.
+    KernelProfile("vLLM on a GPU", _EAGER - {Point.ROTATION, Point.SCORES}),
+    # torch inductor keeps float32 within a fused kernel (emulate_precision_casts is off), so of
+    # vLLM's ir/ops/layernorm.py and SiLU only results are rounded.
     KernelProfile(
-        name="vLLM on x86 with bfloat16",
-        points=_VLLM_CPU,
-        source="the same, written with vcvtneps2bf16, which takes the nearest",
+        "compiled", _WRITTEN | {Point.WEIGHTS, Point.EXPERT_STEPS, Point.STORED_RESIDUAL}
     ),
-    KernelProfile(
-        name="vLLM on x86 with AMX",
-        points=_VLLM_CPU | {Point.WEIGHTS},
-        source="the same with cpu_attn_amx.hpp, whose tiles read weights in bfloat16",
-    ),
-    KernelProfile(
-        name="vLLM on a GPU",
-        points=_EAGER - {Point.ROTATION, Point.SCORES},
-        source="vLLM csrc: layernorm_kernels.cu rounds the sum and before the gain, "
-        "pos_encoding_kernels.cu and activation_kernels.cu once per output; FlashAttention "
-        "rounds its weights; tensor cores accumulate in float32",
-    ),
-    KernelProfile(
-        name="compiled",
-        points=_WRITTEN | {Point.WEIGHTS, Point.EXPERT_STEPS, Point.STORED_RESIDUAL},
-        source="torch inductor keeps float32 within a fused kernel (emulate_precision_casts is "
-        "off), so of vLLM's ir/ops/layernorm.py and SiLU only results are rounded",
-    ),
-    replace(_TORCH, name="residual in float32", points=_EAGER - {Point.RESIDUAL}, source=""),
+    replace(_TORCH, name="residual in float32", points=_EAGER - {Point.RESIDUAL}),
     KernelProfile("outputs of matrices", frozenset({Point.OUTPUTS, Point.EXPERT_STEPS})),
     KernelProfile("inputs of matrices", frozenset({Point.OPERANDS})),
     KernelProfile("norms", frozenset({Point.NORM, Point.GAIN})),
@@ -79,24 +67,13 @@ _LIST: Final = (
     # Running sums in 16 bits are the coarsest that a product may be: torch lets cuBLAS add up the
     # parts of split-K so (allow_bf16_reduced_precision_reduction), with longer chunks than these.
     *(
-        replace(_TORCH, name=f"sums of {size} in bfloat16", source="", partial_sums=size)
+        replace(_TORCH, name=f"sums of {size} in bfloat16", partial_sums=size)
         for size in (32, 64, 128, 256)
     ),
-    *(
-        replace(
-            _TORCH,
-            name=f"torch on {ranks} ranks",
-            ranks=ranks,
-            source="tensor parallelism: each rank's product in bfloat16, all-reduced in bfloat16",
-        )
-        for ranks in (2, 4, 8)
-    ),
-    KernelProfile(
-        name="TF32",
-        format="tf32",
-        points=frozenset({Point.OPERANDS}),
-        source="tensor cores read float32 operands with 10 bits of fraction",
-    ),
+    # Tensor parallelism: each rank's product in bfloat16, all-reduced in bfloat16.
+    *(replace(_TORCH, name=f"torch on {ranks} ranks", ranks=ranks) for ranks in (2, 4, 8)),
+    # Tensor cores read float32 operands with 10 bits of fraction.
+    KernelProfile("TF32", frozenset({Point.OPERANDS}), format="tf32"),
     # Another order of summation is all that differs between float32 kernels.
     KernelProfile("float32", frozenset(), format="float32", partial_sums=64),
 )
@@ -104,13 +81,8 @@ _LIST: Final = (
 PROFILES: Final[Mapping[str, KernelProfile]] = {each.name: each for each in _LIST}
 """Every honest kernel that a served network may have, by name; a cache in fp8 is not among them."""
 
-fp8_kv_profile: Final = replace(
-    _TORCH,
-    name="KV cache in fp8",
-    fp8_cache=True,
-    source="vLLM's --kv-cache-dtype fp8 without calibrated scales",
-)
-"""Honest only where a network allows it."""
+fp8_kv_profile: Final = replace(_TORCH, name="KV cache in fp8", fp8_cache=True)
+"""vLLM's --kv-cache-dtype fp8 without calibrated scales. Honest only where a network allows it."""
 
 
 def own_profile(dtype: torch.dtype) -> KernelProfile | None:

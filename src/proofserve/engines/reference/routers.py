@@ -133,10 +133,6 @@ class Router:
     def family(self) -> Family:
         return FAMILIES[type(self.module).__name__]
 
-    def with_ids(self, output: tuple[Tensor, ...], ids: Tensor) -> tuple[Tensor, ...]:
-        """``output`` with the experts ``ids`` [tokens, k], weighed by the logits in it."""
-        return self._mixing(output, ids, output[self.family.logits])
-
     def among(
         self, left: Tensor, output: tuple[Tensor, ...], handed: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, ...]:
@@ -149,7 +145,7 @@ class Router:
         scores = family.preference(self.module, logits, *handed)
         scores = self._in_groups(scores.masked_fill(~left, -torch.inf), self.choosing(chosen))
         ids = scores.topk(chosen, dim=-1).indices
-        return self._mixing(output, ids, logits.masked_fill(~left, -torch.inf))
+        return self.with_ids(output, ids, logits.masked_fill(~left, -torch.inf))
 
     def _in_groups(self, scores: Tensor, layer: ExpertLayer) -> Tensor:
         """``scores`` [tokens, experts], of those outside the preferred groups -inf."""
@@ -160,12 +156,13 @@ class Router:
         limited: Tensor = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf)
         return limited.flatten(-2)
 
-    def _mixing(
-        self, output: tuple[Tensor, ...], ids: Tensor, logits: Tensor
+    def with_ids(
+        self, output: tuple[Tensor, ...], ids: Tensor, logits: Tensor | None = None
     ) -> tuple[Tensor, ...]:
+        """``output`` with the experts ``ids`` [tokens, k], weighed by ``logits`` or those in it."""
         family = self.family
         changed = list(output)
-        weights = family.rule(self.module, logits, ids)
+        weights = family.rule(self.module, output[family.logits] if logits is None else logits, ids)
         changed[family.weights] = weights.to(output[family.weights].dtype)
         changed[family.ids] = ids
         return tuple(changed)

@@ -1,8 +1,7 @@
 """The check of vLLM when a server starts: its version, or every name on which we rely.
 
-A name is a pin. Of a version that was not vetted the pins are searched in its sources without
-importing them: the modules of vLLM's workers would take seconds in the API process, and attributes
-that a constructor sets could not be seen (ADR 29).
+A name is a pin. For a version that was not vetted the pins are searched in its sources, without an
+import (ADR 29).
 """
 
 import ast
@@ -27,14 +26,10 @@ Scope = dict[str, ast.AST]
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """``name`` in ``module``, and what it must have.
+    """``name``, dotted, in a ``module`` of vLLM, or the module itself, and what it must have.
 
-    Args:
-        module: a module of vLLM.
-        name: dotted, within the module; empty for the module itself.
-        has: parameters of a function, or members of a class: methods, fields and attributes that
-            its methods set on ``self``. Members that it inherits belong to the class they are
-            defined in.
+    ``has``: parameters of a function, or members of a class: methods, fields and attributes that
+    its methods set on ``self``. Members that it inherits belong to the class they are defined in.
     """
 
     module: str
@@ -164,12 +159,10 @@ def _defined(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
                 yield statement.name, statement
             case ast.Import() | ast.ImportFrom():
                 yield from ((alias.asname or alias.name, statement) for alias in statement.names)
-            case ast.Assign():
-                yield from (
-                    (name, statement) for each in statement.targets for name in _names(each)
-                )
-            case ast.AnnAssign():
-                yield from ((name, statement) for name in _names(statement.target))
+            case ast.Assign(targets=targets):
+                yield from ((name, statement) for each in targets for name in _names(each))
+            case ast.AnnAssign(target=target):
+                yield from ((name, statement) for name in _names(target))
             case ast.If() | ast.Try() | ast.With():
                 yield from _defined([*statement.body, *getattr(statement, "orelse", ())])
 

@@ -59,10 +59,6 @@ class Forward:
         return len(self.call.nonces) * self.call.sequences_per_nonce
 
     @property
-    def is_whole(self) -> bool:
-        return self.first == 0 and self.is_last
-
-    @property
     def is_last(self) -> bool:
         return self.end == self.layers
 

@@ -40,8 +40,7 @@ class SyncProver:
     def prove(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:
         """Prove ``nonces`` now, or answer ``Deferred`` at once while requests are unfinished.
 
-        Raises:
-            EngineFault: the computation failed; the engine lives.
+        Raises EngineFault if the computation fails; the engine lives.
         """
         from proofserve.engines.vllm.client import PROVE, RELEASE, call_for, read_reply  # noqa: PLC0415
         from proofserve.engines.vllm.compat_client import call_engine_sync  # noqa: PLC0415

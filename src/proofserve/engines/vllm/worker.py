@@ -57,7 +57,8 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     """
     call, seq_len, n = forward.call, forward.call.seq_len, forward.sequences
     model, device = runner.get_model(), torch.device(runner.device)
-    pauses = not forward.is_whole and compat_worker.can_pause(model, forward.layers)
+    is_part = forward.first > 0 or not forward.is_last
+    pauses = is_part and compat_worker.can_pause(model, forward.layers)
     if not (pauses or forward.is_last):
         return None
     positions = torch.arange(seq_len, device=device).repeat(n)
@@ -137,13 +138,10 @@ def _changed_by(
 def published_rows_only(model: torch.nn.Module, sequences: int, seq_len: int) -> Iterator[None]:
     """Within the context, the last MLP computes one row per sequence, and zeros for the others.
 
-    For schemes that publish the last position of each sequence alone: every earlier layer needs all
-    positions, because later tokens attend to them; after the last attention nothing mixes
-    positions. The published numbers are the same (ADR 8). sketch-v1 reads every position, so that
-    nothing of its forward can be left out (``BlockScheme.reads_every_position``).
-
-    Rows are ``sequences * seq_len`` tokens, one sequence after the other. A model whose last layer
-    is not on this rank, has no ``mlp``, or has a mixture of experts there, is left as it is.
+    For schemes that publish the last position of each sequence alone: after the last attention
+    nothing mixes positions, so the published numbers are the same (ADR 8). Rows are
+    ``sequences * seq_len`` tokens, one sequence after the other. A model whose last layer is not on
+    this rank, has no ``mlp``, or has a mixture of experts there, is left as it is.
     """
     mlp = compat_worker.last_mlp(model)
     rows = sequences * seq_len
