@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -83,21 +84,9 @@ class FakeEngine:
     async def gauges(self) -> EngineGauges:
         """Mostly zeros. Raises EngineGone."""
         self._require_alive()
-        return over_cores([self._gauges(calls) for calls in self.calls_of])
-
-    def _gauges(self, calls: Sequence[tuple[int, ...]]) -> EngineGauges:
-        return EngineGauges(
-            forwards=len(calls),
-            busy_s=0.0,
-            deferred_s=0.0,
-            last_forward_s=self.latency_s,
-            longest_chat_wait_s=0.0,
-            longest_chat_wait_batches=0.0,
-            resume_ms=(),
-            leased_blocks=self.leases,
-            free_blocks=0,
-            unfinished_requests=0,
-        )
+        idle = over_cores(())
+        seen = replace(idle, last_forward_s=self.latency_s, leased_blocks=self.leases)
+        return over_cores([replace(seen, forwards=len(each)) for each in self.calls_of])
 
     async def fit(self, work: Workload) -> None:
         """It has no forwards, and only keeps what was asked. Raises EngineGone."""

@@ -57,8 +57,7 @@ def _softmax_over_chosen(_router: Any, logits: Tensor, ids: Tensor) -> Tensor:
 def _corrected_sigmoid(router: Any, logits: Tensor, correction: Tensor | None = None) -> Tensor:
     """MiniMax-M2's layer hands the correction to its router, others' routers have it."""
     added = router.e_score_correction_bias if correction is None else correction
-    scores: Tensor = logits.float().sigmoid() + added
-    return scores
+    return logits.float().sigmoid() + added
 
 
 def _corrected_softmax(router: Any, logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ the weights of the mix are the suspect's own scores at these ids, by the model's
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -99,7 +99,7 @@ class ExpertMemory:
 
     def recording(self) -> ChoiceOfExperts | None:
         """For forwards of the published network, whose experts stay and are remembered."""
-        return self._record if self._routers else None
+        return (lambda read: partial(self._record, _digests(read))) if self._routers else None
 
     def holding(self, suspect: Network) -> ChoiceOfExperts | None:
         """For forwards of ``suspect``, which then use the experts of the published network.
@@ -117,32 +117,22 @@ class ExpertMemory:
                 f"the direction test cannot hold experts: the suspect mixes {_layout(routers)},"
                 f" the published checkpoint {_layout(self._routers)}"
             )
-        return self._hold
+        return lambda read: partial(self._hold, _digests(read))
 
-    def _record(self, read: Tensor) -> Choice:
-        rows = _digests(read)
+    def _record(self, rows: Sequence[bytes], router: Router, ids: Tensor) -> Tensor:
+        small = np.uint8 if ids.max() < 256 else np.uint16
+        for row, used in zip(rows, ids.cpu().numpy().astype(small), strict=True):
+            # A copy, or one sequence would keep those of its whole batch in memory.
+            self._chosen[row, router.layer] = used.copy()
+        return ids
 
-        def record(router: Router, ids: Tensor) -> Tensor:
-            small = np.uint8 if ids.max() < 256 else np.uint16
-            for row, used in zip(rows, ids.cpu().numpy().astype(small), strict=True):
-                # A copy, or one sequence would keep those of its whole batch in memory.
-                self._chosen[row, router.layer] = used.copy()
-            return ids
-
-        return record
-
-    def _hold(self, read: Tensor) -> Choice:
-        rows = _digests(read)
-
-        def held(router: Router, ids: Tensor) -> Tensor:
-            try:
-                kept = np.stack([self._chosen[row, router.layer] for row in rows])
-            except KeyError:
-                message = "the published network has not read this sequence before"
-                raise ValueError(message) from None
-            return torch.from_numpy(kept.astype(np.int64)).to(ids)
-
-        return held
+    def _hold(self, rows: Sequence[bytes], router: Router, ids: Tensor) -> Tensor:
+        try:
+            kept = np.stack([self._chosen[row, router.layer] for row in rows])
+        except KeyError:
+            message = "the published network has not read this sequence before"
+            raise ValueError(message) from None
+        return torch.from_numpy(kept.astype(np.int64)).to(ids)
 
 
 def _layout(routers: tuple[Router, ...]) -> str:
