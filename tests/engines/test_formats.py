@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from proofserve.engines.reference.checkpoint import LayeredCheckpoint, _Files
+from proofserve.engines.checkpoints import CheckpointFiles
+from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import load
@@ -39,7 +40,7 @@ def test_a_matrix_has_the_numbers_that_others_decode(
     written: Written, request: pytest.FixtureRequest
 ) -> None:
     checkpoint = LayeredCheckpoint(written.folder, torch.float32, torch.device("cpu"))
-    files = _Files(written.folder)
+    files = CheckpointFiles(written.folder)
     for each, expected in written.matrices.items():
         found = checkpoint.published.read(each, files)
         assert torch.equal(found.float(), expected.float()), each

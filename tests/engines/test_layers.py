@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma3Config, SiglipVisionConfig
 
-from proofserve.engines.checkpoints import tensor_ranges
+from proofserve.engines.checkpoints import INDEX, CheckpointFiles
 from proofserve.engines.reference import checkpoint
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.engine import ReferenceEngine, Run
@@ -218,7 +218,8 @@ def cached(file: Path, names: str) -> float:
         place = ctypes.c_void_p(ctypes.addressof(start))
         assert ctypes.CDLL(None).mincore(place, ctypes.c_size_t(size), found) == 0
         del start
-    ranges = (where for name, where in tensor_ranges(file).items() if names in name)
+    places = CheckpointFiles(file.parent).places.items()
+    ranges = (where for name, (_, where) in places if names in name)
     pages = {byte // mmap.PAGESIZE for where in ranges for byte in where[:: mmap.PAGESIZE]}
     return sum(found[number] & 1 for number in pages) / len(pages)
 
@@ -258,7 +259,7 @@ def folder(tmp_path: Path) -> Path:
 def sharded(folder: Path, name: str, fields: Mapping[str, Any]) -> Path:
     seeded_model(name, **fields).save_pretrained(folder, max_shard_size="20KB")
     assert len([*folder.glob(SHARDS)]) > 2
-    assert (folder / checkpoint.INDEX).is_file()
+    assert (folder / INDEX).is_file()
     return folder
 
 
@@ -304,13 +305,13 @@ def test_a_shard_that_was_cut_is_named(folder: Path, left: int) -> None:
 
 
 def test_an_index_that_cannot_be_read_is_an_error(folder: Path) -> None:
-    (folder / checkpoint.INDEX).write_text("{")
+    (folder / INDEX).write_text("{")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load(folder, "float32", "cpu")
 
 
 def test_a_tensor_in_two_files_is_named(folder: Path) -> None:
-    (folder / checkpoint.INDEX).unlink()
+    (folder / INDEX).unlink()
     norm = {"model.norm.weight": torch.ones(32)}
     save_file(norm, folder / "another.safetensors", {"format": "pt"})
     both = r"another\.safetensors and model-.*\.safetensors both hold model\.norm\.weight"
@@ -366,7 +367,7 @@ def test_what_a_mixture_lacks_is_named(tmp_path: Path, name: str, said: str) -> 
 
 def test_tensors_that_the_network_does_not_use_are_ignored(folder: Path) -> None:
     before = compute(folder)
-    (folder / checkpoint.INDEX).unlink()
+    (folder / INDEX).unlink()
     extra = (
         "model.layers.2.mlp.up_proj.weight",
         "model.layers.2.eh_proj.weight",

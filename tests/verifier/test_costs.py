@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks import costs as page
 from proofserve.cli.main import app
-from proofserve.engines.reference.checkpoint import _Files
+from proofserve.engines.checkpoints import CheckpointFiles
 from proofserve.engines.reference.forward import states
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.verifier.costs import VerificationPlan, expected_passes, layer_size
@@ -81,14 +81,14 @@ def test_a_count_computes_the_truth_alone_and_no_more_than_the_sample() -> None:
 def test_a_plan_reads_no_weights_of_layers(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_files = _Files.read
+    of_files = CheckpointFiles.read
 
-    def read(files: _Files, name: str) -> torch.Tensor:
+    def read(files: CheckpointFiles, name: str) -> torch.Tensor:
         if ".layers." in name:
             pytest.fail(f"{name} was read")
         return of_files(files, name)
 
-    monkeypatch.setattr(_Files, "read", read)
+    monkeypatch.setattr(CheckpointFiles, "read", read)
     copy = shutil.copytree(tiny, tmp_path / "copy")
     (copy / "weights_digest.json").unlink(missing_ok=True)
     claims = [{"nonce": n, "vector_b64": "AA" * 16} for n in range(100)]

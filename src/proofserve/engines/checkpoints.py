@@ -1,4 +1,4 @@
-"""What schemes use of a checkpoint besides its forward: weights digest, ordinary tokens.
+"""A checkpoint's folder: its tensors by name, the digest of its weights, its ordinary tokens.
 
 The digest binds proofs to weights (``docs/native.md``). It is SHA-256 over one line "name dtype
 shape sha256" for each tensor, in the order of the names; dtype and shape as safetensors writes
@@ -8,12 +8,18 @@ them, the last hash over the tensor's bytes. How the tensors are spread over fil
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
+from proofserve.engines.reference.errors import CheckpointError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.model import AllowedTokens, allowed_tokens
 from proofserve.protocol.scheme import ModelFacts
@@ -21,6 +27,9 @@ from proofserve.protocol.scheme import ModelFacts
 _logger = logging.getLogger(__name__)
 
 CACHE: Final = "weights_digest.json"
+INDEX: Final = "model.safetensors.index.json"
+# Bytes, as much as Linux reads ahead at least.
+READ_AHEAD: Final = 2**17
 _WITHOUT = "sketches cannot be proved with this checkpoint: %s"
 
 
@@ -116,11 +125,6 @@ def digest_is_kept(folder: Path) -> bool:
         return False
 
 
-def tensor_ranges(file: Path) -> dict[str, range]:
-    """Where the bytes of each tensor lie in a safetensors file."""
-    return {name: where for name, (_, where) in _header(file).items()}
-
-
 def _kept(folder: Path) -> dict[str, Any]:
     try:
         known = json.loads((folder / CACHE).read_text("utf-8"))
@@ -160,3 +164,79 @@ def _header(file: Path) -> dict[str, tuple[dict[str, Any], range]]:
     header.pop("__metadata__", None)
     ends = {name: about["data_offsets"] for name, about in header.items()}
     return {n: (header[n], range(begin + start, begin + end)) for n, (start, end) in ends.items()}
+
+
+class CheckpointFiles:
+    """The tensors of a checkpoint by name; ``places`` has the file of each and where its bytes lie.
+
+    Raises CheckpointError for files that do not fit each other.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: dict[Path, Any] = {}
+        self.places: dict[str, tuple[Path, range]] = {}
+        for file in _files(path):
+            with named_errors(file):
+                self._opened[file] = safe_open(file, "pt", backend="pread")
+            for name, (_, where) in _header(file).items():
+                if name in self.places:
+                    others = f"{self.places[name][0].name} and {file.name}"
+                    raise CheckpointError(f"{path}: {others} both hold {name}")
+                self.places[name] = file, where
+        self.names = self.places.keys()
+        self._reader = ThreadPoolExecutor(1, "reading-ahead")
+
+    def dtype(self, name: str) -> str:
+        """In the names of safetensors."""
+        return str(self._opened[self.places[name][0]].get_slice(name).get_dtype())
+
+    def size(self, name: str) -> int:
+        """In bytes."""
+        return len(self.places[name][1])
+
+    def read(self, name: str) -> Tensor:
+        with named_errors(self._path):
+            found: Tensor = self._opened[self.places[name][0]].get_tensor(name)
+        return found
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read tensors into its cache, while something else computes."""
+
+        def announce(places: Iterable[tuple[Path, range]]) -> None:
+            for file, where in places:
+                with file.open("rb") as opened:
+                    # The system reads no more than a part of what one call asks for.
+                    for begin in range(where.start, where.stop, READ_AHEAD):
+                        size = min(READ_AHEAD, where.stop - begin)
+                        os.posix_fadvise(opened.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
+
+        self._reader.submit(announce, [self.places[each] for each in names])
+
+    def mapped(self, name: str) -> Tensor:
+        """The tensor, of which only what is touched comes into memory."""
+        with named_errors(self._path):
+            opened: Any = safe_open(self.places[name][0], "pt")
+            found: Tensor = opened.get_tensor(name)
+        return found
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that the index names, or all of them. Raises CheckpointError if one is missing."""
+    files = sorted(path.glob("*.safetensors"))
+    if (index := path / INDEX).is_file():
+        named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        files = sorted(path / name for name in named)
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(f"{path}: {', '.join(missing)} of the index is missing")
+    if not files:
+        raise CheckpointError(f"{path} cannot be loaded: it has no safetensors files")
+    return files
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be loaded: {error}") from error

@@ -5,18 +5,14 @@ and layouts of files are converted as ever (read in transformers 5.19, ``core_mo
 """
 
 import copy
-import json
-import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -29,16 +25,13 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
-from proofserve.engines.checkpoints import tensor_ranges
+from proofserve.engines.checkpoints import CheckpointFiles, named_errors
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.formats import PublishedTensors, published_tensors
 from proofserve.engines.reference.rounding import EightBits
 
 # Layers that take less than this together, in bytes, stay in memory once they were read.
 KEPT: Final = 2**27
-# Bytes, as much as Linux reads ahead at least.
-READ_AHEAD: Final = 2**17
-INDEX: Final = "model.safetensors.index.json"
 # The parts of a checkpoint: a layer by its index, or one of these.
 _SHELL, _EMBEDDINGS, _HEAD, _UNUSED = "shell", "embeddings", "head", "unused"
 
@@ -56,7 +49,7 @@ class LayeredCheckpoint:
     def __init__(self, path: Path, dtype: torch.dtype | None, device: torch.device) -> None:
         self._path = path
         self._device = device
-        with _named_errors(path):
+        with named_errors(path):
             config = AutoConfig.from_pretrained(path, local_files_only=True)
             self.config: Any = config.get_text_config()
             self.declared_dtype: torch.dtype = self.config.dtype or torch.bfloat16
@@ -64,7 +57,7 @@ class LayeredCheckpoint:
             with torch.device("meta"):
                 self._model: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
             self._model.eval().requires_grad_(requires_grad=False)
-            self._files = _Files(path)
+            self._files = CheckpointFiles(path)
             self.published: PublishedTensors = published_tensors(config, self._files)
         decoder = self._model.get_decoder()
         if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
@@ -177,7 +170,7 @@ class LayeredCheckpoint:
             dtype_plan=model._get_dtype_plan(self.dtype),
             weight_mapping=self._mapping,
         )
-        with _named_errors(self._path), _no_progress_bar():
+        with named_errors(self._path), _no_progress_bar():
             found, _ = convert_and_load_state_dict_in_model(model, read, settings)
         if found.mismatched_keys:
             name, stored, expected = next(iter(found.mismatched_keys))
@@ -288,79 +281,6 @@ def _rows_of(
     rows = stored[used.cpu()].to(ids.device, dtype)
     embedding.weight = nn.Parameter(rows, requires_grad=False)
     return (places,)
-
-
-class _Files:
-    """The tensors of a folder, by name. Raises CheckpointError for files that do not fit."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._opened: dict[Path, Any] = {}
-        self._places: dict[str, tuple[Path, range]] = {}
-        for file in _files(path):
-            with _named_errors(file):
-                self._opened[file] = safe_open(file, "pt", backend="pread")
-            for name, where in tensor_ranges(file).items():
-                if name in self._places:
-                    others = f"{self._places[name][0].name} and {file.name}"
-                    raise CheckpointError(f"{path}: {others} both hold {name}")
-                self._places[name] = file, where
-        self.names = self._places.keys()
-        self._reader = ThreadPoolExecutor(1, "reading-ahead")
-
-    def dtype(self, name: str) -> str:
-        """In the names of safetensors."""
-        return str(self._opened[self._places[name][0]].get_slice(name).get_dtype())
-
-    def size(self, name: str) -> int:
-        """In bytes."""
-        return len(self._places[name][1])
-
-    def read(self, name: str) -> Tensor:
-        with _named_errors(self._path):
-            found: Tensor = self._opened[self._places[name][0]].get_tensor(name)
-        return found
-
-    def read_ahead(self, names: Iterable[str]) -> None:
-        """Have the system read tensors into its cache, while something else computes."""
-
-        def announce(places: Iterable[tuple[Path, range]]) -> None:
-            for file, where in places:
-                with file.open("rb") as opened:
-                    # The system reads no more than a part of what one call asks for.
-                    for begin in range(where.start, where.stop, READ_AHEAD):
-                        size = min(READ_AHEAD, where.stop - begin)
-                        os.posix_fadvise(opened.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
-
-        self._reader.submit(announce, [self._places[each] for each in names])
-
-    def mapped(self, name: str) -> Tensor:
-        """The tensor, of which only what is touched comes into memory."""
-        with _named_errors(self._path):
-            opened: Any = safe_open(self._places[name][0], "pt")
-            found: Tensor = opened.get_tensor(name)
-        return found
-
-
-def _files(path: Path) -> list[Path]:
-    """The files that the index names, or all of them. Raises CheckpointError if one is missing."""
-    files = sorted(path.glob("*.safetensors"))
-    if (index := path / INDEX).is_file():
-        named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        files = sorted(path / name for name in named)
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(f"{path}: {', '.join(missing)} of the index is missing")
-    if not files:
-        raise CheckpointError(f"{path} cannot be loaded: it has no safetensors files")
-    return files
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be loaded: {error}") from error
 
 
 @contextmanager

@@ -8,15 +8,16 @@ is refused.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from torch import Tensor
 
+from proofserve.engines.checkpoints import CheckpointFiles
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.rounding import (
     Block,
@@ -45,17 +46,6 @@ _PART: Final = re.compile(
     r"|input_(scale|zero_point|global_scale)|activation_scale|qweight|qzeros|scales|g_idx)$"
     r"|_(blocks|scales|scale_inv)$"
 )
-
-
-class StoredTensors(Protocol):
-    """The files of a checkpoint: names, the dtype of each tensor as safetensors says it."""
-
-    @property
-    def names(self) -> Collection[str]: ...
-
-    def dtype(self, name: str) -> str: ...
-
-    def read(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,7 @@ class PublishedTensors:
         """The most bits that a quantised matrix has, without scales; 16 if there is none."""
         return max((each.bits for each in self.matrices.values()), default=16)
 
-    def read(self, name: str, files: StoredTensors) -> Tensor:
+    def read(self, name: str, files: CheckpointFiles) -> Tensor:
         """A tensor of ``names``: a decoded matrix in float32, or as it is stored.
 
         Raises CheckpointError if the parts of a matrix do not fit each other.
@@ -121,7 +111,7 @@ def quantization_of(config: Any) -> Settings | None:
     return None
 
 
-def published_tensors(config: Any, files: StoredTensors) -> PublishedTensors:
+def published_tensors(config: Any, files: CheckpointFiles) -> PublishedTensors:
     """The tensors that the unquantised checkpoint would have; nothing but scales is read yet.
 
     Raises CheckpointError, with the name, for a method or a layout that is not known here.
@@ -152,7 +142,7 @@ class _Reader:
 
     config: Any
     settings: Settings
-    files: StoredTensors
+    files: CheckpointFiles
 
     def modules(self, end: str) -> Iterator[str]:
         """What comes before ``end`` in the names that end so, less what the settings leave out."""
