@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from proofserve.protocol.draws import normal
-from proofserve.protocol.identity import Block, Challenge, seed
+from proofserve.protocol.identity import Challenge, seed
 from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.receipts.answer import FinishedAnswer
-from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
+from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
@@ -67,7 +67,9 @@ class FakeEngine:
         self.calls_of: list[list[tuple[int, ...]]] = [[] for _ in range(cores)]
         """The same for each engine core."""
         self._one_call = [asyncio.Lock() for _ in range(cores)]
-        self._block = cache(self._for_block)
+        self._block = cache(
+            lambda scheme, block: scheme.for_block(block, self.engine_info.facts, _CPU)
+        )
 
     @asynccontextmanager
     async def session(self, work: Workload, core: int | None = None) -> AsyncIterator[Prove]:
@@ -140,6 +142,3 @@ class FakeEngine:
         if block.reads_every_position:
             rows = torch.stack([rows.roll(place, dims=1) for place in range(work.seq_len)], dim=1)
         return ProofBatch(kept, block.finish(work.public_key, kept, rows).numpy(), failed)
-
-    def _for_block(self, scheme: Scheme, block: Block) -> BlockScheme:
-        return scheme.for_block(block, self.engine_info.facts, _CPU)

@@ -101,24 +101,22 @@ class LivenessWatch:
         now = time.monotonic()
         elapsed_s, self._looked_at = now - self._looked_at, now
         for core in self._cores:
-            if core is not None:
-                await self._look_at(core, elapsed_s)
-
-    async def _look_at(self, core: CoreView, elapsed_s: float) -> None:
-        record, now = core.memory.read(), time.monotonic()
-        asked = is_asked(core.memory.servers(), now)
-        look = Look(record.steps, has_work(record, asked, now, core.wait), asked)
-        if look.work and look.steps == core.wait.steps and core.wait.waited_s >= SHORT_S:
-            look = replace(look, activity=await self._activity(core))
-        else:
-            core.use = None
-        core.wait = after_look(core.wait, look, elapsed_s)
-        before, core.seen = core.seen, self._seen(core, Doing(int(record.doing)))
-        if core.seen.stalled and not before.stalled:
-            _logger.error("%s; restart the server if it does not go on", core.seen.reason)
-        elif before.stalled and not core.seen.stalled:
-            text = "engine core %d goes on, %.0f s after its last step"
-            _logger.warning(text, core.index, before.waited_s)
+            if core is None:
+                continue
+            record, now = core.memory.read(), time.monotonic()
+            asked = is_asked(core.memory.servers(), now)
+            look = Look(record.steps, has_work(record, asked, now, core.wait), asked)
+            if look.work and look.steps == core.wait.steps and core.wait.waited_s >= SHORT_S:
+                look = replace(look, activity=await self._activity(core))
+            else:
+                core.use = None
+            core.wait = after_look(core.wait, look, elapsed_s)
+            before, core.seen = core.seen, self._seen(core, Doing(int(record.doing)))
+            if core.seen.stalled and not before.stalled:
+                _logger.error("%s; restart the server if it does not go on", core.seen.reason)
+            elif before.stalled and not core.seen.stalled:
+                text = "engine core %d goes on, %.0f s after its last step"
+                _logger.warning(text, core.index, before.waited_s)
 
     async def _activity(self, core: CoreView) -> Activity:
         process, before, used_at = core.address.process, core.use, core.used_at

@@ -6,8 +6,7 @@ and layouts of files are converted as ever (read in transformers 5.19, ``core_mo
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -81,7 +80,16 @@ class LayeredCheckpoint:
         if index not in self._read:
             if not self.stays_in_memory:
                 self._read.clear()
-            self._read[index] = self._filled_layer(index)
+            empty = self._layers[index]
+            self._layers[index] = copy.deepcopy(empty)
+            try:
+                self._fill(self._model, self._parts[index])
+                layer = self._layers[index]
+            finally:
+                self._layers[index] = empty
+            self._require(f"layer {index}", layer)
+            self._finish(self._model, layer)
+            self._read[index] = layer
             if not self.stays_in_memory and index + 1 in self._parts:
                 self._files.read_ahead(self._stored(index + 1))
         return self._read[index]
@@ -143,18 +151,6 @@ class LayeredCheckpoint:
             return self.published.read(stored[0], self._files)
         return self._files.mapped(stored[0])
 
-    def _filled_layer(self, index: int) -> nn.Module:
-        empty = self._layers[index]
-        self._layers[index] = copy.deepcopy(empty)
-        try:
-            self._fill(self._model, self._parts[index])
-            layer = self._layers[index]
-        finally:
-            self._layers[index] = empty
-        self._require(f"layer {index}", layer)
-        self._finish(self._model, layer)
-        return layer
-
     def _require(self, name: str, part: nn.Module, besides: nn.Module | None = None) -> None:
         """Raise CheckpointError unless all that a file holds of ``part`` was read."""
         others = {id(weight) for weight in besides.parameters()} if besides else set()
@@ -170,8 +166,14 @@ class LayeredCheckpoint:
             dtype_plan=model._get_dtype_plan(self.dtype),
             weight_mapping=self._mapping,
         )
-        with named_errors(self._path), _no_progress_bar():
-            found, _ = convert_and_load_state_dict_in_model(model, read, settings)
+        shows = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            with named_errors(self._path):
+                found, _ = convert_and_load_state_dict_in_model(model, read, settings)
+        finally:
+            if shows:
+                logging.enable_progress_bar()
         if found.mismatched_keys:
             name, stored, expected = next(iter(found.mismatched_keys))
             raise CheckpointError(
@@ -281,14 +283,3 @@ def _rows_of(
     rows = stored[used.cpu()].to(ids.device, dtype)
     embedding.weight = nn.Parameter(rows, requires_grad=False)
     return (places,)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

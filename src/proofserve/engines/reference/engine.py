@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -12,8 +13,7 @@ from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.forward import NetworkForward, Passed, last_states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import ChoiceOfExperts, seeded_experts
-from proofserve.protocol.identity import Block
-from proofserve.protocol.scheme import BlockScheme, Scheme
+from proofserve.protocol.scheme import BlockScheme
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
@@ -43,7 +43,7 @@ class ReferenceEngine:
         self._forward_batch = forward_batch
         self._passed = passed
         # Only the last one is kept: in the distance protocol it has a matrix of 8192 rows.
-        self._block: tuple[Scheme, Block, BlockScheme] | None = None
+        self._block = lru_cache(maxsize=1)(lambda scheme, *bound_to: scheme.for_block(*bound_to))
 
     def compute(self, work: Workload, network: Network, nonces: Sequence[int]) -> ProofBatch:
         """The proofs of ``nonces``, any number of them. Raises as ``compute_all``."""
@@ -59,7 +59,8 @@ class ReferenceEngine:
             require_length(work, run.network)
         some = [run for run in runs if run.nonces]
         try:
-            block = self._block_of(work, runs[0].network)
+            network = runs[0].network
+            block = self._block(work.scheme, work.block, network.facts, network.device)
             made = proof_values(
                 block, work.public_key, work.seq_len, some, self._forward_batch, self._passed
             )
@@ -68,12 +69,6 @@ class ReferenceEngine:
         rows = iter(made)
         nothing = np.empty((0, work.scheme.width), np.float32)
         return [_checked(run.nonces, next(rows) if run.nonces else nothing) for run in runs]
-
-    def _block_of(self, work: Workload, network: Network) -> BlockScheme:
-        if self._block is None or self._block[:2] != (work.scheme, work.block):
-            block = work.scheme.for_block(work.block, network.facts, network.device)
-            self._block = work.scheme, work.block, block
-        return self._block[2]
 
 
 def require_length(work: Workload, network: Network) -> None:

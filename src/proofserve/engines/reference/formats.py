@@ -35,7 +35,6 @@ Settings = Mapping[str, Any]
 
 # In the names of safetensors. Nothing but quantised numbers and their scales is stored so.
 _FEW_BITS: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "F4"})
-_BYTES: Final = {"int": "I8", "float": "F8_E4M3"}
 # Scales of a cache in fp8, in the names that vLLM's ``maybe_remap_kv_scale_name`` knows.
 _CACHE_SCALE: Final = re.compile(
     r"\.layers\.(\d+)\.(?:.*\.)?(?:([kv])_scale|([kv])_proj\.output_scale)$"
@@ -304,8 +303,8 @@ def _compressed_matrix(module: str, group: Settings, reader: _Reader) -> Publish
     if not weights.get("symmetric", True):
         needed["zero"] = ".weight_zero_point"
     parts = reader.parts(module, needed, {"groups": ".weight_g_idx"})
-    stored, expected = reader.files.dtype(parts["weight"]), "I32" if packed else _BYTES[kind]
-    if stored != expected:
+    expected = "I32" if packed else {"int": "I8", "float": "F8_E4M3"}[kind]
+    if (stored := reader.files.dtype(parts["weight"])) != expected:
         raise CheckpointError(f"{parts['weight']} is stored as {stored}, not as {expected}")
     inputs = _declared_inputs(module, group.get("input_activations"), reader, parts)
     block = _block_of(module, weights)

@@ -165,7 +165,7 @@ class _DeclaredInputs:
             if isinstance(module, nn.Linear):
                 module.register_forward_pre_hook(partial(rounded_input, rounding))
             else:
-                module.forward = partial(_among_experts, rounding, module.forward)
+                module.forward = _RoundingExperts(rounding, module.forward)
         return layer
 
 
@@ -197,31 +197,27 @@ def rounded_input(
     return (rounding(args[0]), *args[1:])
 
 
-def _among_experts(
-    rounding: Rounding, forward: Callable[..., Tensor], *args: Any, **options: Any
-) -> Tensor:
-    """What experts give when their products round what is multiplied by a matrix."""
-    products = _RoundedProducts(rounding)
-    with products:
-        made = forward(*args, **options)
-    if products.seen < 2:
-        raise CheckpointError("what experts multiply cannot be rounded: a kernel does it all")
-    return made
+class _RoundingExperts(TorchFunctionMode):
+    """The ``forward`` of experts whose products round what is multiplied by a matrix."""
 
-
-class _RoundedProducts(TorchFunctionMode):
-    """While it is open, products round their first operand; ``seen`` counts them."""
-
-    def __init__(self, rounding: Rounding) -> None:
+    def __init__(self, rounding: Rounding, forward: Callable[..., Tensor]) -> None:
         super().__init__()
-        self._rounding = rounding
-        self.seen = 0
+        self._rounding, self._forward = rounding, forward
+        self._products = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Tensor:
+        self._products = 0
+        with self:
+            made = self._forward(*args, **options)
+        if self._products < 2:
+            raise CheckpointError("what experts multiply cannot be rounded: a kernel does it all")
+        return made
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # The products of torch that experts use; the second operand is a matrix.
         if func in {functional.linear, torch._grouped_mm, Tensor.matmul}:
-            self.seen += 1
+            self._products += 1
             args = (self._rounding(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))

@@ -5,6 +5,7 @@
 
 import re
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from proofserve.engines.vetting.start import Name, Pin
@@ -216,13 +217,9 @@ def _pins(section: str) -> tuple[Pin, ...]:
     return tuple(pins)
 
 
-PROOFS, CHAT_FIRST, ORDERLY_END, LIVENESS, RECEIPTS, EMBEDDED, SEVERAL, OFFLINE = map(
-    _pins, _TABLE.split("\n\n")
-)
-ALL: Final = (
-    *(*PROOFS, *CHAT_FIRST, *ORDERLY_END, *LIVENESS),
-    *(*RECEIPTS, *EMBEDDED, *SEVERAL, *OFFLINE),
-)
+_FEATURES: Final = tuple(map(_pins, _TABLE.split("\n\n")))
+PROOFS, CHAT_FIRST, ORDERLY_END, LIVENESS, RECEIPTS, EMBEDDED, SEVERAL, OFFLINE = _FEATURES
+ALL: Final = tuple(chain.from_iterable(_FEATURES))
 
 
 def of_node(receipts: bool) -> tuple[Pin, ...]:

@@ -39,8 +39,7 @@ async def require_equal_ranks(engine_client: Any) -> tuple[str, str | None]:
 def require_equal(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
     """The ``hosts`` of all ranks, which must have the proofserve of the API process, ``own``.
 
-    ``plugin.general`` calls it in the engine core. ``obstacle`` is that of the first rank which has
-    one, as in ``RankReport``.
+    ``obstacle`` is that of the first rank which has one, as in ``RankReport``.
 
     Raises UnsupportedEngine that names each other rank, its host and both versions, or says that a
     rank did not answer; and what the executor raises for a worker that failed.
