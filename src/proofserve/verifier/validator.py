@@ -338,7 +338,7 @@ def _own_profile(served: str | None, published: Network) -> KernelProfile:
     """Raises LabError for an unknown dtype, and for one in which no server rounds."""
     if served is not None and served not in DTYPES:
         raise LabError(f"unknown dtype {served!r}; give bfloat16 or float16")
-    dtype = DTYPES[served] if served else published.declared_dtype
+    dtype = DTYPES[served] if served else published.checkpoint.declared_dtype
     # A checkpoint in float32 is served in 16 bits too, unless an operator asks for more.
     profile = own_profile(torch.bfloat16 if dtype == torch.float32 and not served else dtype)
     if profile is None:

@@ -1,9 +1,8 @@
 """How published checkpoints store their matrices: which tensors belong together, and their format.
 
-``config.json`` names a method, and each matrix of that method lies in the files in several parts:
-numbers of few bits, and scales. Here they become one matrix in float32, under the name and in the
-layout that the unquantised checkpoint has (``rounding`` knows the numbers). What is not understood
-is refused.
+Numbers of few bits and their scales become one matrix in float32, under the name and in the layout
+that the unquantised checkpoint has (``rounding`` knows the numbers). What is not understood is
+refused (ADR 47).
 """
 
 import re

@@ -57,11 +57,6 @@ class Network:
         return self.checkpoint.dtype
 
     @property
-    def declared_dtype(self) -> torch.dtype:
-        """The one that the checkpoint says, in which servers compute by default."""
-        return self.checkpoint.declared_dtype
-
-    @property
     def max_seq_len(self) -> int:
         return int(self.config.max_position_embeddings)
 

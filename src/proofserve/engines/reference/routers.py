@@ -125,10 +125,6 @@ class Router:
         return ExpertLayer(self.experts, chosen, self.groups, of_them)
 
     @property
-    def place(self) -> tuple[int, int]:
-        return self.layer, self.experts
-
-    @property
     def family(self) -> Family:
         return FAMILIES[type(self.module).__name__]
 

@@ -112,7 +112,8 @@ class ExpertMemory:
         if not self._routers:
             return None
         routers = routers_of(suspect)
-        if [each.place for each in routers] != [each.place for each in self._routers]:
+        places, own = ([(r.layer, r.experts) for r in each] for each in (routers, self._routers))
+        if places != own:
             raise CheckpointError(
                 f"the direction test cannot hold experts: the suspect mixes {_layout(routers)},"
                 f" the published checkpoint {_layout(self._routers)}"

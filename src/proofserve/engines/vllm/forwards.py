@@ -26,13 +26,10 @@ NEWEST = 0.25
 class ForwardSize:
     """All forwards of one shape have ``nonces``, and run ``per_part`` of their layers at a time.
 
-    Until it ``is_found``, forwards of one nonce are measured, layer by layer. Several nonces are
-    taken to need as many times as long, so ``nonces`` leave a single layer within ``AIM`` of
-    ``max_wait_s``: ``most``, or a power of two, so that two measurements rarely differ. Where
-    forwards pause is to change no bit of a result, so ``per_part`` follows the time of those that
-    ran.
-
-    ``seconds`` of a forward and ``part_s`` of its longest part are means.
+    Until it ``is_found``, forwards of one nonce are measured, layer by layer. ``nonces`` are
+    ``most``, or a power of two of which a single layer is within ``AIM`` of ``max_wait_s``;
+    ``per_part`` follows the time of the forwards that ran (ADR 48). ``seconds`` of a forward and
+    ``part_s`` of its longest part are means.
     """
 
     max_wait_s: float
