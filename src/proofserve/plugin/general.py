@@ -5,6 +5,7 @@ methods need happen in their first call, which only comes in the engine core.
 """
 
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -82,8 +83,6 @@ def _measure(engine: Any, call: dict[str, Any], forwards: int) -> "Future[dict[s
 
 
 def _liveness(engine: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
     _gate(engine)
     return asdict(engine.proofserve_reporter.join())
 

@@ -137,19 +137,15 @@ class Router:
         """
         family = self.family
         logits, chosen = output[family.logits], output[family.ids].shape[-1]
-        scores = family.preference(self.module, logits, *handed)
-        scores = self._in_groups(scores.masked_fill(~left, -torch.inf), self.choosing(chosen))
-        ids = scores.topk(chosen, dim=-1).indices
-        return self.with_ids(output, ids, logits.masked_fill(~left, -torch.inf))
-
-    def _in_groups(self, scores: Tensor, layer: ExpertLayer) -> Tensor:
-        """``scores`` [tokens, experts], of those outside the preferred groups -inf."""
+        scores = family.preference(self.module, logits, *handed).masked_fill(~left, -torch.inf)
+        layer = self.choosing(chosen)
         grouped = scores.view(len(scores), layer.groups, layer.group_size)
-        best = grouped.topk(min(self.family.leaders, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+        best = grouped.topk(min(family.leaders, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
         preferred = best.topk(layer.chosen_groups, dim=-1).indices
         outside = torch.ones_like(best, dtype=torch.bool).scatter(-1, preferred, value=False)
-        limited: Tensor = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf)
-        return limited.flatten(-2)
+        limited = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(-2)
+        ids = limited.topk(chosen, dim=-1).indices
+        return self.with_ids(output, ids, logits.masked_fill(~left, -torch.inf))
 
     def with_ids(
         self, output: tuple[Tensor, ...], ids: Tensor, logits: Tensor | None = None
