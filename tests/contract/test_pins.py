@@ -83,6 +83,6 @@ def test_a_pin_names_a_function_of_ours(pin: Pin) -> None:
         parts = pin.used_by.split(".")
         for cut in range(1, len(parts) + 1):
             module = ".".join([root, *parts[:cut]])
-            if package.missing(module, ".".join(parts[cut:]), ()) == ():
+            if package.missing(Name(module, ".".join(parts[cut:]))) == ():
                 return
     pytest.fail(f"{pin.used_by} is not a function of ours")

@@ -69,7 +69,7 @@ def write(root: Path, name: str, text: str) -> None:
     ],
 )
 def test_names_that_the_sources_define(sources: Sources, name: str, has: tuple[str, ...]) -> None:
-    assert sources.missing("any.engine.core", name, has) == ()
+    assert sources.missing(Name("any.engine.core", name, has)) == ()
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_names_that_the_sources_define(sources: Sources, name: str, has: tuple[s
 def test_names_that_they_do_not(
     sources: Sources, name: str, has: tuple[str, ...], missing: tuple[str, ...] | None
 ) -> None:
-    assert sources.missing("any.engine.core", name, has) == missing
+    assert sources.missing(Name("any.engine.core", name, has)) == missing
 
 
 def test_a_package_is_a_module_too(sources: Sources) -> None:
-    assert sources.missing("any.engine", "flag", ()) == ()
-    assert sources.missing("any.nowhere", "", ()) is None
+    assert sources.missing(Name("any.engine", "flag", ())) == ()
+    assert sources.missing(Name("any.nowhere", "", ())) is None
 
 
 def lost(*pins: Pin, sources: Sources) -> list[str]:

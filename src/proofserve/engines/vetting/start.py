@@ -110,20 +110,17 @@ class Sources:
         self._scope, self._members = cache(partial(_read, package)), cache(_members)
         self._set_on_self = cache(_set_on_self)
 
-    def missing(self, module: str, name: str, has: Sequence[str]) -> tuple[str, ...] | None:
-        """Which of ``has`` the function or class ``name`` lacks; None if there is no such name.
-
-        An empty ``name`` stands for the module.
-        """
-        scope, found = self._scope(module), None
-        for part in filter(None, name.split(".")):
+    def missing(self, name: Name) -> tuple[str, ...] | None:
+        """Which of what it must have ``name`` lacks; None if there is no such name."""
+        scope, found = self._scope(name.module), None
+        for part in filter(None, name.name.split(".")):
             found = (scope or {}).get(part)
             if found is None:
                 return None
             scope = self._members(found)
         if scope is None:
             return None
-        missing = tuple(each for each in has if each not in scope)
+        missing = tuple(each for each in name.has if each not in scope)
         # The search within methods takes longest, so it is made for what was not found before.
         if missing and isinstance(found, ast.ClassDef):
             return tuple(each for each in missing if each not in self._set_on_self(found))
@@ -186,14 +183,10 @@ def _set_on_self(found: ast.ClassDef) -> frozenset[str]:
 
 def moved(pins: Iterable[Pin], sources: Sources) -> list[str]:
     """A line for each pin of which the sources have neither spelling, and the feature it breaks."""
-
-    def missing(name: Name) -> tuple[str, ...] | None:
-        return sources.missing(name.module, name.name, name.has)
-
     lines = []
     for pin in pins:
-        gone, newest = missing(pin.newest), pin.newest
-        if gone == () or (pin.older and all(missing(each) == () for each in pin.older)):
+        gone, newest = sources.missing(pin.newest), pin.newest
+        if gone == () or (pin.older and all(sources.missing(each) == () for each in pin.older)):
             continue
         place = ".".join(filter(None, (newest.module, newest.name)))
         text = f"no {place}" if gone is None else f"{place} without {', '.join(gone)}"
