@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from proofserve.models.architectures import architecture, shape
+from proofserve.models.architectures import ARCHITECTURES, SHAPES
 from proofserve.models.writer import ModelSummary, seeded_weights
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import ModelFacts
@@ -68,8 +68,8 @@ def _moves(model: PreTrainedModel) -> Moves:
 
 def test_a_cheat_moves_the_vectors_ten_times_as_far_as_rounding(tiny: ModelSummary) -> None:
     moves = _moves(AutoModelForCausalLM.from_pretrained(tiny.path))
-    assert len(moves.drops) == shape("tiny").layers
-    if architecture(tiny.arch).chosen > 1:
+    assert len(moves.drops) == SHAPES["tiny"].layers
+    if ARCHITECTURES[tiny.arch].chosen > 1:
         # Rounding alone changes the experts of some tokens, and moves vectors further.
         assert moves.margin > 2
         return
@@ -107,16 +107,16 @@ def test_tokens_enter_at_the_scale_of_a_proof(tiny: ModelSummary) -> None:
 
 
 def test_a_dtype_only_rounds_the_same_numbers() -> None:
-    family = architecture("qwen3")
-    config = family.config(shape("tiny"))
+    family = ARCHITECTURES["qwen3"]
+    config = family.config(SHAPES["tiny"])
     exact = dict(seeded_weights(family, config, 3, torch.float32))
     for name, rounded in seeded_weights(family, config, 3, torch.bfloat16):
         assert torch.equal(rounded, exact[name].to(torch.bfloat16))
 
 
 def test_no_two_tensors_share_their_numbers() -> None:
-    family = architecture("llama")
-    weights = dict(seeded_weights(family, family.config(shape("tiny")), 0, torch.float32))
+    family = ARCHITECTURES["llama"]
+    weights = dict(seeded_weights(family, family.config(SHAPES["tiny"]), 0, torch.float32))
     squares = [weights[f"model.layers.{i}.self_attn.o_proj.weight"] for i in range(6)]
     flat = torch.stack([square.flatten() for square in squares])
     correlations = torch.corrcoef(flat) - torch.eye(len(squares))

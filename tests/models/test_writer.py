@@ -16,7 +16,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
 def test_it_loads_without_a_missing_or_a_spare_tensor(tiny: ModelSummary) -> None:
     model, info = AutoModelForCausalLM.from_pretrained(tiny.path, output_loading_info=True)
     assert not any(info.values())
-    assert type(model).__name__ == architectures.architecture(tiny.arch).class_name
+    assert type(model).__name__ == architectures.ARCHITECTURES[tiny.arch].class_name
     assert model.dtype == torch.bfloat16
     # With the numbers that a router adds to its scores, which torch calls a buffer.
     assert tiny.parameters == sum(each.numel() for each in model.state_dict().values())

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from proofserve.models.architectures import architecture, shape
+from proofserve.models.architectures import ARCHITECTURES, SHAPES
 from proofserve.models.writer import write_model
 from support.mixtures import seeded
 
@@ -34,7 +34,7 @@ class SmallModels:
         """Four layers of N(0, 0.02), as a model is born: a proof hardly feels any of them."""
         path = self._root / "flat"
         if not path.exists():
-            config = architecture("qwen3").config(replace(shape("tiny"), layers=4))
+            config = ARCHITECTURES["qwen3"].config(replace(SHAPES["tiny"], layers=4))
             config.initializer_range = 0.02
             with torch.random.fork_rng():
                 torch.manual_seed(0)
@@ -46,7 +46,7 @@ class SmallModels:
         """Two layers of 8 experts, 2 a token: much quicker than the tiny one."""
         path = self._root / "mixture"
         if not path.exists():
-            config = architecture("qwen3_moe").config(replace(shape("tiny"), layers=2, hidden=64))
+            config = ARCHITECTURES["qwen3_moe"].config(replace(SHAPES["tiny"], layers=2, hidden=64))
             config.num_experts, config.num_experts_per_tok = 8, 2
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             seeded(model)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import SUSPECTS
-from proofserve.models.architectures import architecture, shape
+from proofserve.models.architectures import ARCHITECTURES, SHAPES
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchScheme
@@ -253,7 +253,7 @@ def test_a_smaller_checkpoint_saves_what_it_leaves_out(
 def test_a_checkpoint_that_cannot_read_the_inputs_is_named(
     setup: AuditSetup, tmp_path: Path, field: str, value: int
 ) -> None:
-    config = architecture("qwen3").config(shape("tiny"))
+    config = ARCHITECTURES["qwen3"].config(SHAPES["tiny"])
     setattr(config, field, value)
     config.pad_token_id = None
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

@@ -269,17 +269,3 @@ SHAPES: Final[Mapping[str, Shape]] = {
     # The layers of Qwen3-0.6B. The vocabulary is smaller: a proof uses no tokens and no head.
     "0.6b": Shape(hidden=1024, layers=28, heads=16, kv_heads=8, intermediate=3072, head_dim=128),
 }
-
-
-def architecture(name: str) -> Architecture:
-    """Raises ValueError, which lists the known ones."""
-    if name not in ARCHITECTURES:
-        raise ValueError(f"unknown architecture {name!r}; choose from {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]
-
-
-def shape(size: str) -> Shape:
-    """Raises ValueError, which lists the known ones."""
-    if size not in SHAPES:
-        raise ValueError(f"unknown size {size!r}; choose from {', '.join(SHAPES)}")
-    return SHAPES[size]

@@ -36,7 +36,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from proofserve.models.architectures import Architecture, architecture, build_tokenizer, shape
+from proofserve.models.architectures import ARCHITECTURES, SHAPES, Architecture, build_tokenizer
 from proofserve.models.trained import TrainedModel, require_own_tokens
 
 DTYPE: Final = torch.bfloat16
@@ -101,7 +101,10 @@ def write_model(directory: Path, arch: str, size: str, seed: int = 0) -> ModelSu
         ValueError: ``arch`` or ``size`` is unknown.
         FileExistsError: ``directory`` exists and is not an empty directory. It was not touched.
     """
-    family, dimensions = architecture(arch), shape(size)
+    for kind, known, name in (("architecture", ARCHITECTURES, arch), ("size", SHAPES, size)):
+        if name not in known:
+            raise ValueError(f"unknown {kind} {name!r}; choose from {', '.join(known)}")
+    family, dimensions = ARCHITECTURES[arch], SHAPES[size]
     directory = directory.absolute()
     _refuse_if_in_use(directory)
     config = family.config(dimensions)
