@@ -77,6 +77,7 @@ def _refuse_if_in_use(directory: Path) -> None:
 @contextmanager
 def _appearing_at_once(directory: Path) -> Iterator[Path]:
     """A hidden sibling of ``directory``: renamed to it at the end, or removed after an error."""
+    _refuse_if_in_use(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     # On the same file system as the target, or the rename would be a copy.
     staging = directory.parent / f".{directory.name}.{uuid.uuid4().hex}"
@@ -106,7 +107,6 @@ def write_model(directory: Path, arch: str, size: str, seed: int = 0) -> ModelSu
             raise ValueError(f"unknown {kind} {name!r}; choose from {', '.join(known)}")
     family, dimensions = ARCHITECTURES[arch], SHAPES[size]
     directory = directory.absolute()
-    _refuse_if_in_use(directory)
     config = family.config(dimensions)
     config.architectures = [family.class_name]
     config.dtype = DTYPE
@@ -128,7 +128,6 @@ def write_trained(directory: Path, model: TrainedModel) -> ModelSummary:
     ValueError if this version of the package tokenizers makes other tokens.
     """
     directory = directory.absolute()
-    _refuse_if_in_use(directory)
     with _appearing_at_once(directory) as staging:
         model.copy_weights(staging)
         config = AutoConfig.from_pretrained(staging)

@@ -35,8 +35,7 @@ def states_of(
         batches = [torch.tensor([ids], device=network.device) for ids in every]
         (found,) = last_states([NetworkForward(network, batches, experts=experts)])
         for (prompt, _), states in zip(chats, found, strict=True):
-            behind: Tensor = states[0, len(prompt) - 1 :].float()
-            yield behind
+            yield states[0, len(prompt) - 1 :].float()
     except (RuntimeError, ValueError, IndexError) as error:
         raise EngineFault(f"the reference forward failed: {error}") from error
 
