@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,6 +27,7 @@ _logger = logging.getLogger(__name__)
 
 CACHE: Final = "weights_digest.json"
 INDEX: Final = "model.safetensors.index.json"
+_CHUNK: Final = 2**24
 # Bytes, as much as Linux reads ahead at least.
 READ_AHEAD: Final = 2**17
 _WITHOUT = "sketches cannot be proved with this checkpoint: %s"
@@ -143,14 +143,18 @@ def _stamp(folder: Path) -> dict[str, list[int]]:
 
 def _lines(file: Path) -> Iterator[tuple[bytes, bytes]]:
     """The name of each tensor of a file, and its line."""
-    header, raw = _header(file), np.memmap(file, np.uint8, "r")
-    for name, (about, where) in header.items():
-        if where.stop > len(raw):
-            raise ProtocolError("weights_digest", f"{file} ends within {name}")
-        content = hashlib.sha256(raw[where.start : where.stop].data)
-        shape = "[" + ",".join(map(str, about["shape"])) + "]"
-        line = f"{name} {about['dtype']} {shape} {content.hexdigest()}\n"
-        yield name.encode(), line.encode()
+    with file.open("rb") as opened:
+        for name, (about, where) in _header(file).items():
+            opened.seek(where.start)
+            content = hashlib.sha256()
+            # In chunks: pages of a mapped file would count as memory of the process.
+            for begin in range(0, len(where), _CHUNK):
+                content.update(opened.read(min(_CHUNK, len(where) - begin)))
+            if opened.tell() < where.stop:
+                raise ProtocolError("weights_digest", f"{file} ends within {name}")
+            shape = "[" + ",".join(map(str, about["shape"])) + "]"
+            line = f"{name} {about['dtype']} {shape} {content.hexdigest()}\n"
+            yield name.encode(), line.encode()
 
 
 def _header(file: Path) -> dict[str, tuple[dict[str, Any], range]]:
