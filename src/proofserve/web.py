@@ -78,7 +78,11 @@ def http_parts(url: str) -> SplitResult | None:
 
 
 def bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The bearer key of a request; empty, the key of no client, if it has none or several."""
+    """The key in a request's Authorization header, in the bytes that the client sent.
+
+    Empty, which is the key of no client, if the request has no bearer key or several Authorization
+    headers. Names are in lower case.
+    """
     found = [value for name, value in headers if name == b"authorization"]
     return key_of(found[0]) if len(found) == 1 else b""
 
@@ -94,7 +98,10 @@ def digest(key: bytes) -> bytes:
 
 
 def request_id_of(given: bytes | None) -> bytes:
-    """``given`` if fit for a log line; else a new id, which is secret: it opens a receipt."""
+    """``given``, the client's id, if it is fit for a log line; else a new id.
+
+    A new id cannot be guessed: the id of an answer is made of it, and opens the answer's receipt.
+    """
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return os.urandom(16).hex().encode()

@@ -58,7 +58,10 @@ _TEXT_OF = {
 
 @dataclass(eq=False)
 class NodeHistory:
-    """Looks at ``status`` each second while ``watch`` runs, and whenever the page is shown."""
+    """Looks at ``status`` each second while ``watch`` runs, and whenever the page is shown.
+
+    ``stall`` says why engine cores hang, ``clock`` gives Unix seconds.
+    """
 
     _status: Callable[[], Status]
     _stall: Callable[[], str | None]

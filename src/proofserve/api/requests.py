@@ -1,7 +1,11 @@
 """From a request to its response: the caller, the body, and the status of each error.
 
 Our routes belong to vLLM's application: no exception of theirs may reach vLLM's error handlers.
-Bodies are bounded in bytes and in values, which are counted before they are parsed (ADR 16).
+
+Bodies are JSON, bounded in bytes and in values, and parsed strictly. Python's own parser also
+accepts UTF-16, byte order marks and halves of surrogate pairs. Every parser holds the event loop
+for seconds while it makes millions of small objects, so the values of a body are counted before it
+is parsed (ADR 16 has the figures).
 """
 
 import logging
@@ -103,7 +107,10 @@ _COMMA, _LIST, _OBJECT, _QUOTE = b',[{"'
 
 
 async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJsonRequest:
-    """Read the body of ``request``, bounded in bytes and in values. Raises ApiError."""
+    """Read the body of ``request``: at most ``max_bytes``, and values for ``nonces`` nonces.
+
+    Raises ApiError: as soon as the body is known to be larger, or if body or client are lost.
+    """
     setting = "POC_MAX_BODY_BYTES"
     if not nonces and max_bytes > _BYTES_WITHOUT_LIST:
         max_bytes, setting = _BYTES_WITHOUT_LIST, "this call takes no list"

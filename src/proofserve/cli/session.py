@@ -39,9 +39,10 @@ _POLL_S: Final = 0.2
 class Interrupts:
     """Delays Ctrl-C and SIGTERM until the context ends, except inside ``allowed``.
 
-    An exception before a server's process id is noted, or during its cleanup, would leave the
-    server running for ever. ``check`` and ``allowed`` turn a noted signal into SystemExit with the
-    code that a shell expects (130 after Ctrl-C, 143 after SIGTERM), once: no later signal disturbs
+    An exception between the start of a server and the note of its process id would leave that
+    server running for ever, and an exception during its cleanup would stop the cleanup. So a
+    signal is only noted; ``check`` and ``allowed`` turn it into SystemExit with the code that a
+    shell expects: 130 after Ctrl-C, 143 after SIGTERM. They do this once: no later signal disturbs
     the cleanup.
     """
 

@@ -228,9 +228,10 @@ class KeyTraffic(DashboardRecord, frozen=True, kw_only=True):
 
 
 class GatewayPanel(DashboardRecord, frozen=True, kw_only=True):
-    """Load and answers of a gateway, and waits for permits in the last ``waits_over_s`` seconds.
+    """Load and answers of a gateway. ``waits`` is a histogram of waits for a permit, in seconds.
 
-    ``waits`` has one count for each of ``wait_bounds`` and a last one for longer waits.
+    ``waits`` has one count for each of ``wait_bounds`` and a last one for longer waits, of the last
+    ``waits_over_s`` seconds. Keys beyond a limit are left out: ``keys_left_out`` says how many.
     """
 
     load: tuple[NamedTrend, ...]

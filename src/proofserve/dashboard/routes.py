@@ -1,4 +1,8 @@
-"""``GET /dashboard``: the page, its files, and snapshots that are read once for all open pages."""
+"""``GET /dashboard``: the page, its files, one snapshot, and a stream of snapshots.
+
+A snapshot is read once per interval for all open pages, however many they are. Each page shows a
+part of its members, those first that need an operator.
+"""
 
 import asyncio
 import hashlib
@@ -153,7 +157,10 @@ class SnapshotFeed:
         return await asyncio.shield(self._reading)
 
     async def events(self, view: PageView) -> AsyncIterator[bytes]:
-        """Server-sent events: ``snapshot``, ``same`` or ``problem``; comments while it reads."""
+        """Server-sent events: ``snapshot``, ``same`` (nothing has changed) or ``problem``.
+
+        While a reading takes long there are comments, so that the page knows the connection works.
+        """
         shown = ""
         while not self.is_ending():
             began = self.clock()

@@ -62,9 +62,12 @@ _WINNERS = msgspec.json.Decoder(_WinnersBody)
 
 
 def read(body: bytes, round_: FleetRound, lane: int) -> MemberFindings:
-    """What a member found, from the body of its ``/generated`` callback, all of it checked.
+    """What a member found, from the body of its ``/generated`` callback.
 
-    Raises ProtocolError with the field. A large body takes tenths of a second: call it in a thread.
+    Checks all of it: block, key and node number are those of the round, vectors have its width and
+    finite values in canonical base64, distances are below its target, nonces are distinct and of
+    this lane. Raises ProtocolError with the field. It needs no event loop; a large body takes
+    tenths of a second, so call it in a thread.
     """
     spec, nonce_lane = round_.spec, round_.nonces_of(lane)
     try:

@@ -41,7 +41,10 @@ _REASONS: Mapping[int, Refusal] = {404: Refusal.UNKNOWN_NONCE, 410: Refusal.VECT
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """``lanes`` of each round; seconds that a start waits for members, and a stop for results."""
+    """``lanes`` of each round; how long a start waits for the members, and a stop for results.
+
+    Times in seconds. The members go on starting, or delivering, when the wait is over.
+    """
 
     lanes: int = 64
     start_wait_s: float = 3.0

@@ -71,7 +71,8 @@ class MemberList:
         """Add members that are named and not known, and remove those named no more.
 
         A member that left the DNS or the list is removed only once it does not answer, and one that
-        joined by itself after a day of silence. Returns whether the database was changed.
+        joined by itself after a day of silence. Returns whether the database was changed. Raises
+        StoreUnavailable.
         """
         wanted = {each.url: each for each in (*await self._of_dns(), *self._listed)}
         known = {each.member.url: each for each in overview.members}

@@ -196,7 +196,11 @@ class FleetRound:
         return self.spec.round_id
 
     def nonces_of(self, lane: int) -> NonceLane:
-        """The nonces of lane 0 .. ``lanes`` - 1: disjoint, together all. Raises ValueError."""
+        """The nonces of lane number ``lane`` = 0 .. ``lanes`` - 1: disjoint, together all.
+
+        A member is started with these four numbers. Raises ValueError for a round without lanes
+        and for a number outside the range.
+        """
         own = self.spec.lane
         if own is None or not 0 <= lane < self.lanes:
             raise ValueError(f"round {self.id} has lanes 0..{self.lanes - 1}, and no lane {lane}")

@@ -196,7 +196,10 @@ class VerificationControl:
                 await asyncio.to_thread(sender.close)
 
     async def ask(self, member_id: str) -> VerificationJob:
-        """Sample all that a member has stored of the newest round. Raises Refused."""
+        """Have all that a member has stored of the newest round sampled now.
+
+        Raises Refused (NOTHING_TO_VERIFY), and StoreUnavailable.
+        """
         overview = self._watch.current
         condition = next((e for e in overview.members if e.member.id == member_id), None)
         rule = self._policy.rule_of(condition) if condition else None

@@ -185,7 +185,10 @@ class Overview:
 
 @dataclass(eq=False, repr=False)
 class FleetWatch:
-    """Reads the database each second while ``run`` runs. ``limits`` are of the fleet's requests."""
+    """Reads the database each second while ``run`` runs.
+
+    ``limits`` has the fleet's own limits of requests. ``clock`` gives wall-clock seconds.
+    """
 
     _store: FleetStore
     _rules: Rules

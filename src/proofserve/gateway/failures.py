@@ -1,4 +1,8 @@
-"""The gateway's own errors, in OpenAI's shape; ``code`` is stable, and the outcome in metrics."""
+"""All errors of the gateway itself, and their HTTP responses.
+
+The body has the shape of OpenAI's errors. ``code`` is stable and also names the outcome in the
+metrics. The gateway passes errors of a backend on unchanged.
+"""
 
 import json
 import math

@@ -1,4 +1,8 @@
-"""What each client may use: its own gateway's limits, or those that several share (ADR 39)."""
+"""What each client may use: keys, what a request may cost, and limits that gateways share (ADR 39).
+
+Limits count in windows of a minute: a gateway's own, or those that several gateways spend together
+and tell each other of through Redis.
+"""
 
 import asyncio
 import logging
@@ -162,7 +166,10 @@ class Client:
 
 
 class Clients:
-    """All clients; without keys an anonymous one that has no limits."""
+    """All clients. Without keys every request is of one anonymous client without limits.
+
+    ``new_window`` makes the windows of all limits; without it they are this gateway's own.
+    """
 
     def __init__(
         self,

@@ -247,7 +247,11 @@ class ClosedLoop(Generic[R]):
 
 @dataclass(slots=True)
 class Stream:
-    """One streamed answer: when ``tokens`` came, and how many. ``error`` is as in ``Reply``."""
+    """One streamed answer. ``tokens``: how many came with an event, and when.
+
+    Instants are seconds of the monotonic clock. ``error`` says why the answer is missing or
+    incomplete; it is None otherwise.
+    """
 
     tokens: list[tuple[float, int]] = field(default_factory=list)
     error: str | None = None

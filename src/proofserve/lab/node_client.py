@@ -125,7 +125,10 @@ class NodeClient:
         return [Claim(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
 
     def answer_within(self, work: Work, nonces: Sequence[int], seconds: float) -> bytes:
-        """The answer as it came. Raises TooSlowError unless all came in time, and NodeError."""
+        """The answer about the vectors of ``nonces`` as it came.
+
+        Raises TooSlowError unless all of it came within ``seconds``, and NodeError.
+        """
         body = {**work.body, "nonces": list(nonces), "wait": True}
         return asyncio.run(self._answer_within(body, seconds))
 

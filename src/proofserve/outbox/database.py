@@ -1,4 +1,7 @@
-"""One SQLite file behind one thread. A damaged file is renamed, for an operator to recover."""
+"""One SQLite file behind one thread, so that the event loop never waits for a disk.
+
+A damaged file is renamed and never written to again, so that an operator can recover it.
+"""
 
 import asyncio
 import fcntl
@@ -72,7 +75,10 @@ class Database:
         return await self._run("BEGIN IMMEDIATE", lambda c: work(c, *args, **kw))
 
     async def delete(self, *steps: Callable[[sqlite3.Connection], int]) -> int:
-        """Repeat each step, a transaction, until it returns 0, with pauses. Returns the sum."""
+        """Repeat each step, in a transaction of its own, until it returns 0. Returns their sum.
+
+        A step takes some milliseconds; the pauses leave most of the time to other transactions.
+        """
         done = 0
         for step in steps:
             while found := await self.write(step):

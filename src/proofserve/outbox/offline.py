@@ -164,7 +164,10 @@ def retry(
 
 
 def origin_of(url: str) -> str | None:
-    """Scheme, host and port of ``url``, None without them: the rest of it can hold secrets."""
+    """Scheme, host and port (if not the default) of ``url``; None without scheme or host.
+
+    The rest of a callback URL is not shown, because path, query and user name can hold secrets.
+    """
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
@@ -225,9 +228,16 @@ def read_statistics(connection: sqlite3.Connection, now: float) -> dict[str, Any
     """The numbers of the whole file, without what is already deleted, as JSON values.
 
     ``uncut_rounds`` have results that are in no callback yet; ``deleted_results`` were delivered.
-    Of the callbacks to each origin ``failing`` ones are pending and have failed since they were
-    queued or retried, and ``revived`` ones had expired before an operator made them due again.
-    ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait, None where nothing is pending.
+    ``receipts`` are those kept, ``log_entries`` those of their log.
+
+    ``targets`` has the callbacks of each origin: ``pending`` are not delivered yet; ``failing`` of
+    these have failed since they were queued or retried by the operator. ``delivered`` are those
+    that are not deleted yet. ``expired`` had too many failures; ``revived`` counts expired ones
+    that the operator made due again. ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait,
+    None where nothing is pending. ``last_error`` is the kind of the newest failure among
+    undelivered callbacks.
+
+    ``newest_rounds`` has the ``results`` that each keeps, failures among them.
     """
     connection.create_function("origin", 1, cache(lambda url: origin_of(url) or "not an address"))
     # ``HTTP 503``, ``ConnectError``, ...; the text after it may come from the target.

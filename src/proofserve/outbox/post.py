@@ -270,7 +270,10 @@ async def _excerpt(response: httpx.Response) -> str:
 
 @dataclass(slots=True, eq=False)
 class UrlCheck:
-    """Checks the URL that a request names within ``timeout_s``; a slow lookup continues alone."""
+    """Checks a callback URL when a request names it; each attempt checks the addresses again.
+
+    ``timeout_s`` limits a call in seconds. A lookup that takes longer continues on its own.
+    """
 
     allowlist: Allowlist
     resolve: Resolve = resolve

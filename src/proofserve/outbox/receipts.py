@@ -79,7 +79,11 @@ class SqliteReceipts(ReceiptStorage):
         return await self._database.read(_gauges)
 
     async def prune(self, older_than_s: float, forget_s: float) -> int:
-        """Delete old receipts, and their ids ``forget_s`` later. Returns the number of rows."""
+        """Delete receipts stored more than ``older_than_s`` seconds ago.
+
+        Their ids stay for ``forget_s`` seconds more. Returns the number of rows deleted. It deletes
+        in steps of some milliseconds, with pauses for other transactions.
+        """
         before = self._clock() - older_than_s
         step = partial(_prune, bodies_before=before, rows_before=before - forget_s)
         deleted = await self._database.delete(step)
@@ -188,7 +192,10 @@ def _gauges(connection: Connection) -> ReceiptGauges:
 
 
 def _prune(connection: Connection, bodies_before: float, rows_before: float) -> int:
-    """Delete some bodies or rows that were stored before these times. Returns how many."""
+    """Delete some receipts stored before ``bodies_before``, and ids before ``rows_before``.
+
+    Times are wall-clock seconds. Returns the number of rows deleted, 0 if nothing was left.
+    """
     bodies = connection.execute(_DELETE_BODIES, (bodies_before, _BODIES)).rowcount
     connection.execute("UPDATE receipt_totals SET deleted = deleted + ?", (bodies,))
     return bodies or connection.execute(_DELETE_ROWS, (rows_before, _ROWS)).rowcount

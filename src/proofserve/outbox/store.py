@@ -30,10 +30,13 @@ from proofserve.wire.callbacks import callback
 
 
 class SqliteOutbox(Outbox):
-    """Keeps everything on disk, also for the sender; made by ``open``.
+    """Keeps everything on disk; made by ``open``, and closes when its context is left.
+
+    It is also the sender's ``CallbackStore``.
 
     Methods raise ValueError for an unknown round, and OutboxUnavailable if the disk fails: nothing
     is stored then, and the outbox stays usable. ``news`` is set when the sender may have work.
+    ``receipts`` are in the same file. Only ``prune`` deletes anything.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -110,7 +113,10 @@ class SqliteOutbox(Outbox):
         await self._database.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))
 
     async def prune(self, older_than_s: float) -> Pruned:
-        """Delete what was delivered over ``older_than_s`` seconds ago. Returns the numbers."""
+        """Delete what was delivered more than ``older_than_s`` seconds ago. Returns the numbers.
+
+        It deletes in steps of some milliseconds, with pauses for other transactions.
+        """
         before = self._clock() - older_than_s
         at_first = await self._database.read(pruning.totals)
         await self._database.delete(partial(pruning.step, before=before), pruning.shrink)

@@ -118,6 +118,9 @@ def fresh_seed() -> str:
 
 
 def pad(nonces: Sequence[int], size: int) -> tuple[int, ...]:
-    """Fill up to ``size`` with padding nonces -1, -2, ... (B.2). Raises as ``check_nonces``."""
+    """Fill up to ``size`` with padding nonces -1, -2, ... (B.2); ``size`` or more stay as they are.
+
+    Raises ProtocolError for nonces that ``check_nonces`` refuses: no nonce is negative.
+    """
     check_nonces("nonces", nonces)
     return (*nonces, *range(-1, len(nonces) - size - 1, -1))

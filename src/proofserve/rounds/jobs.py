@@ -41,7 +41,11 @@ class JobQueue:
         return entry.request_id
 
     async def run(self, job: Job) -> Outcome:
-        """Compute ``job`` in its turn while the caller waits; ``cancel`` does not end it."""
+        """Compute ``job`` in its turn while the caller waits; its result is not kept.
+
+        ``cancel`` does not end this job; cancelling the caller does. Raises Refused
+        (QUEUE_FULL) and as ``Computation.run``.
+        """
         with self._computation.admission.admitted(len(job.nonces)):
             async with self._places_in_order.turn():
                 return await self._computation.run(job, started=lambda: None)

@@ -1,4 +1,9 @@
-"""Proves a round's lane on cores that take batches as they become free, in lane order (ADR 30)."""
+"""Proves the batches of a round's lane on the engine's cores, and hands them on in lane order.
+
+Cores take batches of one lane as they become free, so a core that serves much chat proves little
+and holds no other core up for long. What is stored is the same as with one core: no hole, and one
+number as the progress of the round (ADR 30).
+"""
 
 import asyncio
 import logging
@@ -137,7 +142,11 @@ class Prover:
         return next(iter(troubles)) if all(troubles) else None
 
     async def next(self) -> ProofBatch:
-        """The next batch. Raises EngineFault once no core proves, EngineGone and ProtocolError."""
+        """The next batch of the lane; later calls are already in flight.
+
+        Raises EngineFault (every core had ``max_faults`` faults in a row), EngineGone and
+        ProtocolError (the lane has no further nonces).
+        """
         for core in self._cores:
             if not core.calls:
                 core.calls = [

@@ -248,12 +248,15 @@ class Limits:
     """Limits of a node's round, of its jobs, and of its engine's answers.
 
     Of a round: ``depth`` calls of each engine core are in flight at a time. Several cores prove at
-    most ``max_ahead_nonces`` from the oldest nonce without a result on. While ``max_unrecorded``
-    finished batches wait for the outbox, engine calls pause. ``fault_backoff_s`` holds the pauses
-    after the first, second, ... fault of the same batch; fault number ``max_faults`` ends the
-    round. A stopped round waits ``flush_timeout_s`` for its engine, and as long for its outbox.
+    most ``max_ahead_nonces`` from the oldest nonce without a result on, which a core may hold up
+    while it serves chat. At most ``max_unrecorded`` finished batches wait for the outbox; then the
+    round pauses its engine calls. ``fault_backoff_s`` holds the pauses after the first, second, ...
+    fault of the same batch; fault number ``max_faults`` ends the round. A stopped round waits at
+    most ``flush_timeout_s`` for its engine, and as long for its outbox. A running round logs one
+    line every ``log_interval_s``.
 
-    Of jobs: the queue, how long chat may delay a chunk, and all kept results together.
+    Of jobs: the queue, how long chat may delay a chunk, and how long results are kept;
+    ``max_kept_jobs`` and ``max_kept_nonces`` bound all kept results together.
 
     Of the engine: its first answer, and its choice of a round's forwards, take ``engine_answer_s``
     at most. After that one that gives no gauges within ``engine_busy_s`` is busy.

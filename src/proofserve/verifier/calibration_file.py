@@ -166,7 +166,7 @@ class CalibrationFile(_Strict):
         return self
 
     def write(self, path: Path) -> None:
-        """On one line: the figures are many, and for programs."""
+        """Raises OSError. On one line: the figures are many, and for programs."""
         path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
     def null(self, room: float) -> HonestPopulations:

@@ -32,8 +32,9 @@ class ClaimedArtifacts:
 
     ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
     ``width`` is the number of values per vector. It and what follows are None where the source does
-    not say. ``faults`` has the nonces whose vectors the prover committed to and did not open.
-    ``ran_on`` are the facts of the engine, where a file has them.
+    not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal. ``faults`` has the nonces
+    whose vectors the prover committed to and did not open. ``ran_on`` are the facts of the engine,
+    where a file has them.
     """
 
     block_hash: str
@@ -107,9 +108,10 @@ def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
     """What an engine computes to check ``claimed``: work of the shape that was asked for.
 
     A shape is a scheme, ``k_dim`` and ``seq_len``. Asked for is what ``options`` say, else what
-    the source says, else the default. Where options and source differ, an honest node must not pay
-    for it. Within the shape that was asked for, every claim that is not a vector of it is a
-    mismatch: garbage does not excuse itself. ``require_width`` is for sources that do not say it.
+    the source says, else the default. Where options and source differ, the call is wrong: which of
+    them is not known, and an honest node must not pay for it. Within the shape that was asked
+    for, every claim that is not a vector of it is a mismatch, be it one or all: garbage does not
+    excuse itself. ``require_width`` is for sources that do not say their shape.
 
     Raises LabError for an option that contradicts the source, and for what neither says and has no
     default, and ProtocolError for a scheme or its length.

@@ -203,7 +203,10 @@ def report_of(
     seconds: float,
     where: Mapping[str, str | int],
 ) -> Report:
-    """Rates and spreads are in percentage points, the rest in units of distance."""
+    """The figures. Rates and spreads are in percentage points, the rest in units of distance.
+
+    ``seconds`` do not include the start of a server.
+    """
     low, high = found.interval
     chance = sampling_spread(sample.blocks, sample.per_block, found.rate)
     winners = ", ".join(map(_percent, found.block_rates))

@@ -176,7 +176,7 @@ class CheckpointValidator:
     def states(
         self, prompt: Sequence[int], output: Sequence[int], kernel: str | None = None
     ) -> NDArray[np.float32]:
-        """The states [tokens, hidden] behind the tokens of an answer."""
+        """The states [tokens, hidden] behind the tokens of an answer. Raises EngineFault."""
         (states,) = states_of(self._reader(kernel), [(prompt, output)])
         found: NDArray[np.float32] = states.cpu().numpy()
         return found

@@ -180,10 +180,13 @@ def verdict_of(judges: Sequence[Judge[Any]]) -> tuple[SequentialResult, int]:
 
 
 class ExactJudge(Judge[ClaimError]):
-    """Counts the claims that are the vector of an engine that we trust, value by value in float16.
+    """Counts the claims that are the vector of an engine that we trust, value by value.
 
-    If all are, they clear the node, whatever computed them. One that differs says nothing, because
-    honest engines differ, and ends the test: what the node did in the other nonces is then unknown.
+    An engine publishes numbers of float16.
+
+    If all are, they clear the node: whatever computed them, the published weights would have given
+    the same. One that differs says nothing, because honest engines differ, and ends the test: what
+    the node did in the other nonces is then unknown. So it neither convicts nor refutes.
     """
 
     name = "exact"
@@ -239,7 +242,10 @@ class ExactJudge(Judge[ClaimError]):
 
 
 def nonces_needed(chances: Chances) -> int:
-    """After so many equal ones a node that forges the share is cleared with beta at most."""
+    """After so many equal ones, a node that forges the share is cleared with beta at most.
+
+    A sample of n nonces has none of those with a chance of (1 - share)^n.
+    """
     if chances.share == 1.0:
         return 1
     # A sample of n nonces has none of those with a chance of (1 - share)^n.

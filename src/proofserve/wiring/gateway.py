@@ -86,7 +86,10 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
 
 
 def backends_of(text: str) -> tuple[tuple[BackendSpec, ...], tuple[BackendSpec, ...]]:
-    """The backends of ``http://a:8001*2``, and the names of ``dns:http://c:8001``, with commas."""
+    """The backends of ``http://a:8001*2,http://b:8001``, and the names of ``dns:http://c:8001``.
+
+    Raises ValueError if it is not valid.
+    """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     names, specs = list[BackendSpec](), list[BackendSpec]()
     for part in parts:

@@ -34,7 +34,10 @@ SHOWN = 200
 
 
 def joining_of(settings: NodeSettings) -> "FleetJoining | None":
-    """How this node joins a fleet; None without one. Raises ValueError, naming the variable."""
+    """How the settings have this node join a fleet; None for a node without a fleet.
+
+    Raises ValueError, naming the variable, for a URL that is none and for a missing one or key.
+    """
     if settings.fleet is None:
         return None
     key = settings.fleet_key.get_secret_value() if settings.fleet_key else ""

@@ -96,6 +96,12 @@ def read(outbox: Path) -> OwnerAddress | None:
 
 @dataclass(eq=False, repr=False)
 class Ownership:
+    """Whether this process owns the node, and where the process is that does.
+
+    ``server`` is that of ``this_server``. ``private_app`` makes the application that the
+    owner serves to the other processes.
+    """
+
     _outbox: Path
     _server: str
     _start: StartNode

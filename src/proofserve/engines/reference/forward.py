@@ -89,7 +89,11 @@ def _through_layer(index: int, of: NetworkForward, batches: Sequence["_Batch"]) 
 
 
 def _give_back_what_is_freed() -> None:
-    """Have glibc return the memory of large tensors when they are freed (ADR 46)."""
+    """Have large tensors leave memory when they are freed.
+
+    By default glibc keeps them for later ones, in pieces that often fit none. Other C libraries
+    have no such call.
+    """
     if (set_option := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         # M_MMAP_THRESHOLD: the size in bytes from which on freed memory leaves the process.
         set_option(-3, 2**22)

@@ -1,7 +1,8 @@
 """The check of vLLM when a server starts: its version, or every name on which we rely.
 
-A name is a pin. For a version that was not vetted the pins are searched in its sources, without an
-import (ADR 29).
+A name is a pin. Of a version that was not vetted the pins are searched in its sources without
+importing them: the modules of vLLM's workers would take seconds in the API process, and attributes
+that a constructor sets could not be seen (ADR 29).
 """
 
 import ast

@@ -25,7 +25,8 @@ class ShareBudget:
     ``share`` (0 to 1) of the time in which a proof waits beside chat is added, and the time of
     forwards between two steps of chat is taken off. A forward may run while more than nothing is
     left, so proofs are ahead of their share by one forward at most. Time in which no proof waits
-    adds nothing (ADR 2).
+    adds nothing: otherwise a round that begins after hours of chat could have the engine nearly
+    to itself for minutes.
     """
 
     def __init__(self, share: float) -> None:

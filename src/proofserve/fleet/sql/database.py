@@ -81,7 +81,10 @@ class FleetDatabase:
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kw: P.kwargs
     ) -> T:
-        """As ``read``, in a transaction: then all changes are on disk, or none of them."""
+        """Run ``work`` in a transaction: then all its changes are on disk, or none of them.
+
+        Raises StoreUnavailable, and the errors of ``work``.
+        """
         options = {_BEGIN: _SQLITE_WRITE} if self._is_sqlite else {}
         return await self._run(options, lambda c: work(c, *args, **kw))
 

@@ -123,7 +123,11 @@ ProcessLock = AdvisoryLock | FileLock
 
 
 def process_lock(url: str, name: str) -> ProcessLock:
-    """A lock of a database, of SQLite on ``<file>.<name>``. Raises as ``database_url``."""
+    """The lock ``name`` of a database, as ``FleetStore.open`` opens it.
+
+    PostgreSQL: an advisory lock on a connection of its own. SQLite: a lock on ``<file>.<name>``.
+    Raises ValueError for a URL of another kind.
+    """
     parsed = database_url(url)
     if is_sqlite(parsed):
         return FileLock(_beside(parsed, name), keeps_file=name == LEADER)

@@ -199,7 +199,11 @@ class RoundStore(StorePart):
     def give_lanes(
         self, connection: Connection, round_id: str, member_ids: Sequence[str], served: FleetModel
     ) -> list[Lane | Refused]:
-        """A lane for each member, once and for ever, or why it gets none. ``served`` is kept."""
+        """A lane for each of ``member_ids``, once and for ever, or why it gets none.
+
+        That is that the round has ended or all lanes were given, that the member has one which was
+        not ended, or that there is no such member. ``served`` is what the fleet serves now.
+        """
         # Locks the round: two controllers give lanes of it one after the other.
         row = connection.execute(
             select(rounds).where(rounds.c.id == kept(round_id)).with_for_update()

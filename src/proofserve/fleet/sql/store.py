@@ -21,7 +21,9 @@ from proofserve.fleet.sql.verdicts import VerdictStore
 class FleetStore(RoundStore, BatchStore, DeliveryStore):
     """Keeps the fleet in SQLite or PostgreSQL; made by ``open``, closes when its context is left.
 
-    Several stores may use one database, also from several machines.
+    Every method raises StoreUnavailable if the database fails: nothing is changed then, and the
+    store stays usable. Several stores may use one database, also from several machines. ``news`` is
+    set when the sender of callbacks may have work.
     """
 
     def __init__(self, database: FleetDatabase, clock: Callable[[], float]) -> None:
@@ -32,7 +34,12 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
 
     @classmethod
     async def open(cls, url: str, clock: Callable[[], float] = time.time) -> Self:
-        """Raises as ``database_url`` and ``FleetDatabase.open``."""
+        """Open the database and bring its tables to the present version.
+
+        ``url`` is ``postgresql://...``, ``sqlite:///file`` or the path of an SQLite file.
+        ``clock`` gives wall-clock seconds. Raises ValueError for another URL, and
+        StoreUnavailable.
+        """
         return cls(await FleetDatabase.open(database_url(url)), clock)
 
     async def close(self) -> None:

@@ -141,7 +141,11 @@ class Attempts:
             self.backend.failed()
 
     def lost(self) -> bool:
-        """Whether the backend closed the idle connection before it saw the request: no fault."""
+        """The connection has ended. True if the backend closed it before it saw the request.
+
+        So it is with an idle connection that the backend was closing while we wrote to it: that is
+        no fault of the backend's.
+        """
         upstream, self.upstream = self.upstream, None
         return upstream is not None and upstream.used and upstream.silent
 

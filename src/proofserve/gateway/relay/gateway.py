@@ -262,7 +262,10 @@ class Gateway:
     def admit(
         self, key: bytes, body: bytes | bytearray
     ) -> tuple[Client, Charge, RequestFields] | Failure:
-        """A request's client, its charge and what its body asks for; or why it may not wait."""
+        """Whether a request may wait for a permit: its key, body and model, its key's limits.
+
+        Returns its client, what is set aside of the client's budget, and what the body asks for.
+        """
         client = self.clients.find(key)
         if client is None:
             return failures.UNAUTHORIZED

@@ -126,7 +126,11 @@ class Price:
         return (1.0 - self._attention / self.honest) * saved
 
     def bits(self, bits: int) -> float:
-        """The share saved by matrices of ``bits`` instead of 16 bits, in proportion to the bits."""
+        """The share saved by matrices of ``bits`` instead of 16 bits, at most.
+
+        Multiplications count as cheaper in proportion to the bits, which the fastest hardware
+        offers if activations are rounded too.
+        """
         return self.of_matrices(1.0 - bits / SERVED_BITS)
 
     def cache(self, bits: int) -> float:
@@ -176,8 +180,9 @@ class Price:
 class AuditedProver:
     """A way to make vectors. ``saving`` is the share (0 to 1) of an honest nonce's compute.
 
-    ``prepare`` may take memory and seconds, and returns what computes the vectors; a nonce without
-    a finite one is left out. The vectors of an ``exact`` one are honest, so that no test can tell.
+    ``prepare`` may take memory and seconds, and returns the function that computes the vectors,
+    float32 [width]; a nonce without a finite vector is left out. ``exact`` says that the vectors
+    are honest ones, so that no test can tell.
     """
 
     name: str

@@ -222,7 +222,10 @@ def read_answer(prompt: ProbePrompt, content: bytes) -> RawAnswer:
 
 
 class RateLimit:
-    """A request told to wait holds all, ``waited_s`` together; ``told`` hears of each wait."""
+    """One request that was told to wait makes all others wait too.
+
+    ``told`` is called with the seconds of each wait. ``waited_s`` is how long requests were held.
+    """
 
     def __init__(self, told: Callable[[float], None]) -> None:
         self._told = told

@@ -120,7 +120,8 @@ class ProbeResult:
     """What a probe found, after ``asked`` prompts; None is what was not measured.
 
     ``suspect`` explains what was seen, None if none does, and ``cosines`` are those of the blocks
-    with it. ``more`` says what an undecided probe needs, ``seen`` has the answers.
+    with it. ``more`` says what an undecided probe needs. ``seen`` has the answers, what was read of
+    them, and the evidence of each test.
     """
 
     verdict: SequentialResult

@@ -151,11 +151,12 @@ class ReadAnswer:
     """One answer beside the published network; numbers are one for each of its n tokens.
 
     ``errors`` are the endpoint's log-probabilities less ours, less their mean, and ``own`` the same
-    of our own honest run; empty where the endpoint told too little. ``exact`` are our logits at the
-    same tokens. ``log_p`` is of the chosen tokens, ``surprise`` how much less likely they are than
-    drawn ones (nats a token). ``gaps`` are their logits below the largest; our own run moves the
-    two largest by ``rounding``. ``log_factors`` [tilts] go to the token test, ``likely`` and
-    ``likely_log_p`` [n, some] are the likeliest tokens.
+    of our own honest run; an empty vector where the endpoint told too little.
+    ``exact`` are our logits at the same tokens. ``log_p`` is of the chosen tokens, ``surprise`` how
+    much less likely they are than drawn ones on the average, in nats a token. ``gaps`` says how far
+    their logits are below the largest, ``rounding`` by how much our own honest run moves the two
+    largest logits apart. ``log_factors`` [tilts] is what a sampled answer gives to the token test.
+    ``likely`` and ``likely_log_p`` [n, some] are the likeliest tokens.
     """
 
     answer: ProbeAnswer
@@ -248,7 +249,11 @@ class Readings:
         return self._once(self._known, name, answers, _suspected)
 
     def likelihood_means(self, name: str, answers: Sequence[ReadAnswer]) -> list[float]:
-        """What honest kernels give to the likelihood test of each answer at most, 0 at least."""
+        """What honest kernels give to the likelihood test of each answer at most, 0 at least.
+
+        The logarithm of the mean of the suspect's probability over the published one, if a kernel
+        draws the tokens.
+        """
 
         def mean(read: ReadAnswer, logits: Vector) -> float:
             """The log of the suspect's mean likelihood ratio, if a kernel draws the tokens."""
