@@ -178,7 +178,7 @@ def _values(row: Row[Any]) -> Sequence[str | float]:
 
 
 def _block_hash(spec: str) -> str:
-    return str(json.loads(spec)["block"]["hash"])
+    return str(json.loads(spec)["work"]["block"]["hash"])
 
 
 def _place(url: str) -> LanePlace:
