@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from proofserve.engines.checkpoints import CheckpointFiles
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
-from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import load
 from support.quantised import (

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma3Config, SiglipVisionConfig
 
 from proofserve.engines.checkpoints import INDEX, CheckpointFiles
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference import checkpoint
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.engine import ReferenceEngine, Run
-from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
 from proofserve.engines.reference.network import Network, load

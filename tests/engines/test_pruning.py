@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.pruning import share_of_experts, use_of_experts, without_experts
 from proofserve.engines.reference.routers import (

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine, Run
-from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.rounding import in_dtype, in_groups, integers

@@ -18,7 +18,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.model import AllowedTokens, allowed_tokens
 from proofserve.protocol.scheme import ModelFacts

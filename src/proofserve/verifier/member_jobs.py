@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
 from proofserve.lab.node_client import NodeClient

@@ -17,7 +17,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from proofserve.engines.checkpoints import CheckpointFiles
-from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.rounding import (
     Block,
     EightBitKind,

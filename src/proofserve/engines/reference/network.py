@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from proofserve.engines.checkpoints import model_facts
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.arithmetic import KernelProfile
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
-from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.rounding import EightBits, Rounding, in_dtype
 from proofserve.protocol.scheme import ModelFacts
 

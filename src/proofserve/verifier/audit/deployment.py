@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.kernels import own_profile, with_kernels
 from proofserve.engines.reference.network import DTYPES, Network, load
 from proofserve.engines.reference.pruning import share_of_experts, without_experts
