@@ -162,7 +162,10 @@ class NodeManager(Protocol):
         """
 
     async def stop(self) -> None:
-        """End the round and cancel submitted jobs, always; finished batches are stored first."""
+        """End the running round, if any, and cancel the submitted jobs. Always allowed.
+
+        Finished batches are stored before this returns, if the outbox can store them.
+        """
 
     def status(self) -> Status: ...
 
