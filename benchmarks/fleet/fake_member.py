@@ -66,13 +66,19 @@ class Serving:
             return
         server, task, self._server = self._server, self._task, None
         server.should_exit = server.force_exit = True
-        for connection in list(server.server_state.connections):
-            connection.transport.abort()
+        _cut(server)
         await task
+        # One that came while the server ended would else be answered for ever.
+        _cut(server)
         left = list(server.server_state.tasks)
         for request in left:
             request.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+def _cut(server: QuietServer) -> None:
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
 
 
 class FakeMember:

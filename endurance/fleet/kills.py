@@ -28,8 +28,9 @@ SOONEST_S, LATEST_S = 0.0, 3.0
 # How long a server stays away at most, in seconds.
 AWAY_S = 3.0
 WORKS_S = 60.0
-# A worker is killed in a job, up to JOB_S after its begin, if one begins within BEGIN_S.
-JOB_S, BEGIN_S = 0.3, 10.0
+# A worker is killed in a job, up to JOB_S after its begin, if one is caught at work within BEGIN_S:
+# many jobs end sooner than that.
+JOB_S, BEGIN_S = 0.3, 60.0
 JOBS_S = 60.0
 # A member that lost several lanes of a round waits up to half a minute for the next one.
 PROVES_S = 120.0

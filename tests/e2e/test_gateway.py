@@ -26,7 +26,6 @@ from support.gateway import (
     ENDLESS,
     GRANTED,
     IN_FLIGHT,
-    QUEUED,
     RUNNING,
     WAITING,
     Heartbeat,
@@ -212,30 +211,6 @@ async def test_more_users_than_permits_all_finish_and_never_overrun(
     # other; but not always.
     assert most > 1
     assert waited > 0.1
-
-
-@IN_ONE_MODE
-async def test_requests_are_served_in_order(served: ServedGateway, tmp_path: Path) -> None:
-    with in_front_of(served, tmp_path, max_concurrent_requests=1) as narrow:
-        finished: list[int] = []
-
-        async def ask(users: Users, number: int) -> None:
-            # The first one takes long enough for all the others to queue behind it, and each other
-            # one longer than this process may stand still: two ends that it finds at once have no
-            # order.
-            assert (await users.ask(chat(100 if number else 900))).finished
-            finished.append(number)
-
-        async with Users(narrow.url) as users, asyncio.TaskGroup() as group:
-            for number in range(6):
-                group.create_task(ask(users, number))
-
-                async def arrived(count: int = number + 1) -> bool:
-                    before = len(finished)
-                    return before + sum(await users.metrics(IN_FLIGHT, QUEUED)) >= count
-
-                await until(arrived, 10.0)
-        assert finished == list(range(6))
 
 
 async def late_replies(url: str) -> tuple[list[Reply], float]:
