@@ -32,7 +32,7 @@ from proofserve.fleet.verification import VerificationControl
 from proofserve.fleet.verification_records import JobPhase, MemberVerdict, VerdictOutcome
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.errors import Refused
+from proofserve.rounds.errors import Refusal, Refused
 from proofserve.wire.paths import FLEET
 from proofserve.wire.records import UnicodeText
 
@@ -110,13 +110,12 @@ class FleetParts:
         self.reconciler.wake()
 
     def condition(self, member_id: str) -> MemberCondition:
-        """Raises ApiError."""
+        """Raises Refused (UNKNOWN_MEMBER)."""
         for each in self.watch.current.members:
             if each.member.id == member_id:
                 return each
-        raise ApiError(
-            "member_not_found", f"there is no member {member_id!r}: GET {FLEET}/members lists them"
-        )
+        text = f"there is no member {member_id!r}: GET {FLEET}/members lists them"
+        raise Refused(Refusal.UNKNOWN_MEMBER, text)
 
     def record(self, member_id: str) -> dict[str, Any]:
         return answers.member_record(self.watch.current, self.condition(member_id), time.time())
@@ -170,10 +169,7 @@ def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
     changed = documented(answers.MemberAnswer, 404, 422, 503)
 
     async def wish(member_id: str, wanted: Wish, reason: str | None) -> dict[str, Any]:
-        try:
-            await parts.store.wish(member_id, wanted, reason)
-        except Refused as error:
-            raise ApiError("member_not_found", str(error)) from error
+        await parts.store.wish(member_id, wanted, reason)
         await parts.changed()
         return parts.record(member_id)
 
@@ -212,10 +208,7 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
             # Later nothing would stop it: the fleet knows only its members.
             with suppress(MemberError):
                 await parts.reconciler.client(member.url).change("/stop")
-        try:
-            await parts.store.remove_member(member_id, body.reason)
-        except Refused as error:
-            raise ApiError("member_not_found", str(error)) from error
+        await parts.store.remove_member(member_id, body.reason)
         await parts.changed()
         return {"id": member_id, "name": member.name, "removed": True}
 
