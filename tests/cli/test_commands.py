@@ -19,6 +19,7 @@ from proofserve.cli.session import EXIT_NO_VERDICT
 from proofserve.lab import checks
 from proofserve.lab.bench import chat
 from proofserve.lab.node_client import NodeClient
+from proofserve.settings.process import environment
 
 
 @pytest.fixture
@@ -93,6 +94,26 @@ def test_a_reader_who_has_read_enough_gets_no_verdict(argv: tuple[str, ...], lin
         running.stdout = None
         _, errors = running.communicate(timeout=120)
     assert (running.returncode, errors) == (EXIT_NO_VERDICT, b"")
+
+
+LARGE_TENSOR = """
+from typer.main import get_command
+from proofserve.cli.main import app
+get_command(app).get_command(None, 'verify')
+import torch
+kept = torch.ones(2**23)
+print(kept.data_ptr() % 4096)
+"""
+
+
+@pytest.mark.parametrize(("chosen", "huge"), [({}, True), ({"THP_MEM_ALLOC_ENABLE": "0"}, False)])
+def test_a_validator_asks_for_huge_pages_unless_the_operator_chose(
+    chosen: dict[str, str], huge: bool
+) -> None:
+    argv, env = (sys.executable, "-c", LARGE_TENSOR), environment(chosen)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    # torch begins what may have huge pages at a page's border, and nothing else there.
+    assert (int(done.stdout) == 0) == huge
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from proofserve.settings.process import export, has_variable
+
 # The module of each command, and its attribute that is the command or a group of commands.
 # Importing torch costs seconds and a quarter of a gigabyte, and a gateway does not need it.
 COMMANDS = {
@@ -29,6 +31,10 @@ COMMANDS = {
     "doctor": ("doctor", "app"),
 }
 
+# torch reads it at its first tensor. A validator's large tensors come and go, and with pages of
+# 4 KiB it would spend a quarter of its time on the first touch of each page (ADR 46).
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+
 
 class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the group's signature
@@ -38,6 +44,8 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name]
+        if module.startswith("validator.") and not has_variable(HUGE_PAGES):
+            export({HUGE_PAGES: "1"})
         command = get_command(getattr(import_module(f"proofserve.cli.{module}"), attribute))
         command.name = cmd_name
         return command

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import Evidence
@@ -86,6 +87,13 @@ def test_very_small_honest_cosines_do_not_make_one_nonce_decisive() -> None:
     factors = HonestLean(mean=0.0, sd=0.005, margin=0.05, share=0.3).log_factors(np.zeros(3))
     assert np.isfinite(factors).all()
     assert factors.max() < 0.0
+
+
+@pytest.mark.parametrize("count", [2, 5, 48, 1000])
+def test_the_bound_on_the_deviation_is_by_a_chi_square(count: int) -> None:
+    figures = np.linspace(-0.5, 0.5, count)
+    ratio = figures.std(ddof=1) / honest_lean(figures, 0.0).sd
+    assert stats.chi2.cdf((count - 1) * ratio**2, count - 1) == pytest.approx(0.01)
 
 
 def test_a_measured_lean_becomes_the_margin() -> None:

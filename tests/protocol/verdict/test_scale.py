@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import Evidence
@@ -26,6 +27,13 @@ def test_the_fit_finds_the_distribution_of_its_sample(fit: ScaleFit) -> None:
     assert fit.s == pytest.approx(S, rel=0.15)
     assert fit.nu1 == pytest.approx(NU1, rel=0.25)
     assert fit.nu2 == pytest.approx(NU2, rel=0.25)
+
+
+@pytest.mark.parametrize("share", [1e-6, 0.5, 0.999, 1 - 1e-9])
+@pytest.mark.parametrize("shapes", [(0.5, 0.5), (20.0, 12.0), (1000.0, 1.0), (1.0, 1000.0)])
+def test_a_quantile_is_that_of_scipy(share: float, shapes: tuple[float, float]) -> None:
+    u = stats.betaprime.ppf(share, *(each / 2 for each in shapes))
+    assert ScaleFit(S, *shapes).quantile(share) == pytest.approx(S * math.sqrt(u), rel=1e-6)
 
 
 def test_a_fit_of_light_tails_has_a_scale_of_their_size() -> None:

@@ -96,7 +96,7 @@ def proof_values(
     forwards = [
         NetworkForward(
             run.network,
-            [torch.cat([inputs[nonce] for nonce in part]) for part in of_run],
+            (torch.cat([inputs[nonce] for nonce in part]) for part in of_run),
             transform,
             seeded_experts(run.network, block, seq_len) or run.experts,
         )

@@ -7,7 +7,7 @@ changed copy of it.
 import copy
 import ctypes
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,12 @@ Passed = Callable[[int, int], None]
 class NetworkForward:
     """What a network reads, in batches: embeddings [n, seq_len, hidden] or token ids [n, seq_len].
 
-    ``experts`` chooses those of a mixture, None for its routers. ``seconds`` were spent in layers.
+    Each batch is taken once, and its embeddings are not kept. ``experts`` chooses those of a
+    mixture, None for its routers. ``seconds`` were spent in layers.
     """
 
     network: Network
-    batches: Sequence[Tensor]
+    batches: Iterable[Tensor]
     transform: LayerTransform | None = None
     experts: ChoiceOfExperts | None = None
     seconds: float = 0.0
@@ -104,7 +105,7 @@ class _Batch:
 
     def __init__(self, of: NetworkForward, read: Tensor) -> None:
         self._network = network = of.network
-        self._read = read
+        self._read = read if network.positions is not None else None
         self.choice = of.experts(read) if of.experts else None
         name = "inputs_embeds" if read.is_floating_point() else "input_ids"
         self._options: dict[str, Any] = {name: read, "use_cache": False}
@@ -118,15 +119,18 @@ class _Batch:
         self._around(None)
         called = [each.called for each in network.checkpoint.decoder.layers]
         self.states: Tensor = called[0][0][0].clone()
+        if read.is_floating_point():
+            # The second call needs no more than their shape.
+            self._options[name] = self.states
         self.called = [(args[1:], options) for args, options in called]
 
     @torch.inference_mode()
     def ended(self) -> Tensor:
         states = self._around(self.states)
         del self.states
-        if self._network.positions is None:
+        if (read := self._read) is None:
             return states
-        decoder, read = self._network.checkpoint.decoder, self._read
+        decoder = self._network.checkpoint.decoder
         embedded = read if read.is_floating_point() else decoder.embed_tokens(read)
         every: Tensor = decoder.norm(embedded)
         every[:, self._network.positions] = states

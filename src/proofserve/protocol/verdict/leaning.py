@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import symmetric_log_factors
@@ -98,7 +98,8 @@ def honest_lean(figures: Floats, share: float) -> HonestLean:
     degrees = len(figures) - 1
     mean, sd = float(figures.mean()), max(LEAST_SD, float(figures.std(ddof=1)))
     highest = mean + _Z * sd / math.sqrt(len(figures))
-    widest = sd * math.sqrt(degrees / float(stats.chi2.ppf(_WRONG, degrees)))
+    chi_square = 2.0 * float(special.gammaincinv(degrees / 2, _WRONG))
+    widest = sd * math.sqrt(degrees / chi_square)
     return HonestLean(mean, widest, max(LEAST_MARGIN, highest), share)
 
 
