@@ -16,9 +16,7 @@ from proofserve.lab.node_client import NodeClient, wait_until
 from proofserve.lab.report import Figure, Limit, Progress, Report
 
 CHAT_CLIENTS = 4
-# The warm-up, as a share of the trial and in seconds at least. The heap of vLLM's worker grows for
-# some minutes, until it has had requests of most sizes, and then no more.
-WARM, WARM_S = 0.3, 60.0
+WARM_S = 60.0
 # Seconds. The length of a round, and the longest pause after it.
 SHORTEST_S, LONGEST_S, PAUSE_S = 2.0, 5.0, 1.0
 DELIVERY_S = 60.0
@@ -45,7 +43,7 @@ class Span:
 
 
 def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:
-    """Load for a while, rest, measure; the same load until the end, rest, measure again.
+    """Load for a minute, rest, measure; the same load until the end, rest, measure again.
 
     Raises:
         LabError, ServerFailed: a server did not start, end or answer as the trial needs.
@@ -57,10 +55,9 @@ def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:
         for server in (receiver, node, gateway):
             server.start()
         deployment = _Deployment(receiver, node, gateway, draw, progress)
-        warm_s = max(WARM_S, WARM * minutes * 60)
-        warm = deployment.load("warming up", warm_s, first=0)
+        warm = deployment.load("warming up", WARM_S, first=0)
         before = deployment.at_rest()
-        rest = minutes * 60 - warm_s
+        rest = minutes * 60 - WARM_S
         long = deployment.load("chat and rounds", rest, first=warm.rounds)
         after = deployment.at_rest()
         stored = counted(f"{node.url}/metrics", "proofserve_nonces_total")
@@ -147,7 +144,7 @@ def _report(
         Figure(
             "growth", after.growth(before), "of the process that grew most", Limit(GROWTH, True)
         ),
-        Figure("leaks", len(leaks), "kinds of things held beyond those after the warm-up", none),
+        Figure("leaks", len(leaks), "kinds of things held beyond those of the first minute", none),
         Figure(
             "uncounted",
             abs(counted_nonces - proofs),
