@@ -46,7 +46,7 @@ def soak(
 
     \b
     No chat may fail, and no process may hold more memory, files or threads
-    than after the first minute.
+    than after a warm-up of 30 % of the trial, a minute at least.
     """
     _run(lambda folder, session: soaking.soak(folder, minutes, seed, session.line), json)
 
