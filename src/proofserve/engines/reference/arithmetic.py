@@ -71,6 +71,10 @@ _ROUNDINGS: Final[Mapping[NumberFormat, Rounding]] = {
 }
 
 
+# So many running sums stay in the cache of a processor, where each is read once for every chunk.
+_RUNNING: Final = 2**19
+
+
 class Arithmetic:
     """What a profile does with float32 tensors; it changes none of them."""
 
@@ -106,8 +110,17 @@ class Arithmetic:
         size = self._profile.partial_sums
         if size is None:
             return functional.linear(inputs, weight)
-        chunks = zip(torch.split(inputs, size, -1), torch.split(weight, size, -1), strict=True)
-        return self._added(functional.linear(a, b) for a, b in chunks)
+        weights = torch.split(weight, size, -1)
+
+        def added(rows: Tensor) -> Tensor:
+            chunks = zip(torch.split(rows, size, -1), weights, strict=True)
+            return self._added(functional.linear(a, b) for a, b in chunks)
+
+        if inputs.device.type != "cpu":
+            return added(inputs)
+        rows = inputs.flatten(0, -2)
+        made = [added(few) for few in torch.split(rows, max(1, _RUNNING // len(weight)))]
+        return torch.cat(made).view(*inputs.shape[:-1], len(weight))
 
     def _added(self, parts: Iterable[Tensor]) -> Tensor:
         # One at a time: all parts of a wide matrix together take more memory than a layer.
