@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpu.report import write_record
+from proofserve.protocol.device.choice import kernels_for
 
 TESTS = Path(__file__).parent.parent / "tests" / "golden"
 # Without this repository's settings for pytest: they name plugins that a GPU host may lack.
@@ -50,9 +52,9 @@ def main() -> int:
     }
     windows = {"passed": counted.passed, "failures": counted.failures[:MOST_FAILURES]}
     failed = ["cases_failed"] if code else []
-    write_record(
-        options.json, figures, setup={"device": options.device}, windows=windows, failed=failed
-    )
+    by = "torch" if kernels_for(torch.device(options.device)) is None else "Triton"
+    setup = {"device": options.device, "inputs_drawn_by": by}
+    write_record(options.json, figures, setup=setup, windows=windows, failed=failed)
     return int(code)
 
 

@@ -38,11 +38,11 @@ _SHELL, _EMBEDDINGS, _HEAD, _UNUSED = "shell", "embeddings", "head", "unused"
 class LayeredCheckpoint:
     """The modules of a checkpoint: a decoder without its layers, and each layer when it is needed.
 
-    ``shapes`` are the layers without weights; those of a small one stay in memory once they were
-    read. ``published`` says in what format weights are stored, ``inputs`` how matrices round what
-    they multiply: for each layer by the parameter's name in it. Raises CheckpointError if the
-    folder holds no decoder that transformers knows, no complete set of files, or weights in a
-    format that is not understood.
+    ``shapes`` are the layers without weights; those of a small one stay in memory once they
+    were read, and on a card while half of its memory is free. ``published`` says in what format
+    weights are stored, ``inputs`` how matrices round what they multiply: for each layer by the
+    parameter's name in it. Raises CheckpointError if the folder holds no decoder that
+    transformers knows, no complete set of files, or weights in a format that is not understood.
     """
 
     def __init__(self, path: Path, dtype: torch.dtype | None, device: torch.device) -> None:
@@ -69,21 +69,29 @@ class LayeredCheckpoint:
         self.inputs: dict[int, dict[str, EightBits]] = defaultdict(dict)
         self._parts = self._tensors_by_part(names)
         size = sum(weight.numel() * weight.itemsize for weight in decoder.layers.parameters())
-        self.stays_in_memory = size <= KEPT
+        self.stays_in_memory: bool = size <= KEPT
         self._read: dict[int, nn.Module] = {}
 
     def layer(self, index: int) -> nn.Module:
-        """The layer with its weights; of a large checkpoint the last one is kept alone.
+        """The layer with its weights; where there is no room for more, the last one is kept alone.
 
         Raises CheckpointError if its weights are not there or of another shape.
         """
         if index not in self._read:
-            if not self.stays_in_memory:
+            if not self._has_room():
                 self._read.clear()
             self._read[index] = self._filled_layer(index)
             if not self.stays_in_memory and index + 1 in self._parts:
                 self._files.read_ahead(self._stored(index + 1))
         return self._read[index]
+
+    def _has_room(self) -> bool:
+        """Whether layers stay beside the next one."""
+        if self._device.type != "cuda":
+            return self.stays_in_memory
+        # To read a layer again takes a card longer than to multiply by it.
+        free, total = torch.cuda.mem_get_info(self._device)
+        return 2 * free > total
 
     def stored_bytes(self, index: int) -> int:
         """What a layer takes in the files."""
