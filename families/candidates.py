@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from compressed_tensors.quantization import QuantizationArgs
+
 from proofserve.cli.model import Checkpoint, checkpoint_named
 from proofserve.engines.checkpoints import keep_digest, weights_digest
 from proofserve.engines.reference.suspects import FP8_CACHE, write_rounded_copy
 from proofserve.protocol import SKETCH, SKETCH_2
 from support.harmony import with_harmony
+from support.library_node import FP8_IN_GROUPS, FP8_PER_TOKEN
 from support.quantised import NEEDS_AMX, SERVED, quantise
 
 ROOT: Final = Path(__file__).parents[1]
@@ -29,7 +32,8 @@ class Candidate:
     """The small model ``arch``, perhaps in a ``form`` of ``support.quantised``.
 
     ``like`` says which published models are built so. A mixture is proved by ``sketch-v2``. Of a
-    form that vLLM computes with AMX alone the node serves the decoded numbers. ``kv_dtype`` is what
+    form that vLLM computes with AMX alone the node serves the decoded numbers; if the form declares
+    ``inputs``, another honest node rounds what matrices multiply. ``kv_dtype`` is what
     the validator lets honest nodes keep keys and values in. The honest node has ``vllm_options``,
     the other one serves ``cheat``. The validator measures a server of its own if ``measured``.
     ``by_block`` is empty, or the reason why only proofs of which the block chooses the experts are
@@ -40,6 +44,7 @@ class Candidate:
     like: str
     arch: str = "qwen3"
     form: str | None = None
+    inputs: QuantizationArgs | None = None
     scheme: str = SKETCH
     kv_dtype: str = "auto"
     vllm_options: tuple[str, ...] = ()
@@ -106,6 +111,7 @@ _FORMATS: Final = (
     Candidate(
         *("fp8 in blocks", "DeepSeek, Qwen3 and MiniMax in FP8; a cache in fp8 is allowed"),
         form="fp8 in blocks",
+        inputs=FP8_IN_GROUPS,
         kv_dtype="fp8",
     ),
     Candidate(
@@ -118,9 +124,10 @@ _FORMATS: Final = (
     Candidate(
         *("fp8 per channel", "compressed-tensors; a cache in fp8 is allowed"),
         form="fp8 per channel",
+        inputs=FP8_PER_TOKEN,
         kv_dtype="fp8",
     ),
-    Candidate("MXFP4", "experts of gpt-oss as published", "gpt_oss", "MXFP4", SKETCH_2),
+    Candidate("MXFP4", "experts of gpt-oss as published", "gpt_oss", "MXFP4", scheme=SKETCH_2),
     Candidate(
         *("KV cache in fp8, declared", "`--kv-cache-dtype fp8`, a server of it measured"),
         kv_dtype="fp8",

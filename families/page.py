@@ -6,7 +6,7 @@ from typing import Final
 
 from families.candidates import FAMILIES, FORMATS, Candidate
 from families.results import Judged, Row
-from families.trial import ONE, SEQ_LEN, TWO
+from families.trial import ONE, ROUNDED, SEQ_LEN, TWO
 from families.verdicts import BANK, CALIBRATED, JUDGED
 from proofserve.engines.reference.suspects import FP8_CACHE
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -17,7 +17,10 @@ FAMILY_HEAD: Final = (
     *("family", "built like", "scheme", *STEPS),
     *("honest, 1 rank", "honest, 2 ranks", "int4 g128", "distances", "errors"),
 )
-FORMAT_HEAD: Final = ("weights, cache", "as", "smoke", "honest", "cheat", "errors")
+FORMAT_HEAD: Final = (
+    *("weights, cache", "as", "smoke"),
+    *("honest", "honest, transformers", "cheat", "errors"),
+)
 WORDS: Final = {SequentialResult.HONEST: "cleared", SequentialResult.FRAUD: "convicted"}
 NONE: Final = "-"
 
@@ -83,9 +86,9 @@ def _format(candidate: Candidate, row: Row | None) -> list[str]:
     if row is None:
         return [*head, *[NONE] * (len(FORMAT_HEAD) - 2)]
     judged = {each.node: each for each in row.judged}
-    both = [judged.get(node) for node in (ONE, candidate.cheat)]
-    errors = [f"{each.error:.4f} ({each.size:.2f})" for each in both if each]
-    return [*head, _passed(row, "smoke"), *map(_verdict, both), ", ".join(errors) or NONE]
+    nodes = [judged.get(node) for node in (ONE, ROUNDED, candidate.cheat)]
+    errors = [f"{each.error:.4f} ({each.size:.2f})" for each in nodes if each]
+    return [*head, _passed(row, "smoke"), *map(_verdict, nodes), ", ".join(errors) or NONE]
 
 
 def _passed(row: Row, step: str) -> str:

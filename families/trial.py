@@ -12,7 +12,7 @@ from typing import Final
 
 from families.candidates import FAMILIES, FOLDER, Candidate
 from families.results import Row, Winners
-from families.verdicts import CALIBRATED, FORWARD_BATCH, JUDGED, Validator, receipts_hold
+from families.verdicts import CALIBRATED, FORWARD_BATCH, JUDGED, Validator, receipts_hold, workload
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.recompute import claims_of_model, kernel_facts
 from proofserve.cli.servers import ServerOptions, serving
@@ -35,6 +35,7 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.judges import Vectors
+from support.library_node import LibraryNode
 
 # Twice the sliding windows of the small models.
 SEQ_LEN: Final = 128
@@ -42,6 +43,8 @@ SEQ_LEN: Final = 128
 # node. Tokens of each, and the seed of their prompts; every second one is greedy.
 ANSWERS, ANSWER_TOKENS, SEED = 24, 64, 1
 ONE, TWO = "1 rank", "2 ranks"
+# An honest node that rounds activations as declared, where vLLM has no kernels for it here.
+ROUNDED: Final = "transformers"
 
 
 @dataclass(slots=True)
@@ -153,6 +156,10 @@ def tried(candidate: Candidate, session: CommandSession) -> Row:
         if candidate.refused:
             _refused(trial)
             return row
+        if candidate.inputs is not None:
+            with trial.step(ROUNDED):
+                other = LibraryNode(trial.published.folder, trial.served, candidate.inputs)
+                trial.claims[ROUNDED] = other.claims(workload(trial.work), JUDGED, FORWARD_BATCH)
         is_family = candidate.name in FAMILIES
         _other_nodes(trial, candidate.cheating(trial.published, folder), is_family)
         judges = _first_node(trial, is_family)

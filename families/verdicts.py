@@ -50,13 +50,11 @@ class Validator:
         measured: Sequence[tuple[KernelFacts, Vectors]],
         progress: Progress,
     ) -> None:
-        scheme = vector_scheme(str(work.scheme), work.k_dim, stronger_rng=False)
-        block = Block(work.block_hash, work.block_height)
-        load = Workload(scheme, block, work.public_key, work.seq_len)
+        load = workload(work)
         self._work, self._progress = work, progress
         setup = ValidatorSetup(folder, kv_dtype=candidate.kv_dtype)
         self._validator = CheckpointValidator(setup, proofs_of(load, FORWARD_BATCH))
-        self._truth = self._validator.as_truth(scheme.width, FORWARD_BATCH)
+        self._truth = self._validator.as_truth(load.scheme.width, FORWARD_BATCH)
         self._options = JudgingOptions(threshold=self._calibration(candidate, measured))
 
     def judged(self, name: str, claims: Sequence[Claim]) -> Judged:
@@ -99,6 +97,13 @@ class Validator:
         runs = honest_runs(measured, self._validator.truth(CALIBRATED))
         made = measured_calibration(self._validator, runs, plan, about, self._progress)
         return checked(made, self._progress, LEFT_OUT)
+
+
+def workload(work: Work) -> Workload:
+    """What a node computes that gets ``work``."""
+    scheme = vector_scheme(str(work.scheme), work.k_dim, stronger_rng=False)
+    block = Block(work.block_hash, work.block_height)
+    return Workload(scheme, block, work.public_key, work.seq_len)
 
 
 def receipts_hold(model: Path, chats: Sequence[Conversation], progress: Progress) -> Check:

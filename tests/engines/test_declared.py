@@ -18,6 +18,7 @@ from proofserve.engines.reference.network import load, weights_alone
 from proofserve.engines.reference.rounding import Rounding, fp8, fp8_unscaled, in_groups, integers
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, suspects_of
 from proofserve.engines.reference.variants import with_activations, with_cache
+from proofserve.lab.records import vectors_of
 from proofserve.lab.report import LabError
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
@@ -30,6 +31,7 @@ from proofserve.verifier.validator import (
     ValidatorSetup,
     proofs_of,
 )
+from support.library_node import FP8_PER_TOKEN, LibraryNode
 from support.quantised import (
     BLOCKS,
     FP8,
@@ -48,6 +50,7 @@ from support.quantised import (
 )
 
 READ: Final = torch.arange(24).view(2, 12)
+WORK: Final = Workload(ArtifactScheme(), Block("0xabc", 7), "node", 16)
 
 
 def by_powers(values: Tensor) -> Tensor:
@@ -196,8 +199,7 @@ def test_suspects_are_cheaper_than_published(tmp_path: Path) -> None:
 
 
 def validator_of(folder: Path, **setup: Any) -> CheckpointValidator:
-    work = Workload(ArtifactScheme(), Block("0xabc", 7), "node", 16)
-    return CheckpointValidator(ValidatorSetup(folder, **setup), proofs_of(work, 4))
+    return CheckpointValidator(ValidatorSetup(folder, **setup), proofs_of(WORK, 4))
 
 
 def test_a_validator_compares_with_the_weights_alone(tmp_path: Path) -> None:
@@ -214,6 +216,23 @@ def test_a_validator_compares_with_the_weights_alone(tmp_path: Path) -> None:
         assert error < 1.1 * np.linalg.norm(unrounded[nonce]) + 1e-3
         assert np.linalg.norm(own[nonce]) > 1.2 * error
     assert FULL_ACTIVATIONS not in plain.kernels
+
+
+def test_a_server_of_other_code_errs_as_our_own_run(tmp_path: Path) -> None:
+    """Roundings of activations explain most of its errors, and ours are alike in size."""
+    written = write("qwen3", tmp_path, *DECLARED["fp8 per token"][:2])
+    nonces = range(16)
+    validator = validator_of(written.folder)
+    node = LibraryNode(written.folder, written.plain, FP8_PER_TOKEN)
+    sent = vectors_of(node.claims(WORK, nonces, 4), WORK.scheme.width)
+    truth, own = validator.truth(nonces), validator.errors(OWN, nonces)
+    full = validator.errors(BankRun(kernels=FULL_ACTIVATIONS), nonces)
+    size, ours, unrounded = (
+        np.median([np.linalg.norm(each[n]) for n in nonces])
+        for each in ({n: sent[n] - truth[n] for n in nonces}, own, full)
+    )
+    assert 0.7 < size / ours < 1.4
+    assert size > 1.2 * unrounded
 
 
 def test_a_validator_without_suspects_says_so(tmp_path: Path) -> None:
