@@ -121,7 +121,7 @@ def test_golden_vectors_are_counted_and_a_case_that_differs_is_named(
     assert record["cases_passed"] == sum(record["windows"]["passed"].values()) > 1
     assert record["files"] == 2
     assert record["cases_failed"] == 1
-    assert record["setup"] == {"device": "cpu"}
+    assert record["setup"] == {"device": "cpu", "inputs_drawn_by": "torch"}
     (failure,) = record["windows"]["failures"]
     assert body["cases"][0]["id"] in failure["test"]
 
