@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.node_page import NodeHistory, router, snapshot_of, with_dashboard
 from proofserve.dashboard.records import STEP_S, ActionOffer, DashboardSnapshot, MemberRow
 from proofserve.dashboard.routes import PAGE, SNAPSHOT
-from proofserve.rounds.status import CoreLiveness
+from proofserve.rounds.status import CoreLiveness, EngineGauges
 from support.pace import until
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +77,22 @@ async def test_a_fresh_node_is_idle_and_offers_a_start() -> None:
         assert "block_hash" in refused.text
         answer = await perform(node.server, start, block_hash="0xabc", public_key="key")
         assert answer.status_code == 200, answer.text
+
+
+async def test_chat_waits_for_long_forwards_only_while_there_are_any() -> None:
+    async with watched() as node:
+        seen = await node.server.engine.gauges()
+
+        async def gauges() -> EngineGauges:
+            return replace(seen, max_wait_s=0.25, part_s=0.5)
+
+        node.server.engine.gauges = gauges  # type: ignore[method-assign]
+        assert (await node.member()).state == "idle"
+        await node.server.post("/init/generate", ORDER)
+        await until(lambda: len(node.server.outbox.rows) > 20)
+        assert (await node.member(3)).state == "chat waits"
+        await node.server.post("/stop")
+        assert (await node.member()).state == "idle"
 
 
 async def test_a_round_is_shown_while_it_runs_and_after_it() -> None:

@@ -34,7 +34,9 @@ def test_a_round_of_a_real_engine_is_seen_live(node: ServedNode) -> None:
         assert member["stalled_s"] < 4.0
         node.start_round()
         until(lambda: node.processed() > 0)
-        seen = next(each for each in stream if each["members"][0]["state"] == "proving")
+        # On a slow processor the smallest part of a forward is longer than chat should wait.
+        proving = {"proving", "chat waits"}
+        seen = next(each for each in stream if each["members"][0]["state"] in proving)
         assert seen["round"]["state"] == "generating"
         assert {offer["id"] for offer in seen["actions"]} == {"stop"}
         node.stop()

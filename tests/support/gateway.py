@@ -44,6 +44,12 @@ ENDED, GRANTED = "gateway_requests_total", "gateway_queue_wait_seconds_count"
 WAITED = "gateway_queue_wait_seconds_sum"
 # The engine has workers that take their time on a busy machine.
 END_S = 240.0 * PACE
+# Beside other tests a real engine answers slowly: no test here is about these limits.
+PATIENT: dict[str, object] = {
+    "request_timeout_seconds": 600,
+    "first_byte_timeout_seconds": 600,
+    "drain_timeout_seconds": 200,
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ def two_processes(model: Path, folder: Path) -> Iterator[ServedGateway]:
         log = folder / "vllm.log"
         with (
             running_server(command, free_port(), log) as vllm,
-            gateway_process(folder, environment({}), backend_url=vllm.url) as server,
+            gateway_process(folder, environment({}), backend_url=vllm.url, **PATIENT) as server,
         ):
             yield ServedGateway(server, vllm.url, embedded=False)
 
@@ -123,7 +129,7 @@ def embedded(model: Path, folder: Path) -> Iterator[ServedGateway]:
             "model": model,
             "engine_options": shlex.join(options),
         }
-        with gateway_process(folder, command.env, **own) as server:
+        with gateway_process(folder, command.env, **own, **PATIENT) as server:
             (backend,) = httpx.get(f"{server.url}/admin/backends").json()
             yield ServedGateway(server, backend["backend"], embedded=True)
 

@@ -206,7 +206,9 @@ def _state(
     seen: NodeStatusResponse, history: NodeHistory, stall: str | None
 ) -> tuple[str, Level, str]:
     """The member's state in a word or two, and the reason where it is not well."""
-    late, outbox = None, seen.outbox
+    late, slow, outbox = None, None, seen.outbox
+    if seen.engine is not None and seen.state is State.GENERATING:
+        slow = seen.engine.warning
     if outbox is not None and outbox.oldest_pending_s > LATE_S:
         late = outbox.last_error or "no callback was delivered"
     # The worst first.
@@ -216,7 +218,7 @@ def _state(
         ("outbox fails", Level.BAD, seen.outbox_error),
         ("paused", Level.WARNING, seen.paused_reason),
         ("round failed", Level.WARNING, seen.error),
-        ("chat waits", Level.WARNING, seen.engine.warning if seen.engine else None),
+        ("chat waits", Level.WARNING, slow),
         ("callbacks late", Level.WARNING, late),
     ):
         if trouble is not None:
