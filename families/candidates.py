@@ -33,9 +33,9 @@ class Candidate:
 
     ``like`` says which published models are built so. A mixture is proved by ``sketch-v2``. Of a
     form that vLLM computes with AMX alone the node serves the decoded numbers; if the form declares
-    ``inputs``, another honest node rounds what matrices multiply. ``kv_dtype`` is what
-    the validator lets honest nodes keep keys and values in. The honest node has ``vllm_options``,
-    the other one serves ``cheat``. The validator measures a server of its own if ``measured``.
+    ``inputs``, another honest node rounds what matrices multiply. ``kv_dtype`` is what the
+    validator lets honest nodes keep keys and values in. The honest node has ``vllm_options``, the
+    other one serves ``cheat``. The validator measures a server of its own if ``measured``.
     ``by_block`` is empty, or the reason why only proofs of which the block chooses the experts are
     tried. A node that has to refuse proofs says ``refused``.
     """
