@@ -112,6 +112,6 @@ def receipts_hold(model: Path, chats: Sequence[Conversation], progress: Progress
     known, chances = NodeFacts(checker.weights_digest), Chances()
     found = checker.outcome(chats, known, chances, progress)
     said = [f"{each.check}: {each.text}" for each in found.failures]
-    said += [f"{each.test} {each.result}" for each in found.opinions]
+    said += [f"{each.test} {each.result}: {each.text}" for each in found.opinions]
     passed = found.verdict is SequentialResult.HONEST and not found.without_receipt
     return Check("receipts", passed, f"{found.verdict}; {'; '.join(said)}")
