@@ -129,23 +129,25 @@ def read_status(body: Mapping[str, Any]) -> MemberStatus:
 
 def _require_bounded(value: object, place: str) -> None:
     """Raises ValueError for a long text, and a number that is negative or beyond all bounds."""
-    if isinstance(value, Mapping):
-        for name, each in value.items():
-            _require_bounded(name, place)
-            _require_bounded(each, f"{place}.{name}")
-    elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            _require_bounded(each, f"{place}.{number}")
-    elif isinstance(value, str):
-        if len(value) > _LONGEST_TEXT:
-            raise ValueError(f"{place}: String should have at most {_LONGEST_TEXT} characters")
-        try:
-            # JSON can hold half a surrogate pair, which no answer of ours can.
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{place}: Value error, {error}") from None
-    elif isinstance(value, int | float) and not 0 <= value <= MAX_NONCE:
-        raise ValueError(f"{place}: Input should be between 0 and {MAX_NONCE}")
+    match value:
+        case str():
+            if len(value) > _LONGEST_TEXT:
+                raise ValueError(f"{place}: String should have at most {_LONGEST_TEXT} characters")
+            try:
+                # JSON can hold half a surrogate pair, which no answer of ours can.
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{place}: Value error, {error}") from None
+        case int() | float():
+            if not 0 <= value <= MAX_NONCE:
+                raise ValueError(f"{place}: Input should be between 0 and {MAX_NONCE}")
+        case dict():
+            for name, each in value.items():
+                _require_bounded(name, place)
+                _require_bounded(each, f"{place}.{name}")
+        case list() | tuple():
+            for number, each in enumerate(value):
+                _require_bounded(each, f"{place}.{number}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from proofserve.fleet.records import (
     Lane,
     Member,
     MemberFindings,
+    MemberLook,
     MemberSource,
 )
 from proofserve.fleet.sql.callbacks import add_callback
@@ -71,6 +72,14 @@ async def give_lane(store: FleetStore, round_id: str, member_id: str) -> Lane:
 
 async def members_of(store: FleetStore) -> list[Member]:
     return list((await store.view()).members)
+
+
+async def looks_of(store: FleetStore, url: str) -> list[MemberLook | None]:
+    """The last look at each member, which another controller reads as this one knows it."""
+    async with await FleetStore.open(url) as other:
+        members = await members_of(other)
+    assert members == await members_of(store)
+    return [each.seen for each in members]
 
 
 async def desired_of(store: FleetStore) -> DesiredState:

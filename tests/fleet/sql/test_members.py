@@ -10,7 +10,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.rounds.errors import Refusal
 from support.refusals import refused
 
-from .support import a_lane, lanes_of, members_of
+from .support import a_lane, lanes_of, looks_of, members_of
 
 pytestmark = pytest.mark.anyio
 
@@ -47,37 +47,37 @@ async def test_wishes_are_kept_with_their_reason(store: FleetStore) -> None:
         await store.wish("x", Wish.ACTIVE, None)
 
 
-async def test_looks_are_kept_whole(store: FleetStore) -> None:
+async def test_looks_are_kept_whole(store: FleetStore, url: str) -> None:
     member = await store.put_member("http://a:8000", "a", MemberSource.LIST)
     status = read_status(proving(error="odd: \0 \N{GREEK SMALL LETTER ALPHA}"))
     look = MemberLook(12.5, answered=True, error="why", clock_offset_s=-0.25, status=status)
     await store.add_looks({member.id: look, "unknown": look})
-    assert [each.seen for each in await members_of(store)] == [look]
+    assert await looks_of(store, url) == [look]
 
 
-async def test_a_status_that_is_too_large_is_left_out(store: FleetStore) -> None:
+async def test_a_status_that_is_too_large_is_left_out(store: FleetStore, url: str) -> None:
     member = await store.put_member("http://a:8000", "a", MemberSource.LIST)
     large = read_status(body(deployment={**DEPLOYED, "models": ["y" * 2000] * 9}))
     await store.add_looks({member.id: MemberLook(1.0, answered=True, status=large)})
-    (kept,) = [each.seen for each in await members_of(store)]
+    (kept,) = await looks_of(store, url)
     assert kept == MemberLook(1.0, answered=True)
 
 
-async def test_a_status_of_another_version_is_left_out(store: FleetStore) -> None:
+async def test_a_status_of_another_version_is_left_out(store: FleetStore, url: str) -> None:
     member = await store.put_member("http://a:8000", "a", MemberSource.LIST)
     await store.add_looks({member.id: MemberLook(1.0, answered=True, status=read_status(body()))})
     odd = update(table("fleet_members", column("seen"))).values(
         seen='{"at": 2.0, "answered": true, "error": null, "clock_offset_s": 0.5, "status": {}}'
     )
     await store.database.write(lambda c: c.execute(odd))
-    (kept,) = [each.seen for each in await members_of(store)]
+    (kept,) = await looks_of(store, url)
     assert kept == MemberLook(2.0, answered=True, clock_offset_s=0.5)
 
 
-async def test_a_look_of_any_size_is_bounded(store: FleetStore) -> None:
+async def test_a_look_of_any_size_is_bounded(store: FleetStore, url: str) -> None:
     member = await store.put_member("http://a:8000", "a", MemberSource.LIST)
     await store.add_looks({member.id: MemberLook(1.0, answered=False, error="x" * 10**6)})
-    (kept,) = [each.seen for each in await members_of(store)]
+    (kept,) = await looks_of(store, url)
     assert kept == MemberLook(1.0, answered=False, error="x" * 500)
 
 

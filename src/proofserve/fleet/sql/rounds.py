@@ -3,8 +3,7 @@
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
@@ -39,7 +38,7 @@ from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import Move, State, step
 
 MOST_MEMBERS = 10_000
-# The largest status of a member that is kept, as JSON.
+# The largest look at a member that is kept with its status, as JSON.
 STATUS_BYTES = 16 * 1024
 MOST_LANES = 4096
 
@@ -119,10 +118,13 @@ class RoundStore(StorePart):
     def add_looks(self, connection: Connection, looks: Mapping[str, MemberLook]) -> None:
         """Store the last looks, by member id. Ids without a member are ignored."""
         # In one order, so that no two stores wait for each other.
-        rows = [{"of": kept(id_), "text": _look_text(looks[id_])} for id_ in sorted(looks)]
-        if rows:
+        stored = {kept(id_): _as_stored(looks[id_]) for id_ in sorted(looks)}
+        if stored:
             changed = update(members).where(members.c.id == bindparam("of"))
+            rows = [{"of": id_, "text": text} for id_, (text, _) in stored.items()]
             connection.execute(changed.values(seen=bindparam("text")), rows)
+            # The next reading need not parse what was just written.
+            self._looks = {**self._looks, **stored}
 
     def listed(self, connection: Connection) -> list[Member]:
         """The members that were not removed, by name; inside the caller's transaction."""
@@ -365,12 +367,22 @@ def _member(row: Sequence[Any], look: MemberLook | None = None) -> Member:
     return Member(id_, name, url, MemberSource(source), Wish(wish), reason, added_at, look)
 
 
+def _as_stored(look: MemberLook) -> tuple[str, MemberLook]:
+    """The text of a look, at most STATUS_BYTES, and the look that it says.
+
+    A longer one is stored without the status.
+    """
+    look = replace(look, error=kept_if(look.error))
+    if len(text := _look_text(look)) > STATUS_BYTES:
+        look = replace(look, status=None)
+        text = _look_text(look)
+    return text, look
+
+
 def _look_text(look: MemberLook) -> str:
-    """A look as JSON of at most STATUS_BYTES and some kilobytes, whatever the member answered."""
-    # ASCII only: a text of a member may hold what a database does not store.
-    dumped = partial(json.dumps, allow_nan=False, separators=(",", ":"))
     status = None if look.status is None else look.status.parts()
-    if len(dumped(status)) > STATUS_BYTES:
-        status = None
     facts = {"at": look.at, "answered": look.answered, "clock_offset_s": look.clock_offset_s}
-    return dumped(facts | {"error": kept_if(look.error), "status": status})
+    # ASCII only: a text of a member may hold what a database does not store.
+    return json.dumps(
+        facts | {"error": look.error, "status": status}, allow_nan=False, separators=(",", ":")
+    )
