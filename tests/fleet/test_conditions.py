@@ -1,5 +1,6 @@
 """Which members are fit: a table of what a look found, and of the state that follows."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from proofserve.fleet.conditions import Rules
 from proofserve.fleet.records import MemberLook, MemberState, Wish
 from proofserve.fleet.watch import fleet_deployment
 from proofserve.rounds.state import State
+from proofserve.rounds.status import EngineGauges, over_cores
 
 
 def other(**changes: Any) -> dict[str, Any]:
@@ -142,3 +144,13 @@ def test_the_fleet_serves_what_all_its_members_can(limits: Deployment) -> None:
 @pytest.fixture
 def limits() -> Deployment:
     return Deployment(TOY_ENGINE_INFO, enabled=True, max_nonces=7)
+
+
+def test_the_figures_of_engines_with_other_bins_add_up() -> None:
+    """Members may have other versions of proofserve, with other bins of a forward's length."""
+    gauges = EngineGauges(3, 0.0, 0.0, 0.5, 0.0, 0.0, (1.0,), 0, 0, 0)
+    several = [
+        seen(body(engine={**asdict(gauges), "forward_counts": [1] * bins})) for bins in (2, 5)
+    ]
+    total = over_cores([each.status.engine for each in several if each.status])
+    assert (total.forwards, total.last_forward_s, total.forward_counts) == (6, 0.5, ())

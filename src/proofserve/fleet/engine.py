@@ -86,8 +86,7 @@ class FleetEngine:
     async def gauges(self) -> EngineGauges:
         """The sums over all ready members, and the longest durations. Raises NoMemberReady."""
         engines = [each.status.engine for each in self._ready() if each.status]
-        # Of members with other versions of proofserve the bins may differ.
-        return replace(over_cores([replace(e, forward_counts=()) for e in engines if e]), cores=())
+        return replace(over_cores([each for each in engines if each]), cores=())
 
     async def fit(self, work: Workload) -> None:
         """Nothing: each member does it when its part of a round begins."""

@@ -121,7 +121,8 @@ def read_status(body: Mapping[str, Any]) -> MemberStatus:
     except ValidationError as error:
         raise ValueError(": ".join(first_problem(error))) from error
     if status.engine is not None:
-        status.engine = replace(status.engine, resume_ms=(), cores=())
+        # Members with other versions of proofserve may have other bins of forwards.
+        status.engine = replace(status.engine, resume_ms=(), cores=(), forward_counts=())
     for name, value in status.parts().items():
         _require_bounded(value, name)
     return status
