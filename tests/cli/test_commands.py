@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from lab.stub_node import Habits, stub_node
 from proofserve.cli import bench, check, servers
-from proofserve.cli.main import app
+from proofserve.cli.main import COMMANDS, app
 from proofserve.cli.servers import ServedModel, ServerOptions
 from proofserve.cli.session import EXIT_NO_VERDICT
 from proofserve.lab import checks
@@ -65,6 +65,29 @@ def test_every_command_has_a_help_text(command: str) -> None:
     assert "Usage" in result.output
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_list_of_commands_says_what_the_help_of_each_begins_with(command: str) -> None:
+    *_, line = COMMANDS[command]
+    _, _, described = " ".join(run(command, "--help").output.split()).partition(line)
+    assert described
+
+
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    code = "import sys; from proofserve.cli.main import app; app(['--help'], standalone_mode=False)"
+    loads = f"{code}; print('loaded:', *({{'torch', 'vllm', 'aiohttp'}} & sys.modules.keys()))"
+    shown = subprocess.run(
+        [sys.executable, "-c", loads], capture_output=True, text=True, check=True
+    ).stdout
+    assert "verify-chat" in shown
+    assert shown.splitlines()[-1] == "loaded:"
+
+
+def test_a_command_that_was_mistyped_is_guessed() -> None:
+    result = run("chekc")
+    assert result.exit_code == 2
+    assert "Did you mean 'check'?" in result.output
+
+
 # Longer than a pipe: a part of it is written when its reader leaves.
 LONG_OUTPUT = """
 import typer
@@ -98,7 +121,7 @@ def test_a_reader_who_has_read_enough_gets_no_verdict(argv: tuple[str, ...], lin
 
 LARGE_TENSOR = """
 from typer.main import get_command
-from proofserve.cli.main import app
+from proofserve.cli.main import COMMANDS, app
 get_command(app).get_command(None, 'verify')
 import torch
 kept = torch.ones(2**23)

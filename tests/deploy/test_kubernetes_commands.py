@@ -45,11 +45,9 @@ def given_options(part: str) -> dict[str, Any]:
     """The options of the command, parsed by the real command line."""
     words = command(PARTS[part], VALUES)
     found: Any = get_command(app)
-    while hasattr(found, "get_command"):
-        name = words.pop(0)
-        inner = found.get_command(found.context_class(found), name)
-        assert inner is not None, f"there is no command {name!r} of {found.name!r}"
-        found = inner
+    while hasattr(found, "resolve_command"):
+        # Exits if there is no such command.
+        _, found, words = found.resolve_command(found.context_class(found), words)
     made = found.make_context(found.name, words)
     # An unknown option of `serve` goes to vLLM; tests/deploy/test_commands.py has it checked there.
     sources = {each.name: made.get_parameter_source(each.name) for each in found.params}

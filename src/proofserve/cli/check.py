@@ -22,8 +22,8 @@ from proofserve.models.trained import DENSE
 from proofserve.protocol import SEQ_LEN
 
 app = typer.Typer(
-    help="Check a server: one that this command starts with a small model (--models) or with your"
-    " checkpoint (--model DIR), or a running one (--url).",
+    help="Check a server that this command starts, or a running one.\n\nIt starts one with a small"
+    " model (--models) or with your checkpoint (--model DIR); --url names a running one.",
     no_args_is_help=True,
 )
 

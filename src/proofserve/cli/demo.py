@@ -74,7 +74,7 @@ app = typer.Typer()
 
 @app.command()
 def demo(dtype: DemoDtype = None) -> None:
-    """Serve a small trained model, chat, prove, and tell honest proofs and receipts from forged.
+    """Serve a small model, chat, prove, and tell honest proofs and receipts from forged.
 
     Needs no network, no GPU and no settings, and leaves no process running.
     """

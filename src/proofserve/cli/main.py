@@ -4,31 +4,76 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from proofserve.settings.process import export, has_variable
 
-# The module of each command, and its attribute that is the command or a group of commands.
-# Importing torch costs seconds and a quarter of a gigabyte, and a gateway does not need it.
+# The module of each command, its attribute that is the command or a group of commands, and what the
+# list of commands says. Importing torch costs seconds and a quarter of a gigabyte: neither the list
+# nor a gateway needs it.
 COMMANDS = {
-    "serve": ("serve", "app"),
-    "gateway": ("serve", "gateway_app"),
-    "fleet": ("fleet", "app"),
-    "demo": ("demo", "app"),
-    "receive": ("receive", "app"),
-    "outbox": ("outbox", "app"),
-    "verify": ("validator.verify", "app"),
-    "challenge": ("validator.challenge", "app"),
-    "verify-chat": ("validator.chat", "verify_app"),
-    "watch-chat": ("validator.chat", "watch_app"),
-    "probe": ("validator.probe", "app"),
-    "audit": ("validator.audit", "app"),
-    "model": ("model", "app"),
-    "check": ("check", "app"),
-    "bench": ("bench", "app"),
-    "calibrate": ("validator.calibrate", "app"),
-    "doctor": ("doctor", "app"),
+    "serve": ("serve", "app", "Start vLLM's own server for MODEL."),
+    "gateway": (
+        "serve",
+        "gateway_app",
+        "Relay chat to vLLM servers: a bounded queue, timeouts, streams, limits per key.",
+    ),
+    "fleet": (
+        "fleet",
+        "app",
+        "Many servers that look like one node: the controller, and its members.",
+    ),
+    "demo": (
+        "demo",
+        "app",
+        "Serve a small model, chat, prove, and tell honest proofs and receipts from forged.",
+    ),
+    "receive": (
+        "receive",
+        "app",
+        "Receive callbacks (/generated, /validated, /logged), store them, and show a live summary.",
+    ),
+    "outbox": (
+        "outbox",
+        "app",
+        "Show, resend, export and delete a node's results; also while it runs.",
+    ),
+    "verify": (
+        "validator.verify",
+        "app",
+        "Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.",
+    ),
+    "challenge": (
+        "validator.challenge",
+        "app",
+        "Have a node compute nonces of a block that was drawn just now, and judge it.",
+    ),
+    "verify-chat": (
+        "validator.chat",
+        "verify_app",
+        "Check answers by their receipts, and reach a verdict: honest or fraud.",
+    ),
+    "watch-chat": (
+        "validator.chat",
+        "watch_app",
+        "Check a provider's answers by their receipts, again and again.",
+    ),
+    "probe": (
+        "validator.probe",
+        "app",
+        "Ask any OpenAI-compatible endpoint, and say whether it serves this checkpoint.",
+    ),
+    "audit": (
+        "validator.audit",
+        "app",
+        "Try every known attack on a deployment, and say which its validators would notice.",
+    ),
+    "model": ("model", "app", "Make small checkpoints, which load like any other."),
+    "check": ("check", "app", "Check a server that this command starts, or a running one."),
+    "bench": ("bench", "app", "Measure a server that we start, or a running one."),
+    "calibrate": ("validator.calibrate", "app", "Find the parameters that suit a model."),
+    "doctor": ("doctor", "app", "Say in ten lines whether this host can serve, prove and verify."),
 }
 
 # torch reads it at its first tensor. A validator's large tensors come and go, and with pages of
@@ -37,18 +82,24 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 
 class Commands(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the group's signature
-        return list(COMMANDS)
+    """Loads only the command that is called; a list shows the lines of the table."""
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
-            return None
-        module, attribute = COMMANDS[cmd_name]
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {
+            name: TyperCommand(name, help=line) for name, (_, _, line) in COMMANDS.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        if name is None or listed is None:
+            return name, listed, rest
+        module, attribute, _ = COMMANDS[name]
         if module.startswith("validator.") and not has_variable(HUGE_PAGES):
             export({HUGE_PAGES: "1"})
         command = get_command(getattr(import_module(f"proofserve.cli.{module}"), attribute))
-        command.name = cmd_name
-        return command
+        command.name = name
+        return name, command, rest
 
 
 app = typer.Typer(
