@@ -26,9 +26,10 @@ COMMANDS = {
 
 def options_of(command: str) -> dict[str, Any]:
     """The options of a command by name, as typer's own parameters."""
-    found: Any = get_command(app)
-    for name in command.split():
-        found = found.get_command(None, name)
+    found: Any
+    found, words = get_command(app), command.split()
+    while words:
+        _, found, words = found.resolve_command(found.context_class(found), words)
     return {each.name: each for each in found.params}
 
 
