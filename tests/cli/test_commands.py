@@ -121,7 +121,7 @@ def test_a_reader_who_has_read_enough_gets_no_verdict(argv: tuple[str, ...], lin
 
 LARGE_TENSOR = """
 from typer.main import get_command
-from proofserve.cli.main import COMMANDS, app
+from proofserve.cli.main import app
 commands = get_command(app)
 commands.resolve_command(commands.context_class(commands), ['verify'])
 import torch
