@@ -9,22 +9,23 @@ import itertools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from proofserve.lab.report import LabError, read_json
 from proofserve.protocol import SKETCHES
 from proofserve.protocol.receipts.record import SCHEME as RECEIPTS
+from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
 from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions
-from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
+from proofserve.verifier.populations import HonestPopulations, HonestRuns, RunFigures, populations
 
 FORMAT: Final = "proofserve-calibration"
-VERSION: Final = 3
+VERSION: Final = 4
 HOW_TO_CALIBRATE: Final = (
     "give --calibration FILE, which"
     " `proofserve calibrate noise MODEL --seq-len N --out FILE` writes, or --dist-threshold"
@@ -73,11 +74,11 @@ class FigureFields(_Strict):
     """``RunFigures`` of a run: lengths of its errors (L2), and cosines.
 
     A kernel in float32 may send the published vector: then the length is 0. ``rows`` are None for
-    the first nonces of the validator's own run, in their order.
+    the first nonces of the references, in their order.
     """
 
     lengths: list[Annotated[float, Field(ge=0.0)]] = Field(min_length=2)
-    alike: list[Cosine] | None
+    footprints: dict[Name, list[Cosine]] = Field(min_length=1)
     cosines: dict[Name, list[Cosine]]
     rows: list[Annotated[int, Field(ge=0)]] | None
 
@@ -85,7 +86,7 @@ class FigureFields(_Strict):
     def figures(self) -> RunFigures:
         return RunFigures(
             lengths=np.array(self.lengths),
-            alike=None if self.alike is None else np.array(self.alike),
+            footprints={name: np.array(values) for name, values in self.footprints.items()},
             cosines={name: np.array(values) for name, values in self.cosines.items()},
             rows=np.arange(len(self.lengths)) if self.rows is None else np.array(self.rows),
         )
@@ -120,10 +121,11 @@ class GreedyLimit(_Strict):
 class CalibrationFile(_Strict):
     """Honest runs of one model, on the same nonces of one block and key.
 
-    Errors are those of vectors less the published model's in float32. ``own`` is the validator's
-    own honest run in ``served_dtype``, beside which all others are judged. ``shape`` is None if the
-    checkpoint does not say one. ``suspects`` are cosines of nodes with suspected weights, of the
-    first nonces. At most ``p_mismatch`` of the honest nonces are beyond ``dist_threshold``.
+    Errors are those of vectors less the published model's in float32. Some emulated kernels are
+    ``references``: our own run of one of them, on all nonces, is what a node is judged beside.
+    ``shape`` is None if the checkpoint does not say one. ``suspects`` are lengths of what suspected
+    weights change in the first nonces. At most ``p_mismatch`` of the honest nonces are beyond
+    ``dist_threshold``.
 
     In a calibration of chat (scheme receipt-v1) a block of ``seq_len`` tokens stands for a nonce,
     and ``groups`` says of each to which conversation it belongs, because blocks of one are alike
@@ -131,7 +133,7 @@ class CalibrationFile(_Strict):
     """
 
     format: Literal["proofserve-calibration"]
-    version: Literal[3]
+    version: Literal[4]
     model: Name
     shape: dict[str, int] | None
     weights_digest: Name | None
@@ -143,9 +145,8 @@ class CalibrationFile(_Strict):
     k_dim: int = Field(ge=1)
     block_hash: str
     public_key: str
-    own: FigureFields
     populations: list[PopulationFields] = Field(min_length=1)
-    suspects: dict[Name, list[Cosine]]
+    suspects: dict[Name, list[Annotated[float, Field(gt=0.0)]]]
     dist_threshold: float = Field(gt=0.0, le=2.0)
     p_mismatch: float = Field(gt=0.0, lt=1.0)
     left_out: LeftOutCheck | None
@@ -157,32 +158,64 @@ class CalibrationFile(_Strict):
         names = [each.facts.name for each in self.populations]
         if len(set(names)) != len(names):
             raise ValueError("populations: two have the same name")
-        if min(self.own.lengths) == 0.0:
-            raise ValueError("own: our own run has no error, so there is nothing to compare with")
-        known = len(self.own.lengths)
+        runs = {each.facts.name: each for each in self.populations}
+        for name in self.references:
+            if name not in runs or not runs[name].facts.emulated:
+                raise ValueError(f"populations: the reference {name} is not one of them")
+            if min(runs[name].figures.lengths) == 0.0:
+                raise ValueError(f"populations: {name} has no error, so nothing compares with it")
         for each in self.populations:
-            if max(each.figures.figures.rows, default=0) >= known:
-                raise ValueError(f"populations: {each.facts.name} has nonces that our run lacks")
+            if {*each.figures.footprints} != {*self.references}:
+                raise ValueError(f"footprints: {each.facts.name} has others than the first one")
+            if max(each.figures.figures.rows, default=0) >= self.nonces:
+                raise ValueError(f"populations: {each.facts.name} has nonces that our runs lack")
         return self
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        return tuple(self.populations[0].figures.footprints)
+
+    @property
+    def nonces(self) -> int:
+        """Those of every reference; in a calibration of chat the blocks of tokens."""
+        runs = {each.facts.name: len(each.figures.lengths) for each in self.populations}
+        return min(runs[name] for name in self.references)
 
     def write(self, path: Path) -> None:
         """Raises OSError. On one line: the figures are many, and for programs."""
         path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
-    def null(self, room: float) -> HonestPopulations:
-        """What honest means, with all margins ``room`` times as wide."""
-        return populations(
-            self.own.figures,
+    def null(self, reference: str, room: float) -> HonestPopulations:
+        """What honest means beside our own run of ``reference``, all margins ``room`` as wide."""
+        known = HonestRuns(
             {each.facts.name: each.figures.figures for each in self.populations},
-            {name: np.array(cosines) for name, cosines in self.suspects.items()},
+            {each.facts.name for each in self.populations if not each.facts.emulated},
+            self.predicted,
+            self.width,
             None if self.groups is None else np.array(self.groups),
-            room,
         )
+        return populations(known, reference, room)
 
-    @cached_property
-    def honest(self) -> HonestPopulations:
+    @property
+    def predicted(self) -> dict[str, NDArray[np.float64]]:
+        """Lengths of what each suspect changes, float64 [m] of the first nonces."""
+        return {name: np.array(lengths) for name, lengths in self.suspects.items()}
+
+    def own(self, reference: str) -> RunFigures:
+        """What our own run of ``reference`` showed, on all nonces."""
+        (found,) = (each for each in self.populations if each.facts.name == reference)
+        return found.figures.figures
+
+    def honest(self, reference: str) -> HonestPopulations:
         """What honest means to a verdict: with the room that its own check asked for."""
-        return self.null(self.left_out.room if self.left_out else 1.0)
+        return self.null(reference, self.left_out.room if self.left_out else 1.0)
+
+    @property
+    def width(self) -> int:
+        """Values of a vector: a nonce of a sketch has two twins, a block of chat its tokens."""
+        if self.scheme == RECEIPTS:
+            return self.seq_len * self.k_dim
+        return (TWINS if self.scheme in SKETCHES else 1) * self.k_dim
 
     @property
     def origin(self) -> str:
@@ -191,7 +224,7 @@ class CalibrationFile(_Strict):
         measured = len(self.populations) - emulated
         return (
             f"calibration of {self.model}: {measured} measured and {emulated} emulated kernels,"
-            f" {len(self.own.lengths)} {'nonces' if self.groups is None else 'blocks of tokens'}"
+            f" {self.nonces} {'nonces' if self.groups is None else 'blocks of tokens'}"
         )
 
     def completed(self, given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
@@ -276,7 +309,7 @@ def read(path: Path) -> CalibrationFile:
             anew = f"chat {found.model}"
         raise LabError(
             f"version: {path} is a calibration of version {found.version}, this program reads"
-            f" {VERSION}: the old one knows one kind of honest kernel and convicts others; measure"
+            f" {VERSION}: the old one has no footprints of honest kernels; measure"
             f" anew by `proofserve calibrate {anew} --out FILE`"
         )
     try:
@@ -287,7 +320,15 @@ def read(path: Path) -> CalibrationFile:
 
 # What two calibrations must have in common to be merged.
 _SAME: Final = (
-    *("weights_digest", "shape", "served_dtype", "kv_dtype", "scheme", "stronger_rng"),
+    *(
+        "references",
+        "weights_digest",
+        "shape",
+        "served_dtype",
+        "kv_dtype",
+        "scheme",
+        "stronger_rng",
+    ),
     *("seq_len", "k_dim", "block_hash", "public_key", "p_mismatch"),
 )
 
@@ -305,16 +346,14 @@ def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
     for each in added.populations:
         twin = known.get(each.facts.name)
         if twin is not None and (each.facts.emulated or each.figures == twin.figures):
+            # Of an emulated kernel the one with more nonces stays.
+            if each.facts.emulated and len(each.figures.lengths) > len(twin.figures.lengths):
+                known[each.facts.name] = each
             continue
         facts = each.facts.named_beside(known)
         known[facts.name] = each.model_copy(update={"facts": facts})
-    longer, shorter = ours.own, added.own
-    if len(longer.lengths) < len(shorter.lengths):
-        longer, shorter = shorter, longer
-    own = longer.model_copy(update={"cosines": {**shorter.cosines, **longer.cosines}})
     return ours.model_copy(
         update={
-            "own": own,
             "populations": list(known.values()),
             "suspects": {**added.suspects, **ours.suspects},
             "dist_threshold": max(ours.dist_threshold, added.dist_threshold),

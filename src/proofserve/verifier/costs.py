@@ -4,18 +4,18 @@ It is planned as of an honest node, by the tests themselves, and by the sizes of
 only the headers of files are read.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from torch import nn
 
 from proofserve.engines.reference.routers import has_stacked_experts
 from proofserve.engines.reference.suspects import FP8_CACHE
-from proofserve.verifier.direction import DirectionJudge
-from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, PairedJudge, TwinJudge
-from proofserve.verifier.judging import JudgingOptions, judges_of
+from proofserve.verifier.direction import REACH_NONCES
+from proofserve.verifier.judges import PUBLISHED, BankRun, KernelBank
+from proofserve.verifier.judging import COUNT, DIRECTION, JudgingOptions, tests_of
 from proofserve.verifier.verification import FIRST_CHUNK, nonces_needed
 
 # Runs of a pass through the layers, and of how many nonces each is.
@@ -161,7 +161,7 @@ class VerificationPlan:
     def seconds(self, rates: Rates, *, cached: bool = False) -> dict[str, float]:
         """Of each kind of work. ``cached``: the system keeps what was read once."""
         runs = self.runs
-        emulated = runs["own run"] + runs["kernels"]
+        emulated = runs["own runs"]
         filled = sum(each.weights for each in self.layers) * len(self.passes)
         often = 1 if cached or self.kept else len(self.passes)
         later = self.read_bytes - (1 if self.kept else len(self.passes)) * self.pass_bytes
@@ -206,7 +206,7 @@ class VerificationPlan:
 def _kind(run: BankRun) -> str:
     if run.weights is not None:
         return "suspects"
-    return {PUBLISHED: "truth", OWN: "own run"}.get(run, "kernels")
+    return "truth" if run == PUBLISHED else "own runs"
 
 
 def _bytes(count: float) -> str:
@@ -220,49 +220,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
 
 
-class _Recorder:
-    """A bank that computes nothing, and takes note of what tests expect of it."""
-
-    def __init__(self, names: Sequence[str], kernels: Sequence[str]) -> None:
-        self.names, self.kernels = names, kernels
-        self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
-
-    def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
-        for run, nonces in runs.items():
-            self._expected[run].update(nonces)
-
-    def taken(self, nonces: Iterable[int]) -> Pass:
-        """What is expected, with the truth of ``nonces``."""
-        self.expect({PUBLISHED: [*nonces]})
-        found = {run: len(of) for run, of in self._expected.items()}
-        self._expected.clear()
-        return found
-
-    def predictions(self, _name: str, _nonces: Sequence[int]) -> NoReturn:
-        raise AssertionError("a plan computes nothing")
-
-    def errors(self, _run: BankRun, _nonces: Sequence[int]) -> NoReturn:
-        raise AssertionError("a plan computes nothing")
-
-
 def expected_passes(
-    options: JudgingOptions, sample: int, bank: tuple[Sequence[str], Sequence[str]], at_once: int
+    options: JudgingOptions, sample: int, bank: KernelBank, at_once: int
 ) -> list[Pass]:
-    """The passes until an honest node is cleared; ``bank`` has suspects and kernels."""
-    recorder = _Recorder(*bank)
-    judges = judges_of(options, sample, recorder)
-    direction = next((each for each in judges if isinstance(each, DirectionJudge)), None)
-    reads_own = any(isinstance(each, PairedJudge | TwinJudge) for each in judges)
-    needed = nonces_needed(options.chances(sample))
+    """The passes until an honest node is cleared. Raises as ``tests_of``."""
+    tests = tests_of(options, bank)
+    references = [BankRun(kernels=name) for name in bank.references if {*tests} != {COUNT}]
+    # Without a calibration a few nonces say how far each suspect reaches.
+    unknown = bank.names if DIRECTION in tests and options.calibration is None else ()
+    needed = min(sample, nonces_needed(options.chances(sample)) + 1)
     passes: list[Pass] = []
-    done, size, ruled_out = 0, min(FIRST_CHUNK, at_once), direction is None
-    while done < sample and not (ruled_out and done >= needed):
-        group = range(done, min(sample, done + size))
-        for judge in judges:
-            judge.plan(group)
-        if reads_own:
-            recorder.expect({OWN: group})
-        passes.append(recorder.taken(group))
-        ruled_out = direction is None or direction.suppose_honest(group)
-        done, size = group.stop, min(2 * size, at_once)
+    done, size = 0, min(FIRST_CHUNK, at_once)
+    while done < needed:
+        nonces = min(sample - done, size)
+        suspects = {BankRun(name): min(nonces, REACH_NONCES) for name in unknown}
+        passes.append({PUBLISHED: nonces, **dict.fromkeys(references, nonces), **suspects})
+        # The first nonces choose one of the references.
+        references, unknown = references[:1], ()
+        done, size = done + nonces, min(2 * size, at_once)
     return passes

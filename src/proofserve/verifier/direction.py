@@ -1,229 +1,210 @@
-"""The direction test over a bank of suspects, with no more forwards than it needs."""
+"""The direction test over a bank of suspects, with no more forwards than it needs.
+
+Lengths come first. A suspect whose weights would have made an error far longer than it is needs no
+forward of its own: it is ruled out in this nonce once it is known how far its predictions reach.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.protocol.verdict.evidence import Evidence
-from proofserve.protocol.verdict.leaning import (
-    LEANING_BETS,
-    UNCALIBRATED_BETS,
-    cosine,
-    uncalibrated_log_factors,
-)
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.evidence import Evidence, mixed
+from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit
+from proofserve.protocol.verdict.suspicion import SUSPECT_BETS, Compared, Reach, reach
 from proofserve.verifier.judges import (
-    OWN,
     BankRun,
     Chances,
     Figures,
     Judge,
     KernelBank,
+    OwnRun,
     Standing,
+    Vector,
     Vectors,
     evidence_text,
     few,
 )
-from proofserve.verifier.populations import UNKNOWN, Expected, HonestPopulations
+from proofserve.verifier.populations import LEAST_REACH
 
-# Suspects that are computed for a nonce. With those that the last nonces turn out not to need, an
-# honest node costs five.
-PER_NONCE = 4
-# Of them the most likely so far.
-LIKELY = 2
+# Suspects that are computed for a nonce.
+PER_NONCE: Final = 4
+# Nonces on which a suspect's reach is measured, if no calibration says it.
+REACH_NONCES: Final = 2
+# A suspect is computed for a nonce if the length of the error says at least this for it, as a
+# logarithm: less is as good as ruled out.
+_IN_REACH: Final = -2.3
+# Nonces on which a conviction without a calibration is compared with every honest kernel.
+_CONFIRMED_ON: Final = 4
 NO_SUSPECTS: Final = "there are no suspects: the checkpoint is published as cheap as the whole bank"
 
 
 @dataclass(slots=True)
-class Suspicion:
-    """One suspect: the evidence for it against each honest population, and for its innocence.
+class _Suspicion:
+    """One suspect: the evidence for it and for its innocence, from the nonces so far.
 
-    ``refuting`` only says that the node is none of the populations. ``log_ratio`` is the likelihood
-    ratio of the suspect's figures over an honest node's, both as normal.
+    ``predicted`` are lengths of its predictions in the unit, ``against`` what each nonce gives for
+    it. ``confirmed`` says whether honest kernels are no reason for its evidence, None if that was
+    not asked.
     """
 
-    expected: Expected
-    convicting: list[Evidence]
-    refuting: list[Evidence]
-    nonces: int = 0
-    log_ratio: float = 0.0
+    reach: Reach | None
+    convicting: Evidence = field(default_factory=lambda: Evidence(SUSPECT_BETS))
+    clearing: float = 0.0
+    predicted: list[float] = field(default_factory=list)
+    against: dict[int, float] = field(default_factory=dict)
+    confirmed: bool | None = None
 
-    def weigh(self, figure: float) -> None:
-        mean = self.expected.mean
-        self.nonces += 1
-        self.log_ratio += (mean * figure - mean**2 / 2) / self.expected.sd**2
+    @property
+    def is_unseen(self) -> bool:
+        """Whether its weights move results less than honest rounding does."""
+        return self.reach is not None and self.reach.log_mean < np.log(LEAST_REACH)
 
-
-class CalibratedYardstick:
-    """Every population of a calibration: cosines beside our own, by their measured spread."""
-
-    form = "calibrated"
-    runs = (OWN,)
-
-    def __init__(self, honest: HonestPopulations) -> None:
-        self._honest = honest
-        self.populations = len(honest.members)
-
-    def suspicion(self, suspect: str) -> Suspicion:
-        known = self._honest.expected.get(suspect, UNKNOWN)
-        # A deployment may spread as widely around the expected mean as an honest one around 0.
-        expected = replace(known, sd=max(known.sd, self._honest.widest_sd(suspect)))
-        evidence = [Evidence(LEANING_BETS) for _ in self._honest.members]
-        return Suspicion(expected, evidence, evidence)
-
-    def add(self, of: Suspicion, suspect: str, theirs: float, honest: Sequence[float]) -> None:
-        figure = theirs - self._honest.shares.lean(suspect) * honest[0]
-        of.weigh(figure)
-        for member, evidence in zip(self._honest.members, of.convicting, strict=True):
-            if (lean := member.lean(suspect)) is not None:
-                evidence.add(lean.log_factors(np.array([figure]))[0])
-
-
-class EmulatedYardstick:
-    """Without a calibration: the honest ``kernels`` that are emulated on the same nonces.
-
-    A suspect convicts only as far as the node leans more than all of them. What leans more than
-    our own run alone has no verdict.
-    """
-
-    form = "without a calibration"
-    populations = 1
-
-    def __init__(self, kernels: Sequence[str]) -> None:
-        self.runs = (OWN, *(BankRun(kernels=name) for name in kernels))
-
-    def suspicion(self, suspect: str) -> Suspicion:  # noqa: ARG002 - none is known
-        return Suspicion(UNKNOWN, [Evidence(UNCALIBRATED_BETS)], [Evidence(UNCALIBRATED_BETS)])
-
-    def add(self, of: Suspicion, suspect: str, theirs: float, honest: Sequence[float]) -> None:  # noqa: ARG002
-        beyond_own = theirs - honest[0]
-        of.weigh(beyond_own)
-        of.convicting[0].add(uncalibrated_log_factors(np.array([theirs - max(honest)]))[0])
-        of.refuting[0].add(uncalibrated_log_factors(np.array([beyond_own]))[0])
-
-
-# How far honest nodes lean to a suspect: its ``add`` takes the node's cosine with a prediction, and
-# those of the honest ``runs``, our own first.
-Yardstick = CalibratedYardstick | EmulatedYardstick
+    def learn(self, predicted: float) -> None:
+        self.predicted.append(predicted)
+        if len(self.predicted) >= REACH_NONCES:
+            self.reach = reach(np.array(self.predicted))
 
 
 class DirectionJudge(Judge[ClaimError]):
     """Convicts by the union bound: each suspect of the bank at its number over alpha.
 
-    It clears a node once every suspect is ruled out. ``suspects`` are all of the bank for None.
-
-    A nonce is compared with ``PER_NONCE`` suspects, because each costs a forward: at first with
-    others for each nonce, in the bank's order, then with the two most likely and others in turn.
-    The choice depends on earlier nonces alone, so the evidence stays valid.
+    It clears a node once every suspect is ruled out on the share. ``suspects`` are all of the bank
+    for None. Without a calibration a suspect convicts only if no honest kernel of this very model,
+    emulated on the nonces that say most, gives half as much evidence.
     """
 
     name = "direction"
 
     def __init__(
-        self,
-        bank: KernelBank,
-        yardstick: Yardstick,
-        chances: Chances,
-        suspects: Sequence[str] | None = None,
+        self, bank: KernelBank, own: OwnRun, chances: Chances, suspects: Sequence[str] | None = None
     ) -> None:
         suspects = bank.names if suspects is None else suspects
         self._bank = bank
-        self._yardstick = yardstick
+        self._own = own
         self._chances = replace(chances, alpha=chances.alpha / len(suspects))
-        self._suspicions = {name: yardstick.suspicion(name) for name in suspects}
-        self._open = dict(self._suspicions)
-        self._planned: dict[int, tuple[str, ...]] = {}
+        self._names = tuple(suspects)
+        self._suspicions: dict[str, _Suspicion] = {}
         self._predicted: dict[str, Vectors] = {}
-        self._honest: list[Vectors] = []
 
     def plan(self, nonces: Sequence[int]) -> None:
-        self._planned = dict(zip(nonces, self._plan(len(nonces)), strict=True))
-        if self._open:
-            suspects = {BankRun(n): them for n, them in self._nonces_of(nonces).items()}
-            self._bank.expect({**suspects, **dict.fromkeys(self._yardstick.runs, nonces)})
+        self._own.expect(nonces)
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
-        nonces = [error.nonce for error in errors if error.error is not None]
-        of_name = self._nonces_of(nonces)
-        self._predicted = {n: self._bank.predictions(n, them) for n, them in of_name.items()}
-        if self._predicted:
-            self._honest = [self._bank.errors(run, nonces) for run in self._yardstick.runs]
+        self._own.errors(errors)
+        if not self._suspicions:
+            reaches = self._own.honest.reaches
+            self._suspicions = {n: _Suspicion(reaches.get(n)) for n in self._names}
+        wanted: defaultdict[str, list[int]] = defaultdict(list)
+        planned = {name: len(of.predicted) for name, of in self._suspicions.items()}
+        for error in errors:
+            if error.error is not None:
+                for name in self._needed(error, planned):
+                    wanted[name].append(error.nonce)
+                    planned[name] += 1
+        self._bank.expect({BankRun(name): of for name, of in wanted.items()})
+        self._predicted = {n: self._bank.predictions(n, of) for n, of in wanted.items()}
+
+    def _needed(self, error: ClaimError, planned: dict[str, int]) -> list[str]:
+        """The suspects to compute for a nonce: those of unknown reach, and the likeliest."""
+        unknown, within = [], []
+        for name, of in self._suspicions.items():
+            if of.reach is None:
+                if planned[name] < REACH_NONCES:
+                    unknown.append(name)
+            elif not of.is_unseen and self._by_length(of.reach, error) > _IN_REACH:
+                within.append(name)
+        # The likeliest first; of the others those that were compared least.
+        within.sort(key=lambda n: (-max(0.0, self._suspicions[n].convicting.log), planned[n]))
+        return [*unknown, *within[:PER_NONCE]]
+
+    def _by_length(self, known: Reach, error: ClaimError) -> float:
+        ratio = np.array([self._own.ratio(error.nonce, error.distance)])
+        return float(known.log_ratio(self._own.honest.lengths, ratio)[0])
 
     def add(self, error: ClaimError) -> None:
         # A claim without a vector has no direction; the test of sizes counts it.
         if error.error is None:
             return
         self.nonces += 1
-        for name in self._planned[error.nonce]:
-            if (suspicion := self._open.get(name)) is None:
-                continue
-            prediction = self._predicted[name][error.nonce]
-            honest = [cosine(errors[error.nonce], prediction) for errors in self._honest]
-            self._yardstick.add(suspicion, name, cosine(error.error, prediction), honest)
-            self._rule_out(name)
+        for name, of in self._suspicions.items():
+            log_ratio = None if of.reach is None else self._by_length(of.reach, error)
+            if (predicted := self._predicted.get(name, {}).get(error.nonce)) is not None:
+                compared = self._compared(error.nonce, error.error, predicted)
+                log_ratio = float(compared.log_ratio(self._own.honest.lengths)[0])
+                of.convicting.add(compared.log_factors(self._convicting)[0])
+                of.against[error.nonce] = float(compared.log_ratio(self._convicting)[0])
+                of.learn(float(compared.predicted[0]))
+            if log_ratio is not None:
+                of.clearing -= float(mixed(np.array(log_ratio), self._chances.share))
+        for name, of in self._suspicions.items():
+            if of.confirmed is None and of.convicting.peak >= self._chances.convicts_at:
+                of.confirmed = bool(self._own.honest.members) or self._is_confirmed(name, of)
 
-    def suppose_honest(self, nonces: Sequence[int]) -> bool:
-        """Weigh ``nonces`` as if no error leaned to a suspect; whether all are now ruled out."""
-        for name in [name for nonce in nonces for name in self._planned[nonce]]:
-            if (suspicion := self._open.get(name)) is not None:
-                suspicion.weigh(0.0)
-                self._rule_out(name)
-        return not self._open
+    @property
+    def _convicting(self) -> ScaleFit:
+        return self._own.honest.lengths.wider(CONVICTING)
 
-    def _rule_out(self, name: str) -> None:
-        """Drop a suspect whose weights would have shown by now."""
-        if self._open[name].log_ratio <= -self._chances.clears_at:
-            del self._open[name]
+    def _compared(self, nonce: int, error: Vector, predicted: Vector) -> Compared:
+        lengths = [float(np.linalg.norm(each)) for each in (error, predicted)]
+        ratios = [self._own.ratio(nonce, length) for length in lengths]
+        return Compared(*np.array([*ratios, cosine(error, predicted)])[:, np.newaxis])
 
-    def standings(self) -> list[Standing]:
-        limit, clears = self._chances.convicts_at, not self._open
-        found = []
-        for index in range(self._yardstick.populations):
-            convicting = self._strongest(index)[1]
-            refuting = max(each.refuting[index].peak for each in self._suspicions.values())
-            excess = max(convicting, refuting) - limit
-            found.append(Standing(excess, excess >= 0.0, convicting >= limit, clears))
-        return found
+    def _is_confirmed(self, name: str, of: _Suspicion) -> bool:
+        """Whether every honest kernel gives less than half of the evidence on the same nonces."""
+        nonces = sorted(of.against, key=lambda nonce: -of.against[nonce])[:_CONFIRMED_ON]
+        theirs = sum(of.against[nonce] for nonce in nonces)
+        predicted = self._bank.predictions(name, nonces)
+        runs = [BankRun(kernels=kernel) for kernel in self._bank.kernels]
+        self._bank.expect(dict.fromkeys(runs, nonces))
+        for run in runs:
+            errors = self._bank.errors(run, nonces)
+            compared = [self._compared(n, errors[n], predicted[n]) for n in nonces]
+            if sum(float(c.log_ratio(self._convicting)[0]) for c in compared) >= theirs / 2:
+                return False
+        return True
 
-    def _says(self, standing: Standing, population: int) -> tuple[str, Figures]:
-        form, result = self._yardstick.form, standing.result
-        name, log_evidence = self._strongest(population)
+    def standing(self) -> Standing:
+        convicts = any(each.confirmed for each in self._suspicions.values())
+        refutes = any(each.confirmed is False for each in self._suspicions.values())
+        clears = bool(self._suspicions) and not self._open
+        return Standing(refutes, convicts, clears)
+
+    @property
+    def _open(self) -> list[str]:
+        """Suspects that are not ruled out, and could be."""
+        needed = self._chances.clears_at
+        return [
+            name
+            for name, of in self._suspicions.items()
+            if not of.is_unseen and of.clearing < needed
+        ]
+
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
+        unseen = [name for name, of in self._suspicions.items() if of.is_unseen]
+        name, log_evidence = self._strongest()
         figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
-        text = f"not ruled out: {few([*self._open])}"
         if self._open:
-            figures["log_clearing"] = min(-each.log_ratio for each in self._open.values())
-        if result is SequentialResult.FRAUD:
+            figures["log_clearing"] = min(self._suspicions[each].clearing for each in self._open)
+        text = f"not ruled out: {few(self._open)}"
+        if standing.convicts:
             text = f"{name}, {evidence_text(log_evidence)}"
-        elif result is SequentialResult.UNEXPLAINED:
+        elif standing.refutes:
             text = "errors point to suspected weights, as far as those of honest kernels may"
-        elif result is SequentialResult.HONEST:
+        elif standing.clears:
             text = "all suspects ruled out"
-        return f"{text} ({form})", {**figures, "form": form}
+        if unseen:
+            text += f"; {few(unseen)} moves results less than honest rounding, so is not tested"
+        return text, figures
 
-    def _strongest(self, population: int) -> tuple[str, float]:
-        """The suspect with the most evidence against an honest population, and its logarithm."""
-        peaks = ((n, each.convicting[population].peak) for n, each in self._suspicions.items())
-        return max(peaks, key=lambda pair: pair[1])
-
-    def _nonces_of(self, nonces: Sequence[int]) -> dict[str, list[int]]:
-        """Of each suspect, those of ``nonces`` that are compared with it."""
-        found: defaultdict[str, list[int]] = defaultdict(list)
-        for nonce in nonces:
-            for name in self._planned[nonce]:
-                found[name].append(nonce)
-        return found
-
-    def _plan(self, count: int) -> list[tuple[str, ...]]:
-        """The suspects for each of the next ``count`` nonces."""
-        seen = [name for name, suspicion in self._open.items() if suspicion.nonces]
-        seen.sort(key=lambda name: -self._open[name].log_ratio)
-        likely = [name for name in seen[:LIKELY] if self._open[name].log_ratio > 0.0]
-        unseen = [name for name in self._open if not self._open[name].nonces]
-        others = [*unseen, *(name for name in seen if name not in likely)]
-        turn, size = cycle(others), min(PER_NONCE - len(likely), len(others))
-        return [(*likely, *islice(turn, size)) for _ in range(count)]
+    def _strongest(self) -> tuple[str, float]:
+        """The suspect with the most evidence, and its logarithm; one that convicts if any does."""
+        found = (
+            (of.confirmed or False, of.convicting.peak, n) for n, of in self._suspicions.items()
+        )
+        _, log_evidence, name = max(found, default=(False, 0.0, ""))
+        return name, log_evidence

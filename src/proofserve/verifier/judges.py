@@ -1,13 +1,13 @@
 """The tests that reach a verdict, each from the errors of one nonce after the other.
 
-A test has a standing with every honest population, because a node is honest if it is one of them.
-The direction test and the exact one are in ``direction`` and ``verification``.
+A node is honest if it is one of the honest populations, so what convicts speaks against all of
+them. The direction test and the exact one are in ``direction`` and ``verification``.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -17,16 +17,16 @@ from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside, judge, power
-from proofserve.protocol.verdict.evidence import Evidence
-from proofserve.protocol.verdict.leaning import LEANING_BETS
+from proofserve.protocol.verdict.evidence import SHARES, Evidence
+from proofserve.protocol.verdict.footprint import Footprint, cosine
 from proofserve.protocol.verdict.scale import SizeBets
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.protocol.verdict.twins import alikeness, twin_log_clearing
-from proofserve.verifier.populations import TWINS, HonestPopulations
+from proofserve.verifier.populations import HonestPopulations
 
 T = TypeVar("T")
+Vector = NDArray[np.float32]
 # Vectors by nonce, float32 [width] each, and a function that computes them.
-Vectors = Mapping[int, NDArray[np.float32]]
+Vectors = Mapping[int, Vector]
 Recompute = Callable[[Sequence[int]], Vectors]
 # The numbers behind an opinion, by their names.
 Figures = Mapping[str, float | str]
@@ -57,13 +57,19 @@ def as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class KernelBank(Protocol):
-    """Suspected weights by ``names``, and how each would move the results; and honest kernels."""
+    """Suspected weights by ``names``, and how each would move the results; and honest kernels.
+
+    ``references`` are those of ``kernels`` that servers have.
+    """
 
     @property
     def names(self) -> Sequence[str]: ...
 
     @property
     def kernels(self) -> Sequence[str]: ...
+
+    @property
+    def references(self) -> Sequence[str]: ...
 
     def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
         """What will be asked for next: a bank may compute it together."""
@@ -75,13 +81,11 @@ class KernelBank(Protocol):
         """By how much a run differs from the published vectors on the wire, float32 [width]."""
 
 
-# The shares of forged nonces of which a verdict says whether it excludes them.
-SHARES_EXCLUDED: Final = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 # The chances of a wrong verdict, unless options say otherwise.
 ALPHA, BETA = 1e-6, 1e-3
-# By default a cleared node has not forged half of its nonces, nor a tenth if the sample is large
-# enough to tell: 0.9^66 is 1e-3, and an honest nonce says a little less than that.
-COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.5, 0.1, 80
+# By default a cleared node has not forged three tenths of its nonces, nor a tenth if the sample is
+# large enough to tell: 0.9^66 is 1e-3, and an honest nonce says a little less than that.
+COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.3, 0.1, 80
 
 
 def default_share(sample: int) -> float:
@@ -93,8 +97,8 @@ def default_share(sample: int) -> float:
 class Chances:
     """The largest chances of one test to convict an honest node, and to clear a fraud.
 
-    The tests of sizes clear no fraud that forges at least ``share`` of its nonces; wrong weights in
-    fewer save too little. Raises ProtocolError for a chance or share out of range.
+    No test clears a fraud that forges at least ``share`` of its nonces; fewer save too little.
+    Raises ProtocolError for a chance or share out of range.
     """
 
     alpha: float = ALPHA
@@ -119,16 +123,11 @@ class Chances:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What one test says of one honest population.
+    """What one test says: that the node is none of the known honest kernels, a fraud, or honest."""
 
-    ``excess`` is the logarithm of the most evidence against it, less what refutes it. A population
-    that is refuted is not the node's; only one that ``convicts`` speaks of fraud.
-    """
-
-    excess: float
-    refutes: bool
-    convicts: bool
-    clears: bool
+    refutes: bool = False
+    convicts: bool = False
+    clears: bool = False
 
     @property
     def result(self) -> SequentialResult:
@@ -170,18 +169,15 @@ class Judge(ABC, Generic[T]):
         """Take one of the nonces that were prepared."""
 
     @abstractmethod
-    def standings(self) -> Sequence[Standing]:
-        """By population, in their order; one alone where the test knows no populations."""
+    def standing(self) -> Standing: ...
 
-    def opinion(self, population: int) -> Opinion:
-        """What the test says of this one of its populations."""
-        standings = self.standings()
-        standing = standings[population if len(standings) > 1 else 0]
-        text, figures = self._says(standing, population)
+    def opinion(self) -> Opinion:
+        standing = self.standing()
+        text, figures = self._says(standing)
         return Opinion(self.name, standing.result, self.nonces, text, figures)
 
     @abstractmethod
-    def _says(self, standing: Standing, population: int) -> tuple[str, Figures]:
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
         """What the test found, in words and in numbers."""
 
 
@@ -196,107 +192,173 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
-class PairedJudge(Judge[ClaimError]):
-    """Bets on errors that are larger than honest ones, beside the validator's ``own`` of the nonce.
+class OwnRun:
+    """The validator's own honest run, beside which all tests judge a node.
 
-    A nonce in which rounding weighs more than in others makes both long.
+    Of the references of ``bank`` it is the one whose errors are most like the node's in the first
+    nonces that show any. ``null`` says what honest means beside it.
+    """
+
+    def __init__(
+        self, bank: KernelBank, null: Callable[[str], HonestPopulations], references: Sequence[str]
+    ) -> None:
+        self._bank = bank
+        self._null = null
+        self._references = tuple(references)
+        self._honest: HonestPopulations | None = None
+        self._lengths: dict[int, float] = {}
+
+    @property
+    def honest(self) -> HonestPopulations:
+        """Raises LabError as ``null``."""
+        if self._honest is None:
+            self._honest = self._null(self._references[0])
+        return self._honest
+
+    @property
+    def is_chosen(self) -> bool:
+        return len(self._references) == 1
+
+    def expect(self, nonces: Sequence[int]) -> None:
+        self._bank.expect({BankRun(kernels=name): nonces for name in self._references})
+
+    def errors(self, theirs: Sequence[ClaimError]) -> Vectors:
+        """Ours of the nonces of ``theirs`` that have a vector. Raises EngineFault."""
+        known = {each.nonce: each.error for each in theirs if each.error is not None}
+        nonces = tuple(known)
+        if not self.is_chosen and nonces:
+            made = {n: self._bank.errors(BankRun(kernels=n), nonces) for n in self._references}
+            likeness = {
+                name: sum(cosine(error, ours[nonce]) for nonce, error in known.items())
+                for name, ours in made.items()
+            }
+            self._references = (max(likeness, key=likeness.__getitem__),)
+            self._honest = None
+            self._lengths.clear()
+        found = self._bank.errors(BankRun(kernels=self._references[0]), nonces)
+        self._lengths |= {nonce: float(np.linalg.norm(error)) for nonce, error in found.items()}
+        return found
+
+    def ratio(self, nonce: int, length: float) -> float:
+        """A ``length`` of one of the nonces whose errors were asked for, in the honest unit.
+
+        Infinite lengths, of claims without a vector, need no such nonce.
+        """
+        own = np.array([self._lengths.get(nonce, 1.0)])
+        return float(self.honest.unit.ratios(np.array([length]), own)[0])
+
+
+class PairedJudge(Judge[ClaimError]):
+    """Bets on errors that are larger than honest ones, beside our ``own`` of the nonce.
+
+    A nonce in which rounding weighs more than in others makes both long. It cannot clear: a lie
+    need not have long errors.
     """
 
     name = "paired"
+    clears = False
 
-    def __init__(self, own: Recompute, honest: HonestPopulations, chances: Chances) -> None:
+    def __init__(self, own: OwnRun, chances: Chances) -> None:
         self._own = own
-        self._honest = honest
         self._chances = chances
-        self._shares = np.array(sorted({chances.share, *SHARES_EXCLUDED}, reverse=True))
-        members = honest.members
-        self._convicting = [Evidence(SizeBets.count) for _ in members]
-        self._refuting = [Evidence(SizeBets.count) for _ in members]
-        self._clearing = np.zeros((len(members), 1 + len(self._shares)))
-        self._lengths: dict[int, float] = {}
+        self._evidence: dict[str, Evidence] = {}
         self._ratios: list[float] = []
 
+    def plan(self, nonces: Sequence[int]) -> None:
+        self._own.expect(nonces)
+
     def prepare(self, errors: Sequence[ClaimError]) -> None:
-        own = self._own([error.nonce for error in errors if error.error is not None])
-        self._lengths = {nonce: float(np.linalg.norm(error)) for nonce, error in own.items()}
+        self._own.errors(errors)
 
     def add(self, error: ClaimError) -> None:
         # A claim without a vector is infinitely far.
-        own = np.array([self._lengths.get(error.nonce, 1.0)])
-        ratio = self._honest.shares.ratios(np.array([error.distance]), own)
-        self._ratios.append(float(ratio[0]))
+        ratio = self._own.ratio(error.nonce, error.distance)
+        self._ratios.append(ratio)
         self.nonces += 1
-        for index, member in enumerate(self._honest.members):
-            self._convicting[index].add(member.convicting.log_factors(ratio)[0])
-            self._refuting[index].add(member.refuting.log_factors(ratio)[0])
-            self._clearing[index] += member.fit.log_clearing(ratio, self._shares)[0]
+        for member in self._own.honest.members:
+            evidence = self._evidence.setdefault(member.name, Evidence(SizeBets.count))
+            evidence.add(member.sizes.log_factors(np.array([ratio]))[0])
 
-    def standings(self) -> list[Standing]:
-        limit = self._chances.convicts_at
-        needed = 1 + int(np.flatnonzero(self._shares == self._chances.share)[0])
-        cleared = self._clearing[:, [0, needed]].min(axis=1) >= self._chances.clears_at
-        return [
-            Standing(refuting.peak - limit, refuting.peak >= limit, convicting.peak >= limit, clear)
-            for convicting, refuting, clear in zip(
-                self._convicting, self._refuting, cleared.tolist(), strict=True
-            )
-        ]
+    def standing(self) -> Standing:
+        return Standing(convicts=self._log_evidence >= self._chances.convicts_at)
 
-    def _says(self, standing: Standing, population: int) -> tuple[str, Figures]:
-        convicts = self._convicting[population].peak
-        shown = convicts if standing.convicts else self._refuting[population].peak
-        figures: dict[str, float | str] = {"log_evidence": shown}
+    @property
+    def _log_evidence(self) -> float:
+        """Against the kernel that explains the errors best."""
+        return min((each.peak for each in self._evidence.values()), default=0.0)
+
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
         text = f"errors are {np.median(self._ratios):.2g} times ours (median)"
-        cleared = self._clearing[population] >= self._chances.clears_at
-        if standing.clears and (excluded := self._shares[cleared[1:]]).size:
-            figures["excluded_share"] = float(excluded[-1])
-        elif shown > 0.0:
-            text = f"{text}, {evidence_text(shown)}"
-        return text, figures
+        if standing.convicts or self._log_evidence > 0.0:
+            text = f"{text}, {evidence_text(self._log_evidence)}"
+        return text, {"log_evidence": self._log_evidence}
 
 
-class TwinJudge(Judge[ClaimError]):
-    """Asks whether the errors of twins are more alike than those of honest kernels.
+@dataclass(slots=True)
+class _Kept:
+    """One honest kernel's footprint in a node: the evidence that it has it, and that it has not."""
 
-    It refutes populations and does not convict: kernels that were not measured differ in this.
+    of: Footprint
+    clearing: float = 0.0
+    refuting: Evidence = field(default_factory=lambda: Evidence(len(SHARES)))
+
+
+class FootprintJudge(Judge[ClaimError]):
+    """Asks whether errors have the footprint of an honest kernel; it clears, and cannot convict.
+
+    Servers with kernels that were not measured have less of it, or none.
     """
 
-    name = TWINS
+    name = "footprint"
 
-    def __init__(self, own: Recompute, honest: HonestPopulations, chances: Chances) -> None:
+    def __init__(self, own: OwnRun, chances: Chances) -> None:
         self._own = own
-        self._leans = [member.leans[TWINS] for member in honest.members]
-        self._share = honest.shares.leans[TWINS]
         self._chances = chances
-        self._evidence = [Evidence(LEANING_BETS) for _ in self._leans]
-        self._clearing = np.zeros(len(self._leans))
+        self._kept: dict[str, _Kept] = {}
+        self._cosines: list[float] = []
         self._known: Vectors = {}
 
+    def plan(self, nonces: Sequence[int]) -> None:
+        self._own.expect(nonces)
+
     def prepare(self, errors: Sequence[ClaimError]) -> None:
-        self._known = self._own([error.nonce for error in errors if error.error is not None])
+        self._known = self._own.errors(errors)
 
     def add(self, error: ClaimError) -> None:
-        # A claim without a vector has no direction; the test of sizes counts it.
-        if error.error is None:
-            return
+        # A claim without a vector has no footprint.
+        has = 0.0 if error.error is None else cosine(error.error, self._known[error.nonce])
         self.nonces += 1
-        ours = alikeness(self._known[error.nonce])
-        figure = np.array([alikeness(error.error) - self._share * ours])
-        for index, lean in enumerate(self._leans):
-            self._evidence[index].add(lean.log_factors(figure)[0])
-            self._clearing[index] += twin_log_clearing(figure, lean.mean)[0]
+        self._cosines.append(has)
+        figure, share = np.array([has]), np.array([self._chances.share])
+        for name, of in self._own.honest.footprints.items():
+            kept = self._kept.setdefault(name, _Kept(of))
+            kept.clearing += float(of.log_clearing(figure, share)[0, 0])
+            kept.refuting.add(of.log_refuting(figure)[0])
 
-    def standings(self) -> list[Standing]:
-        limit = self._chances.convicts_at
-        cleared = (self._clearing >= self._chances.clears_at).tolist()
-        return [
-            Standing(each.peak - limit, each.peak >= limit, convicts=False, clears=clear)
-            for each, clear in zip(self._evidence, cleared, strict=True)
-        ]
+    @property
+    def closest(self) -> str:
+        """The kernel whose footprint the node has most of."""
+        return max(self._kept, key=lambda name: self._kept[name].clearing)
 
-    def _says(self, _standing: Standing, population: int) -> tuple[str, Figures]:
-        log_evidence = self._evidence[population].peak
-        return evidence_text(log_evidence), {"log_evidence": log_evidence}
+    def standing(self) -> Standing:
+        every = self._kept.values()
+        cleared = any(each.clearing >= self._chances.clears_at for each in every)
+        lost = bool(every) and all(
+            each.refuting.peak >= self._chances.convicts_at for each in every
+        )
+        return Standing(refutes=lost, clears=cleared and not lost)
+
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
+        kept, of = self._kept[self.closest], self.closest
+        figures: dict[str, float | str] = {
+            "log_clearing": kept.clearing,
+            "mean": float(np.mean(self._cosines)),
+            "expected": kept.of.mean,
+        }
+        if standing.clears:
+            figures["excluded_share"] = self._chances.share
+        has = f"{figures['mean']:.2f} of {kept.of.mean:.2f} expected"
+        return f"errors have {has} of the footprint of {of}", figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +407,12 @@ class CountJudge(Judge[ClaimError]):
         far = np.float32(error.distance) > np.float32(self._rule.dist_threshold)
         self._mismatches += bool(far)
 
-    def standings(self) -> list[Standing]:
+    def standing(self) -> Standing:
         result = self._result()[0]
-        convicts = result is SequentialResult.FRAUD
-        return [Standing(0.0, convicts, convicts, result is SequentialResult.HONEST)]
+        convicts, clears = result is SequentialResult.FRAUD, result is SequentialResult.HONEST
+        return Standing(convicts=convicts, clears=clears)
 
-    def _says(self, _standing: Standing, _population: int) -> tuple[str, Figures]:
+    def _says(self, _standing: Standing) -> tuple[str, Figures]:
         _, name, figure = self._result()
         text = f"{self._mismatches} mismatches, {name} {figure:.3g}"
         return text, {name.replace(" ", "_").replace("-", "_"): figure, **asdict(self._rule.test)}

@@ -21,37 +21,30 @@ from proofserve.verifier.calibration_file import (
     measured_threshold,
 )
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.direction import (
-    NO_SUSPECTS,
-    CalibratedYardstick,
-    DirectionJudge,
-    EmulatedYardstick,
-    Yardstick,
-)
+from proofserve.verifier.direction import NO_SUSPECTS, DirectionJudge
 from proofserve.verifier.judges import (
     ALPHA,
     BETA,
-    OWN,
     Chances,
     CountJudge,
     CountRule,
+    FootprintJudge,
     Judge,
     KernelBank,
+    OwnRun,
     PairedJudge,
-    TwinJudge,
     default_share,
 )
+from proofserve.verifier.populations import uncalibrated
 from proofserve.verifier.verification import ExactJudge, Truth, Verification, verify
 
 # The most mismatches that the lines name.
 SHOWN: Final = 10
-COUNT, PAIRED, DIRECTION, TWINS = TESTS = ("count", "paired", "direction", "twins")
+COUNT, PAIRED, DIRECTION, FOOTPRINT = TESTS = ("count", "paired", "direction", "footprint")
 # It needs an engine whose bits count, and runs before the others.
 EXACT: Final = "exact"
-# They can convict, so they share alpha; twins only say that no calibrated kernel explains a node.
+# They can convict, so they share alpha; a footprint only says whether a kernel explains a node.
 CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
-# They need honest figures of the checkpoint.
-OF_A_CALIBRATION: Final = frozenset({PAIRED, TWINS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ def threshold_of(
     p_mismatch: float | None,
 ) -> CalibrationFile | GivenThreshold | None:
     """What the options say of honest nodes; None if no test needs it and nothing is given."""
-    if {*tests} == {DIRECTION} and not calibration and dist_threshold is None:
+    if COUNT not in tests and not calibration and dist_threshold is None:
         return None
     return measured_threshold(dist_threshold, calibration, p_mismatch)
 
@@ -132,29 +125,46 @@ class JudgingOptions:
 
 
 def judges_of(
-    options: JudgingOptions, sample: int, validator: KernelBank | None
+    options: JudgingOptions, sample: int, validator: KernelBank | None, width: int
 ) -> list[Judge[ClaimError]]:
     """A judge for each test, which together convict an honest node with a chance of alpha at most.
 
-    By default all that a calibration allows, and without a calibration the count. Raises LabError
-    for a test that is unknown or cannot be run here, and ProtocolError for a number out of range.
+    Vectors have ``width`` values. Raises as ``tests_of``, and ProtocolError for a number out of
+    range.
     """
-    tests = options.tests
+    tests = tests_of(options, validator)
+    chances = options.chances(sample)
+    shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
+    own = _own_run(options.calibration, validator, width) if validator else None
+    return [_judge(test, options, shared, sample, own, validator) for test in tests]
+
+
+def tests_of(options: JudgingOptions, validator: KernelBank | None) -> tuple[str, ...]:
+    """The tests that run: by default all that can, or the count where only a threshold is given.
+
+    Raises LabError for a test that is unknown or cannot be run here.
+    """
     obstacles = {test: _obstacle(test, options, validator) for test in TESTS}
-    for test in tests:
+    for test in options.tests:
         if test not in TESTS:
             raise LabError(f"--test {test}: choose from {', '.join(TESTS)}")
         if reason := obstacles[test]:
             raise LabError(f"--test {test}: {reason}")
-    if not tests and options.calibration is None:
-        tests = (COUNT,)
-    elif not tests:
-        tests = tuple(test for test in (PAIRED, DIRECTION, TWINS) if not obstacles[test])
-        if not tests:
-            raise LabError(f"--calibration: {obstacles[PAIRED]}")
-    chances = options.chances(sample)
-    shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
-    return [_judge(test, options, shared, sample, validator) for test in tests]
+    if options.tests:
+        return options.tests
+    if options.threshold is not None and options.calibration is None:
+        return (COUNT,)
+    tests = tuple(test for test in (PAIRED, DIRECTION, FOOTPRINT) if not obstacles[test])
+    if not tests:
+        raise LabError(f"no test can run: {obstacles[FOOTPRINT]}")
+    return tests
+
+
+def _own_run(measured: CalibrationFile | None, bank: KernelBank, width: int) -> OwnRun:
+    if measured is None:
+        return OwnRun(bank, partial(uncalibrated, width=width), bank.references)
+    known = [name for name in bank.references if name in measured.references]
+    return OwnRun(bank, measured.honest, known or measured.references)
 
 
 def _obstacle(test: str, options: JudgingOptions, validator: KernelBank | None) -> str:
@@ -165,39 +175,32 @@ def _obstacle(test: str, options: JudgingOptions, validator: KernelBank | None) 
         return "it needs the checkpoint; give --model, or --dist-threshold for the count"
     if test == DIRECTION and not validator.names:
         return f"{NO_SUSPECTS}; give --suspect"
-    if test in OF_A_CALIBRATION and options.calibration is None:
+    if test == PAIRED and options.calibration is None:
         return f"it needs a calibration; {HOW_TO_CALIBRATE}"
-    if test == TWINS and options.calibration and not options.calibration.honest.has_twins:
-        return "the nonces of this scheme are no twins; those of sketches are"
     return ""
 
 
 def _judge(
-    test: str, options: JudgingOptions, chances: Chances, sample: int, validator: KernelBank | None
+    test: str,
+    options: JudgingOptions,
+    chances: Chances,
+    sample: int,
+    own: OwnRun | None,
+    validator: KernelBank | None,
 ) -> Judge[ClaimError]:
-    measured, rule = options.calibration, options.count_rule()
+    rule = options.count_rule()
     if test == COUNT and rule is not None:
         return CountJudge(rule, sample)
-    if validator is None:
+    if own is None or validator is None:
         raise AssertionError(f"{test} has no obstacle, so it has what it needs")
-    own = partial(validator.errors, OWN)
-    if measured is not None and test == PAIRED:
-        return PairedJudge(own, measured.honest, chances)
-    if measured is not None and test == TWINS:
-        return TwinJudge(own, measured.honest, chances)
-    yardstick: Yardstick = EmulatedYardstick(validator.kernels)
-    # Suspects need not have been measured for the other tests.
-    if measured is not None and measured.honest.shares.suspects:
-        yardstick = CalibratedYardstick(measured.honest)
-    return DirectionJudge(validator, yardstick, chances)
+    if test == DIRECTION:
+        return DirectionJudge(validator, own, chances)
+    return PairedJudge(own, chances) if test == PAIRED else FootprintJudge(own, chances)
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictReport:
-    """``rule`` is that of the count, None if it was not run; ``origin`` that of the honest figures.
-
-    ``kernels`` are the honest populations in their order, empty without a calibration.
-    """
+    """``rule`` is that of the count, None if it was not run; ``origin`` that of honest figures."""
 
     outcome: Verification
     claimed: ClaimedArtifacts
@@ -205,7 +208,6 @@ class VerdictReport:
     options: JudgingOptions
     origin: str
     rule: CountRule | None = None
-    kernels: tuple[str, ...] = ()
 
     def after(self, earlier: "VerdictReport") -> "VerdictReport":
         """This one, with the opinions of a test that was run before and decided nothing."""
@@ -227,8 +229,6 @@ class VerdictReport:
             yield f"  and {more} more"
         if self.rule is not None:
             yield self.rule.description
-        if self.kernels:
-            yield f"Closest honest kernel: {self.closest}."
         if outcome.verdict is SequentialResult.UNEXPLAINED:
             yield self.what_to_measure
         if (share := self._excluded_share()) is not None:
@@ -237,11 +237,6 @@ class VerdictReport:
                 f" a chance of {self.options.beta:g} at most."
             )
         yield f"Honest nodes: {self.origin}."
-
-    @property
-    def closest(self) -> str | None:
-        """The honest population that explains the node best; None without a calibration."""
-        return self.kernels[self.outcome.closest] if self.kernels else None
 
     def record(self) -> dict[str, object]:
         outcome, rule = self.outcome, self.rule
@@ -257,7 +252,6 @@ class VerdictReport:
             "block_hash": self.claimed.block_hash,
             "public_key": self.claimed.public_key,
             "threshold_from": self.origin,
-            "closest": self.closest,
             "excluded_share": self._excluded_share(),
             "alpha": self.options.alpha,
             "beta": self.options.beta,
@@ -267,15 +261,10 @@ class VerdictReport:
     @property
     def what_to_measure(self) -> str:
         """Why there is no verdict, and which command ends that."""
-        if not self.kernels:
-            return (
-                "No verdict: what points to suspected weights may be honest rounding of this model."
-                " Measure honest kernels: proofserve calibrate noise MODEL --out FILE"
-            )
         return (
-            "No verdict: no kernel of the calibration explains these errors, and no fraud that is"
-            " known. If a node of this kind is trusted, measure it: proofserve calibrate noise"
-            " MODEL --other URL --add FILE --out FILE"
+            "No verdict: no kernel that is known explains these errors, and no fraud that is known."
+            " If a node of this kind is trusted, measure it: proofserve calibrate noise MODEL"
+            " --other URL --out FILE"
         )
 
     def _excluded_share(self) -> float | None:
@@ -304,8 +293,7 @@ def judged(
     """
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, seed, most)
-    judges = judges_of(options, len(sample), truth.validator)
-    measured = options.calibration
+    judges = judges_of(options, len(sample), truth.validator, truth.width)
     return VerdictReport(
         outcome=verify(claimed, sample, truth, judges, progress),
         claimed=claimed,
@@ -313,7 +301,6 @@ def judged(
         options=options,
         origin=options.origin,
         rule=options.count_rule(),
-        kernels=measured.honest.names if measured else (),
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
 from typing import Any, Final, Protocol
@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.lab.report import LabError, Progress
-from proofserve.protocol.verdict.leaning import cosine
-from proofserve.protocol.verdict.twins import alikeness
+from proofserve.protocol.verdict.footprint import cosine
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.calibration_file import (
     FORMAT,
@@ -24,15 +23,8 @@ from proofserve.verifier.calibration_file import (
     PopulationFields,
     rounded,
 )
-from proofserve.verifier.judges import (
-    OWN,
-    BankRun,
-    Chances,
-    KernelBank,
-    Recompute,
-    Vectors,
-    as_sent,
-)
+from proofserve.verifier.judges import BankRun, Chances, KernelBank, Recompute, Vectors, as_sent
+from proofserve.verifier.populations import nearest
 from proofserve.verifier.simulation import convictions, draws, node_figures
 from proofserve.verifier.target import CONFIDENCE, quantile_interval
 
@@ -40,14 +32,11 @@ from proofserve.verifier.target import CONFIDENCE, quantile_interval
 RATE: Final = 0.01
 # Nonces in one step of progress.
 AT_ONCE: Final = 16
-# Of the nonces on which suspects are measured, a node with a suspect's weights computes a part:
-# its cosines vary little.
-CHEATS_SHARE: Final = 4
 # An engine in float32 may send the published float16 vector of a nonce; a fit needs a length.
 LEAST_LENGTH: Final = 1e-6
 VERIFICATIONS, NONCES = 10_000, 1000
 # How many times as wide the margins become until no population is convicted by the others.
-ROOMS: Final = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+ROOMS: Final = (1.0, 1.25, 1.5)
 
 
 # Errors of an honest engine by nonce, less the published vectors, as on the wire.
@@ -73,7 +62,6 @@ class MeasuringPlan:
     nonces: tuple[int, ...]
     emulated: int
     bank: int
-    has_twins: bool
 
 
 def measured_calibration(
@@ -83,43 +71,37 @@ def measured_calibration(
     about: Mapping[str, Any],
     progress: Progress,
 ) -> CalibrationFile:
-    """The figures of our own run, of ``runs`` and of every emulated kernel of ``bank``.
+    """The figures of ``runs`` and of every emulated kernel of ``bank``.
 
     ``about`` has the other fields of the file. It lacks the check of ``left_out``. Raises
     EngineFault if a forward fails, and LabError for a suspect with the published weights.
     """
-    place = {nonce: row for row, nonce in enumerate(plan.nonces)}
-    first = plan.nonces[: plan.bank]
-    own = _in_chunks("our own honest run", partial(bank.errors, OWN), plan.nonces, progress)
+    first, first_ones = plan.nonces[: plan.bank], plan.nonces[: plan.emulated]
     predicted: dict[str, Vectors] = {}
-    suspects = {}
     progress.step(f"{len(bank.names)} suspects on {len(first)} nonces", len(bank.names))
     for name in bank.names if first else ():
         predicted[name] = bank.predictions(name, first)
         if not any(vector.any() for vector in predicted[name].values()):
             raise LabError(f"suspect {name}: its vectors are those of the published weights")
-        few = first[: max(2, len(first) // CHEATS_SHARE)]
-        served = bank.errors(replace(OWN, weights=name), few)
-        suspects[name] = rounded(np.array([cosine(served[n], predicted[name][n]) for n in few]))
         progress.advance()
-
-    def fields(errors: Vectors) -> FigureFields:
-        return figure_fields(errors, predicted, first, plan.has_twins, place)
-
-    made = [PopulationFields(facts=facts, figures=fields(errors)) for facts, errors in runs]
-    first_ones = plan.nonces[: plan.emulated]
+    emulated: dict[str, Vectors] = {}
     for kernel in bank.kernels:
+        nonces = plan.nonces if kernel in bank.references else first_ones
         compute = partial(bank.errors, BankRun(kernels=kernel))
-        errors = _in_chunks(f"emulated kernel: {kernel}", compute, first_ones, progress)
-        made.append(PopulationFields(facts=bank.kernel_facts(kernel), figures=fields(errors)))
+        emulated[kernel] = _in_chunks(f"emulated kernel: {kernel}", compute, nonces, progress)
+    measuring = RunMeasurement(
+        plan.nonces, {name: emulated[name] for name in bank.references}, predicted
+    )
+    facts = {kernel: bank.kernel_facts(kernel) for kernel in emulated}
+    every = [*runs, *((facts[kernel], errors) for kernel, errors in emulated.items())]
+    made = [PopulationFields(facts=of, figures=measuring.fields(errors)) for of, errors in every]
     return CalibrationFile(
         format=FORMAT,
         version=VERSION,
         weights_digest=bank.weights_digest,
         served_dtype=bank.served_dtype,
-        own=fields(own),
         populations=made,
-        suspects=suspects,
+        suspects={name: rounded(lengths) for name, lengths in measuring.lengths.items()},
         dist_threshold=honest_threshold(made),
         p_mismatch=RATE,
         left_out=None,
@@ -136,31 +118,46 @@ def honest_runs(sent: Iterable[tuple[KernelFacts, Vectors]], truth: Vectors) -> 
     return runs
 
 
-def figure_fields(
-    errors: Vectors,
-    predicted: Mapping[str, Vectors],
-    bank: Sequence[int],
-    has_twins: bool,
-    place: Mapping[int, int],
-) -> FigureFields:
-    """What ``errors`` [width] of some nonces show; ``place`` is that of a nonce in our own run.
+@dataclass(frozen=True, slots=True)
+class RunMeasurement:
+    """What the errors of a run are compared with: ``references`` on ``nonces``, and predictions.
 
-    The nonces of ``bank`` come first, so that the cosines belong to the first figures.
+    ``predicted`` are of the first of ``nonces``.
     """
-    first = [nonce for nonce in bank if nonce in errors]
-    nonces = [*dict.fromkeys([*first, *errors])]
-    rows = [place[nonce] for nonce in nonces]
-    lengths = np.array([np.linalg.norm(errors[nonce]) for nonce in nonces], dtype=np.float64)
-    alike = np.array([alikeness(errors[nonce]) for nonce in nonces]) if has_twins else None
-    return FigureFields(
-        lengths=rounded(np.maximum(lengths, LEAST_LENGTH)),
-        alike=None if alike is None else rounded(alike),
-        cosines={
-            name: rounded(np.array([cosine(errors[n], vectors[n]) for n in first]))
-            for name, vectors in predicted.items()
-        },
-        rows=None if rows == list(range(len(rows))) else rows,
-    )
+
+    nonces: Sequence[int]
+    references: Mapping[str, Vectors]
+    predicted: Mapping[str, Vectors]
+
+    @property
+    def lengths(self) -> dict[str, NDArray[np.float64]]:
+        """Of the predictions of each suspect, float64 [m]."""
+        return {
+            name: np.array([np.linalg.norm(each) for each in vectors.values()], dtype=np.float64)
+            for name, vectors in self.predicted.items()
+        }
+
+    def fields(self, errors: Vectors) -> FigureFields:
+        """What ``errors`` [width] of some of the nonces show.
+
+        The nonces with predictions come first, so that the cosines belong to the first figures.
+        """
+        of_bank = next(iter(self.predicted.values()), {})
+        first = [nonce for nonce in of_bank if nonce in errors]
+        nonces = [*dict.fromkeys([*first, *errors])]
+        place = {nonce: row for row, nonce in enumerate(self.nonces)}
+        rows = [place[nonce] for nonce in nonces]
+        lengths = np.array([np.linalg.norm(errors[nonce]) for nonce in nonces], dtype=np.float64)
+
+        def cosines(of: Vectors, among: Sequence[int]) -> list[float]:
+            return rounded(np.array([cosine(errors[n], of[n]) for n in among]))
+
+        return FigureFields(
+            lengths=rounded(np.maximum(lengths, LEAST_LENGTH)),
+            footprints={name: cosines(of, nonces) for name, of in self.references.items()},
+            cosines={name: cosines(of, first) for name, of in self.predicted.items()},
+            rows=None if rows == list(range(len(rows))) else rows,
+        )
 
 
 def honest_threshold(populations: Sequence[PopulationFields]) -> float:
@@ -203,29 +200,45 @@ def checked(
 def left_out(
     file: CalibrationFile, progress: Progress, verifications: int = VERIFICATIONS
 ) -> LeftOutCheck | None:
-    """The check of a file; None if it has one population alone, with nothing to judge it by."""
-    if len(file.populations) < 2:
+    """The check of a file; None if it has too few populations to judge one by others.
+
+    Raises LabError if the margins that it needs are too wide for a verdict, with the kernels.
+    """
+    if len(file.populations) < 3:
         return None
     at_once: dict[str, int] = {}
     for room in ROOMS:
-        honest = file.null(room)
         progress.step(f"each kernel left out, margins times {room:g}", len(file.populations))
         found = {}
         for each in file.populations:
-            node = node_figures(each.figures.figures, file.own.figures, honest)
-            drawn = draws(len(node), verifications, NONCES)
-            ended = convictions(node, honest.without(each.facts.name), Chances(), drawn)
-            found[each.facts.name] = int(np.count_nonzero(ended <= NONCES))
+            found[each.facts.name] = _convicted(file, each, room, verifications)
             progress.advance()
         at_once = at_once or found
         if not any(found.values()):
-            break
-    return LeftOutCheck(
-        verifications=verifications,
-        nonces=NONCES,
-        room=room,
-        convicted={name: count for name, count in at_once.items() if count},
+            return LeftOutCheck(
+                verifications=verifications,
+                nonces=NONCES,
+                room=room,
+                convicted={name: count for name, count in at_once.items() if count},
+            )
+    named = ", ".join(name for name, count in found.items() if count)
+    raise LabError(
+        f"populations: {named} would be convicted by the others, even with margins {ROOMS[-1]:g}"
+        " times as wide; leave out what is measured there, or measure another server of that kind"
     )
+
+
+def _convicted(
+    file: CalibrationFile, each: PopulationFields, room: float, verifications: int
+) -> int:
+    """Of so many verifications by the other kernels alone."""
+    name, run = each.facts.name, each.figures.figures
+    others = [other for other in file.references if other != name]
+    reference = nearest(run, others or file.references)
+    honest = file.null(reference, room).without(name)
+    node = node_figures(run, file.own(reference), honest, file.predicted)
+    drawn = draws(len(node), verifications, NONCES)
+    return int(np.count_nonzero(convictions(node, honest, Chances(), drawn) <= NONCES))
 
 
 def left_out_lines(found: LeftOutCheck | None) -> list[str]:

@@ -2,27 +2,21 @@
 
 The factors of a test are independent from nonce to nonce, so its evidence along a verification is
 the sum of the increments of the nonces drawn. Every suspect is computed for every nonce here, which
-only gives a verdict more chances to convict than ``verify`` has.
+gives a verdict more chances to convict than ``verify`` has.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.twins import twin_log_clearing
+from proofserve.protocol.verdict.evidence import mixed
+from proofserve.protocol.verdict.scale import CONVICTING
+from proofserve.protocol.verdict.suspicion import Compared
 from proofserve.verifier.judges import Chances
-from proofserve.verifier.populations import (
-    TWINS,
-    UNKNOWN,
-    Expected,
-    HonestPopulations,
-    Population,
-    RunFigures,
-)
+from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, RunFigures
 
 # Tests that can convict share alpha: sizes and directions.
 CONVICTING_TESTS = 2
@@ -43,31 +37,39 @@ Counts = NDArray[np.int64]
 class NodeFigures:
     """What a node shows beside the validator's own run, on the same n nonces.
 
-    ``ratios`` float64 [n] of lengths are infinite without a vector. ``twins`` float64 [n], and
-    ``leans`` float64 [n] by suspect, have our own share taken off; NaN without a vector.
+    ``ratios`` float64 [n] of lengths are infinite without a vector, and ``footprints`` float64 [n]
+    then 0. ``suspects`` are comparisons with predictions, on the n nonces each.
     """
 
     ratios: Floats
-    twins: Floats | None
-    leans: Mapping[str, Floats]
+    footprints: Floats
+    suspects: Mapping[str, Compared]
 
     def __len__(self) -> int:
         return len(self.ratios)
 
 
-def node_figures(node: RunFigures, own: RunFigures, honest: HonestPopulations) -> NodeFigures:
-    """Of the nonces of ``node`` on which the suspects were measured, all if none were."""
+def node_figures(
+    node: RunFigures, own: RunFigures, honest: HonestPopulations, predicted: Mapping[str, Floats]
+) -> NodeFigures:
+    """Of the nonces of ``node`` on which the suspects were measured, all if none were.
+
+    ``own`` is our run of the reference of ``honest``, ``predicted`` the lengths of predictions on
+    its first nonces.
+    """
     measured = min((len(values) for values in node.cosines.values()), default=len(node.lengths))
     rows = node.rows[:measured]
-    twins = None
-    if node.alike is not None and own.alike is not None and honest.has_twins:
-        twins = node.alike[:measured] - honest.shares.leans[TWINS] * own.alike[rows]
-    leans = {
-        name: values[:measured] - honest.shares.lean(name) * own.cosines[name][rows]
-        for name, values in node.cosines.items()
-    }
-    ratios = honest.shares.ratios(node.lengths[:measured], own.lengths[rows])
-    return NodeFigures(ratios, twins, leans)
+    ratios = honest.unit.ratios(node.lengths[:measured], own.lengths[rows])
+    units = honest.unit.of(own.lengths[rows])
+    known = np.where(np.isfinite(ratios), ratios, np.nan)
+    return NodeFigures(
+        ratios,
+        np.nan_to_num(node.footprints[honest.reference][:measured]),
+        {
+            name: Compared(known, predicted[name][rows] / units, values[:measured])
+            for name, values in node.cosines.items()
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,27 +149,21 @@ class Endings:
 def simulated(
     node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
 ) -> Endings:
-    """Verifications of ``node``, as ``verify`` runs them by default, at ``chances`` in all."""
-    guilty = {
-        name: replace(expected, sd=max(expected.sd, honest.widest_sd(name)))
-        for name in node.leans
-        for expected in [honest.expected.get(name, UNKNOWN)]
-    }
-    out = ruled_out(node.leans, guilty, chances, drawn)
-    members = _closest_first(node, honest, chances)
-    cleared = np.full(len(drawn.rows), drawn.never)
-    for member in members:
-        cleared = np.minimum(cleared, member.cleared(drawn, out, cleared - 1))
+    """Verifications of ``node``, as ``verify`` runs them by default, at ``chances`` in all.
+
+    Every suspect is compared with every nonce. Without populations there is no test of sizes.
+    """
+    tests = _Tests(node, honest, chances)
+    convicted = tests.convicted(drawn)
+    refuted = tests.refuted(drawn, convicted)
+    cleared = tests.cleared(drawn)
     return Endings(
         most=drawn.most,
-        convicted_at=_by_all(members, drawn, _Member.convicted),
-        cleared_at=cleared,
-        refuted=_by_all(members, drawn, _Member.refuted) <= drawn.most,
-        by_test={
-            "paired": _by_all(members, drawn, _Member.paired),
-            "direction": _by_all(members, drawn, _Member.direction),
-        },
-        closest=min(members, key=lambda member: member.distance).name,
+        convicted_at=convicted,
+        cleared_at=np.where(cleared < refuted, cleared, drawn.never),
+        refuted=refuted <= drawn.most,
+        by_test={"paired": tests.paired(drawn), "direction": tests.direction(drawn)},
+        closest=tests.closest,
     )
 
 
@@ -175,112 +171,76 @@ def convictions(
     node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
 ) -> Counts:
     """When each run is convicted, int64 [runs], if clearing did not end it before."""
-    return _by_all(_closest_first(node, honest, chances), drawn, _Member.convicted)
+    return _Tests(node, honest, chances).convicted(drawn)
 
 
-class _Member:
-    """One population, and what the node's figures are to it."""
+class _Tests:
+    """What each nonce of a node gives to every test."""
 
-    def __init__(self, of: Population, node: NodeFigures, chances: Chances) -> None:
-        self._of = of
+    def __init__(self, node: NodeFigures, honest: HonestPopulations, chances: Chances) -> None:
         self._node = node
+        self._honest = honest
         self._chances = chances
-        self._limit = math.log(CONVICTING_TESTS / chances.alpha)
-        self.name = of.name
-        # Several questions ask again what one of them has found out.
-        self._found: dict[tuple[str, Draws], Counts] = {}
-        self._clearing = of.fit.log_clearing(node.ratios, np.array([chances.share]))
-        if node.twins is not None:
-            by_twins = twin_log_clearing(node.twins, of.leans[TWINS].mean)
-            self._clearing = np.column_stack([self._clearing, np.nan_to_num(by_twins)])
-        # How much a nonce says on average for this population and against a fraud beside it.
-        self.nearness = float(self._clearing.mean(axis=0).min())
+        sharing = CONVICTING_TESTS if honest.members else 1
+        self._limit = math.log(sharing / chances.alpha)
 
     @property
-    def distance(self) -> float:
-        """How far the node's figures are from the population's on average."""
-        sizes = abs(float(np.log(np.median(self._node.ratios) / np.median(self._of.ratios))))
-        if self._node.twins is None:
-            return sizes
-        return sizes + abs(float(self._node.twins.mean()) - self._of.leans[TWINS].mean)
+    def closest(self) -> str:
+        """The kernel that may clear, whose footprint the node has most of."""
+        clearing = {
+            name: float(of.log_clearing(self._node.footprints, np.ones(1)).mean())
+            for name, of in self._honest.footprints.items()
+        }
+        return max(clearing, key=clearing.__getitem__, default="")
 
     def paired(self, drawn: Draws) -> Counts:
-        if ("paired", drawn) not in self._found:
-            self._found["paired", drawn] = first_passages(self._sizes, drawn, self._limit)
-        return self._found["paired", drawn]
+        """When the errors are too long for each of the populations."""
+        ends = [
+            first_passages(member.sizes.log_factors(self._node.ratios), drawn, self._limit)
+            for member in self._honest.members
+        ]
+        return np.max(ends, axis=0) if ends else np.full(len(drawn.rows), drawn.never)
 
     def direction(self, drawn: Draws) -> Counts:
-        if ("direction", drawn) not in self._found:
-            limit = self._limit + math.log(max(1, len(self._node.leans)))
-            self._found["direction", drawn] = first_of(self._leans, drawn, limit)
-        return self._found["direction", drawn]
+        limit = self._limit + math.log(max(1, len(self._node.suspects)))
+        wide = self._honest.lengths.wider(CONVICTING)
+        factors = [each.log_factors(wide) for each in self._node.suspects.values()]
+        return first_of(factors, drawn, limit)
 
     def convicted(self, drawn: Draws) -> Counts:
         return np.minimum(self.paired(drawn), self.direction(drawn))
 
-    def refuted(self, drawn: Draws) -> Counts:
-        """When the population is refuted, by what convicts or by less."""
-        reached = [self._of.refuting.log_factors(self._node.ratios)]
-        if self._node.twins is not None:
-            reached.append(self._of.leans[TWINS].log_factors(self._node.twins))
-        return first_of(reached, drawn, self._limit, self.convicted(drawn))
+    def refuted(self, drawn: Draws, until: Counts) -> Counts:
+        """When no footprint is left that the node may have, if that is before ``until``."""
+        ends = [
+            first_passages(
+                of.log_refuting(self._node.footprints), drawn, self._chances.convicts_at, until
+            )
+            for of in self._honest.footprints.values()
+        ]
+        return np.max(ends, axis=0) if ends else np.full(len(drawn.rows), drawn.never)
 
-    def cleared(self, drawn: Draws, ruled_out: Counts, until: Counts) -> Counts:
-        """When all tests clear at once, if that is by ``until`` and before one refutes this."""
-        needed, from_nonce = self._chances.clears_at, ruled_out[:, np.newaxis]
-        found = np.full(len(drawn.rows), drawn.never)
-        for column in self._clearing.T:
-            if _bound(column[:, np.newaxis], drawn, needed) * len(found) < NEGLIGIBLE:
-                return found
+    def cleared(self, drawn: Draws) -> Counts:
+        """When a footprint and the innocence of every suspect are shown at once."""
+        share, needed = self._chances.share, self._chances.clears_at
+        seen = [
+            -np.nan_to_num(mixed(each.log_ratio(self._honest.lengths), share))
+            for each in self._node.suspects.values()
+            if np.median(each.predicted) >= LEAST_REACH
+        ]
 
-        def is_clear(paths: Floats, running: Counts, numbers: Counts) -> NDArray[np.bool_]:
+        def is_clear(paths: Floats, _running: Counts, _numbers: Counts) -> NDArray[np.bool_]:
             every: NDArray[np.bool_] = paths.min(axis=-1) >= needed
-            return every & (numbers >= from_nonce[running])
+            return every
 
-        # A run in which a suspect stays is not followed.
-        until = np.where(ruled_out <= until, until, 0)
-        stops = _first(self._clearing, drawn, is_clear, until)
-        clear = np.flatnonzero(stops < drawn.never)
-        before = self.refuted(drawn.of(clear)) > stops[clear]
-        found[clear[before]] = stops[clear[before]]
+        found = np.full(len(drawn.rows), drawn.never)
+        for of in self._honest.footprints.values():
+            kept = of.log_clearing(self._node.footprints, np.array([share]))[:, 0]
+            columns = np.stack([kept, *seen], axis=1)
+            chances = [_bound(column[:, np.newaxis], drawn, needed) for column in columns.T]
+            if min(chances) * len(found) >= NEGLIGIBLE:
+                found = np.minimum(found, _first(columns, drawn, is_clear))
         return found
-
-    @cached_property
-    def _sizes(self) -> Floats:
-        return self._of.convicting.log_factors(self._node.ratios)
-
-    @cached_property
-    def _leans(self) -> list[Floats]:
-        known = ((self._of.lean(name), figures) for name, figures in self._node.leans.items())
-        return [lean.log_factors(figures) for lean, figures in known if lean is not None]
-
-
-def _closest_first(node: NodeFigures, honest: HonestPopulations, chances: Chances) -> list[_Member]:
-    members = [_Member(member, node, chances) for member in honest.members]
-    return sorted(members, key=lambda member: -member.nearness)
-
-
-def _by_all(
-    members: Sequence[_Member], drawn: Draws, ended: Callable[[_Member, Draws], Counts]
-) -> Counts:
-    """When a run has ``ended`` by each of ``members``, whose first ones end the fewest runs."""
-    stops, still = np.zeros(len(drawn.rows), dtype=np.int64), np.arange(len(drawn.rows))
-    for member in members:
-        stops[still] = np.maximum(stops[still], ended(member, drawn.of(still)))
-        still = still[stops[still] < drawn.never]
-    return stops
-
-
-def ruled_out(
-    leans: Mapping[str, Floats], guilty: Mapping[str, Expected], chances: Chances, drawn: Draws
-) -> Counts:
-    """When every suspect is ruled out, by what its prover would show."""
-    last = np.zeros(len(drawn.rows), dtype=np.int64)
-    for name, figures in leans.items():
-        mean, sd = guilty[name].mean, guilty[name].sd
-        innocence = (mean**2 / 2 - mean * figures) / sd**2
-        last = np.maximum(last, first_passages(innocence[:, np.newaxis], drawn, chances.clears_at))
-    return last
 
 
 def first_of(

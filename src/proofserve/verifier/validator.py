@@ -17,6 +17,7 @@ from proofserve.engines.reference.engine import ReferenceEngine, Run
 from proofserve.engines.reference.forward import Passed
 from proofserve.engines.reference.kernels import (
     PROFILES,
+    SERVED,
     KernelProfile,
     fp8_kv_profile,
     own_profile,
@@ -99,20 +100,20 @@ class CheckpointValidator:
         compute: Compute = _no_nonces,
         load: Callable[[Path, str, str], Network] = load,
     ) -> None:
-        others = {folder.name: folder for folder in setup.suspects}
+        checkpoints = {folder.name: folder for folder in setup.suspects}
         self.forwards = 0
         self.suspects_s = 0.0
         self._setup = setup
         self._compute = compute
-        self._others = others
+        self._others = checkpoints
         self.published = load(setup.model, EXACT, setup.device)
         allowed = {FP8_CACHE} if setup.kv_dtype == KV_FP8 else set()
         bank = (name for name in suspects_of(self.published) if name not in allowed)
-        self.names = (*bank, *others)
+        self.names = (*bank, *checkpoints)
         self._exact = weights_alone(self.published)
         self._own = _own_profile(setup.served_dtype, self.published)
-        # A population like our own run has no spread to judge others by.
-        self._kernels = {name: each for name, each in PROFILES.items() if each != self._own}
+        others = {name: each for name, each in PROFILES.items() if each != self._own}
+        self._kernels = {str(OWN.kernels): self._own, **others}
         if setup.kv_dtype == KV_FP8:
             self._kernels[fp8_kv_profile.name] = fp8_kv_profile
         if self._exact != self.published:
@@ -123,6 +124,8 @@ class CheckpointValidator:
         self.weights_digest = self.published.facts.weights_digest
         # That of the validator's own honest run, and the kernels that are emulated beside it.
         self.served_dtype, self.kernels = self._own.format, tuple(self._kernels)
+        same = (n for n in SERVED if n in others and others[n].format == self.served_dtype)
+        self.references = (str(OWN.kernels), *same)
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 
@@ -217,8 +220,7 @@ class CheckpointValidator:
             weights = suspect(weights, run.weights)
         if run.kernels is None:
             return weights
-        own = run.kernels == OWN.kernels
-        return with_kernels(weights, self._own if own else self._kernels[run.kernels])
+        return with_kernels(weights, self._kernels[run.kernels])
 
     def _choice(self, run: BankRun, network: Network) -> ChoiceOfExperts | None:
         """A suspect without roundings is compared with the published weights, expert by expert."""

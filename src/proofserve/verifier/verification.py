@@ -23,8 +23,9 @@ from proofserve.verifier.judges import (
     Standing,
 )
 
-# Nonces are judged in growing groups, because the first ones show which suspects matter.
-FIRST_CHUNK = 1
+# Nonces are judged in growing groups, because the first ones show which kernel the node has and
+# which suspects matter.
+FIRST_CHUNK = 3
 # What more nonces do not change.
 CERTAIN: Final = frozenset({SequentialResult.HONEST, SequentialResult.FRAUD})
 # What an engine says of itself and rounds by, in the words of ``KernelFacts``.
@@ -54,16 +55,11 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The verdict, what each test found, and the error of each nonce that was used.
-
-    ``closest`` is the place of the honest population, in the calibration's order, that explains the
-    node best; the opinions are about that one.
-    """
+    """The verdict, what each test found, and the error of each nonce that was used."""
 
     verdict: SequentialResult
     opinions: tuple[Opinion, ...]
     errors: tuple[ClaimError, ...]
-    closest: int = 0
 
     @property
     def nonces_used(self) -> int:
@@ -90,9 +86,8 @@ def verify(
 ) -> Verification:
     """Judge the claims about ``sample``, recomputed in its order.
 
-    A node is honest if it is one of the honest populations. One test is enough to convict one of
-    them, and a fraud is what convicts all; to clear, all tests that can clear must do so for one. A
-    vector that does not fit its root convicts without a test. Raises LabError if there is nothing
+    One test is enough to convict; to clear, all tests that can clear must do so. A vector that does
+    not fit its root convicts without a test. Raises LabError if there is nothing
     to judge, or our own recomputation is not complete.
     """
     if not sample:
@@ -137,7 +132,7 @@ def decide(
     """
     judged: list[ClaimError] = []
     size = min(FIRST_CHUNK, at_once)
-    verdict, closest = SequentialResult.UNDECIDED, 0
+    verdict = SequentialResult.UNDECIDED
     while len(judged) < len(sample) and verdict not in CERTAIN:
         group = sample[len(judged) : len(judged) + size]
         for judge in judges:
@@ -150,33 +145,24 @@ def decide(
             progress.advance()
             for judge in judges:
                 judge.add(error)
-            verdict, closest = verdict_of(judges)
+            verdict = verdict_of(judges)
             if verdict in CERTAIN:
                 break
         size = min(2 * size, at_once)
-    opinions = tuple(judge.opinion(closest) for judge in judges)
-    return Verification(verdict, opinions, tuple(judged), closest)
+    opinions = tuple(judge.opinion() for judge in judges)
+    return Verification(verdict, opinions, tuple(judged))
 
 
-def verdict_of(judges: Sequence[Judge[Any]]) -> tuple[SequentialResult, int]:
-    """The verdict so far, and the place of the population that explains the node best."""
-    standings = [judge.standings() for judge in judges]
-    count = max(map(len, standings))
-    # A test that knows no populations says the same of each.
-    by_population = list(
-        zip(*([*of] * count if len(of) == 1 else of for of in standings), strict=True)
-    )
-    closest = min(range(count), key=lambda place: max(each.excess for each in by_population[place]))
-    if all(any(each.convicts for each in of) for of in by_population):
-        return SequentialResult.FRAUD, closest
-    clearing = [judge.clears for judge in judges]
-    for place, of in enumerate(by_population):
-        cleared = [each.clears for each, can in zip(of, clearing, strict=True) if can]
-        if cleared and all(cleared) and not any(each.refutes for each in of):
-            return SequentialResult.HONEST, place
-    if all(any(each.refutes for each in of) for of in by_population):
-        return SequentialResult.UNEXPLAINED, closest
-    return SequentialResult.UNDECIDED, closest
+def verdict_of(judges: Sequence[Judge[Any]]) -> SequentialResult:
+    """The verdict so far."""
+    standings = [judge.standing() for judge in judges]
+    if any(each.convicts for each in standings):
+        return SequentialResult.FRAUD
+    if any(each.refutes for each in standings):
+        return SequentialResult.UNEXPLAINED
+    clearing = [of.clears for judge, of in zip(judges, standings, strict=True) if judge.clears]
+    cleared = bool(clearing) and all(clearing)
+    return SequentialResult.HONEST if cleared else SequentialResult.UNDECIDED
 
 
 class ExactJudge(Judge[ClaimError]):
@@ -208,11 +194,10 @@ class ExactJudge(Judge[ClaimError]):
         else:
             self._equal += 1
 
-    def standings(self) -> list[Standing]:
-        cleared = self._equal == self.nonces and self._equal >= self.needed
-        return [Standing(0.0, refutes=False, convicts=False, clears=cleared)]
+    def standing(self) -> Standing:
+        return Standing(clears=self._equal == self.nonces and self._equal >= self.needed)
 
-    def _says(self, standing: Standing, _population: int) -> tuple[str, Figures]:
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
         figures: dict[str, float | str] = {
             **{"equal": self._equal, "other_bits": self._other, "no_vector": self._without}
         }

@@ -42,7 +42,7 @@ from proofserve.rounds.records import EngineInfo, Limits
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet import FleetSettings, PolicyFile, listed_members
 from proofserve.settings.node import read_toml
-from proofserve.verifier.judging import OF_A_CALIBRATION, TESTS, threshold_of
+from proofserve.verifier.judging import PAIRED, TESTS, threshold_of
 from proofserve.web import is_loopback
 from proofserve.wiring.access import access_of, allowlist_of, outward_of
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets
@@ -324,9 +324,8 @@ def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
     callback = fields.get("conviction") is AfterConviction.CALLBACK
     if callback is not ("callback_url" in fields):
         yield 'callback_url: is needed with conviction = "callback", and only there'
-    needing = sorted(OF_A_CALIBRATION.intersection(tests))
-    if needing and calibration is None:
-        yield f"calibration: the test {needing[0]} needs the file of `calibrate noise`"
+    if PAIRED in tests and calibration is None:
+        yield f"calibration: the test {PAIRED} needs the file of `calibrate noise`"
     try:
         threshold_of(tests, fields.get("dist_threshold"), calibration, fields.get("p_mismatch"))
     except (LabError, ProtocolError) as error:

@@ -73,9 +73,6 @@ def command(
         ),
     ] = None,
     verifications: Annotated[int, typer.Option(help="Simulated of each prover.", min=1)] = RUNS,
-    twins: Annotated[
-        bool, typer.Option("--twins/--no-twins", help="Verify with the test of twins, or without.")
-    ] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help=f"Fewer nonces; of the bank {', '.join(QUICK_BANK)}.")
     ] = False,
@@ -159,7 +156,6 @@ def command(
             known.honest if known else None,
             threshold.dist_threshold if threshold else None,
             verifications,
-            twins=twins,
         )
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)

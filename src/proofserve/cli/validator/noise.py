@@ -16,7 +16,6 @@ from proofserve.lab.host import machine
 from proofserve.lab.records import BLOCK_HEIGHT, Work, vectors_of
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
-from proofserve.protocol.sketch import TWINS
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.verifier.calibration_file import (
     CalibrationFile,
@@ -35,10 +34,10 @@ from proofserve.verifier.noise import (
     left_out_lines,
     measured_calibration,
 )
-from proofserve.verifier.populations import TWINS as TWIN_FIGURE
+from proofserve.verifier.populations import nearest
 from proofserve.verifier.target import write_noise
 
-NONCES, EMULATED, BANK = 400, 256, 128
+NONCES, EMULATED, BANK = 48, 24, 8
 
 
 def noise(
@@ -134,8 +133,7 @@ def noise(
         with session.interrupts.allowed():
             sent = [_sent(task, *run) for run in runs]
             measured = honest_runs(sent, validator.truth(task.nonces))
-            twins = work.scheme.sequences_per_nonce == TWINS
-            plan = MeasuringPlan(claimed.nonces, emulated, bank, twins)
+            plan = MeasuringPlan(claimed.nonces, emulated, bank)
             about = _about(task, kv_cache)
             made = measured_calibration(validator, measured, plan, about, session.line)
             for file in add or ():
@@ -208,22 +206,21 @@ def _about(task: recompute.ComparisonTask, kv_dtype: str) -> dict[str, object]:
 
 
 def _table(made: CalibrationFile) -> Table:
-    """A row for each population: how its errors compare with our own, and how they lean."""
-    right = (Column(name, justify="right") for name in ("nonces", "size", "twins", "leans"))
-    table = Table("honest kernel", "", *right, title=made.model, title_justify="left")
-    honest = made.null(1.0)
-    for fields, member in zip(made.populations, honest.members, strict=True):
-        known = honest.shares.suspects
-        leans = {name: lean for name, lean in member.leans.items() if name in known}
-        most = max(leans, key=lambda name: leans[name].mean, default="")
-        twins = member.leans.get(TWIN_FIGURE)
+    """A row for each population: how long its errors are, and how like those of a reference."""
+    right = (Column(name, justify="right") for name in ("nonces", "size", "footprint"))
+    table = Table("honest kernel", "", *right, "of", title=made.model, title_justify="left")
+    for fields in made.populations:
+        run, name = fields.figures.figures, fields.facts.name
+        others = [each for each in made.references if each != name]
+        reference = nearest(run, others or made.references)
+        ratios = run.lengths / made.own(reference).lengths[run.rows]
         table.add_row(
-            member.name,
+            name,
             "emulated" if fields.facts.emulated else "measured",
-            str(len(fields.figures.lengths)),
-            f"{np.median(member.ratios):.2f}",
-            f"{twins.mean:+.2f}" if twins else "-",
-            f"{leans[most].mean:+.3f} {most}" if most else "-",
+            str(len(run.lengths)),
+            f"{np.median(ratios):.2f}",
+            f"{run.footprints[reference].mean():.2f}",
+            reference,
         )
-    table.caption = "size: of errors over ours; twins, leans: cosines less our own (mean)"
+    table.caption = "size: of errors over the reference's; footprint: cosine of the two (means)"
     return table

@@ -13,7 +13,15 @@ import torch
 from proofserve.engines.reference.arithmetic import KernelProfile, Point
 from proofserve.engines.reference.network import Network
 
-__all__ = ["PROFILES", "KernelProfile", "Point", "fp8_kv_profile", "own_profile", "with_kernels"]
+__all__ = [
+    "PROFILES",
+    "SERVED",
+    "KernelProfile",
+    "Point",
+    "fp8_kv_profile",
+    "own_profile",
+    "with_kernels",
+]
 
 # What is written to memory, and so rounded, by every kernel whose tensors have 16 bits.
 _WRITTEN: Final = frozenset(
@@ -80,6 +88,12 @@ _LIST: Final = (
 
 PROFILES: Final[Mapping[str, KernelProfile]] = {each.name: each for each in _LIST}
 """Every honest kernel that a served network may have, by name; a cache in fp8 is not among them."""
+
+SERVED: Final = (
+    *("vLLM on x86 with bfloat16", "vLLM on x86 with AMX", "vLLM on x86 without bfloat16"),
+    *("vLLM on a GPU", "compiled"),
+)
+"""Those of ``PROFILES`` that emulate all that some server rounds."""
 
 fp8_kv_profile: Final = replace(_TORCH, name="KV cache in fp8", fp8_cache=True)
 """vLLM's --kv-cache-dtype fp8 without calibrated scales. Honest only where a network allows it."""

@@ -9,9 +9,13 @@ comes true.
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+# A node may compute some nonces honestly: the shares that it forges.
+SHARES: Final = (1.0, 0.4, 0.1)
 
 
 class Evidence:
@@ -62,14 +66,9 @@ class RareEvidence:
         return self._evidence.peak
 
 
-def symmetric_log_factors(
-    x: float | NDArray[np.float64], bets: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """log of exp(lam x - lam^2 x^2 / 2) for every lam of ``bets`` (``docs/native.md``).
-
-    ``x`` is one number, or numbers [n, 1] for factors [n, bets].
-
-    Its mean is at most 1 for every ``x`` whose sign is a fair coin, whatever its size: cosh(a) is
-    at most exp(a^2 / 2). The same holds if the sign is more often minus.
-    """
-    return bets * x - (bets * x) ** 2 / 2
+def mixed(log_ratios: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """log of 1 - share + share * ratio: what a node gives that forges this share of its nonces."""
+    if share == 1.0:
+        return log_ratios
+    made: NDArray[np.float64] = np.logaddexp(math.log1p(-share), math.log(share) + log_ratios)
+    return made

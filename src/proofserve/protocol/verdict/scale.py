@@ -7,7 +7,7 @@ same shape, stretched; the ratio of the two densities is the bet on rho.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -15,17 +15,11 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.verdict.evidence import SHARES, mixed
 
 SCALES = (1.4, 2.0, 4.0, 12.0)
-# A cleared node is none whose errors are all twice too large, nor one that forges a share of its
-# nonces without the model: those errors are at least twelve times too large.
-SMALL_FRAUD, GROSS_FRAUD = 2.0, 12.0
-# A prover may compute some nonces honestly: the shares that it forges.
-SHARES = (1.0, 0.4, 0.1)
-# Kernels that were not measured may round up to this many times as much as those of a calibration:
-# errors that are larger convict, and smaller ones only say that the node is not of these kernels.
+# Kernels that were not measured may round up to this many times as much as those of a calibration.
 CONVICTING: Final = 2.0
-REFUTING: Final = 1.45
 # Standard errors by which the mean of a bet on the calibration's own figures may be too low.
 _MEAN_ERRORS = 2.33
 # Of n honest figures none shows what happens more rarely than 4.6 times in n, 99 % confident
@@ -60,18 +54,37 @@ class ScaleFit:
         u = special.betaincinv(a, b, share) / special.betainccinv(b, a, share)
         return self.s * math.sqrt(float(u))
 
-    def log_clearing(self, figures: Floats, shares: Floats) -> Floats:
-        """What each of ``figures`` [n] gives against frauds: float64 [n, 1 + len(shares)].
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
 
-        The errors of the first are ``SMALL_FRAUD`` times as large as honest ones, in all nonces;
-        those of the others ``GROSS_FRAUD`` times, in one of ``shares`` each. A factor is the ratio
-        of the honest density to the fraud's: its mean is 1 for such a fraud, and lower for a larger
-        one.
-        """
+    @property
+    def log_sd(self) -> float:
+        """The standard deviation of the logarithm of a figure, whose square is an F number."""
+        both = special.polygamma(1, self.nu1 / 2) + special.polygamma(1, self.nu2 / 2)
+        return math.sqrt(float(both)) / 2
+
+    def log_density(self, figures: Floats) -> Floats:
+        """Of the logarithm of each of ``figures`` [n]."""
         u = (figures / self.s) ** 2
-        ratios = _log_ratios(u, self.nu1, self.nu2, np.array([SMALL_FRAUD, GROSS_FRAUD]))
-        gross = [_mixed(ratios[:, 1], share) for share in shares.tolist()]
-        return -np.stack([ratios[:, 0], *gross], axis=1)
+        constant = math.log(2.0) - float(special.betaln(self.nu1 / 2, self.nu2 / 2))
+        density: Floats = (
+            self.nu1 / 2 * np.log(u) - (self.nu1 + self.nu2) / 2 * np.log1p(u) + constant
+        )
+        return density
+
+    def log_remaining(self, before: Floats, after: Floats) -> Floats:
+        """How much likelier honest errors are as vectors of the squared lengths ``after`` [n].
+
+        Against ``before`` [n]. Errors that point anywhere, with lengths of this fit, are likely by
+        (1 + u)^(-(nu1 + nu2)/2) in as many dimensions as ``nu1``.
+        """
+        u = np.log1p(before / self.s**2) - np.log1p(after / self.s**2)
+        ratio: Floats = (self.nu1 + self.nu2) / 2 * u
+        return ratio
+
+    def wider(self, room: float) -> "ScaleFit":
+        return replace(self, s=self.s * room)
 
 
 def fitted(figures: Floats) -> ScaleFit:
@@ -115,7 +128,7 @@ class SizeBets:
     def log_factors(self, figures: Floats) -> Floats:
         """What each of ``figures`` [n], infinite ones included, gives to every bet: [n, count]."""
         bets = self._log_bets(figures)
-        return np.concatenate([_mixed(bets, share) for share in SHARES], axis=1)
+        return np.concatenate([mixed(bets, share) for share in SHARES], axis=1)
 
     def _log_bets(self, figures: Floats) -> Floats:
         ratios = _log_ratios((figures / self._unit) ** 2, self._fit.nu1, self._fit.nu2, SCALES)
@@ -123,14 +136,6 @@ class SizeBets:
         caps = np.where(is_gross, self._gross_caps, self._caps)
         capped: Floats = np.minimum(caps, ratios) - self._norms
         return capped
-
-
-def _mixed(log_ratios: Floats, share: float) -> Floats:
-    """log of 1 - share + share * ratio: what a prover gives that forges this share."""
-    if share == 1.0:
-        return log_ratios
-    mixed: Floats = np.logaddexp(math.log1p(-share), math.log(share) + log_ratios)
-    return mixed
 
 
 def _log_ratios(u: Floats, nu1: float, nu2: float, of: Floats | tuple[float, ...]) -> Floats:

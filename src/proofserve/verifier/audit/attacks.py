@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.counting import rate_interval
-from proofserve.protocol.verdict.leaning import cosine
-from proofserve.protocol.verdict.twins import alikeness
+from proofserve.protocol.verdict.footprint import cosine
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
 from proofserve.verifier.judges import Recompute, Vectors, as_sent
@@ -226,25 +225,26 @@ def errors_of(made: Vectors, truth: Vectors) -> Errors:
     return np.array([as_sent(every[nonce]) - as_sent(ours) for nonce, ours in truth.items()])
 
 
-def figures_of(errors: Errors, predictions: Mapping[str, Errors], has_twins: bool) -> RunFigures:
+def figures_of(
+    errors: Errors, reference: tuple[str, Errors], predictions: Mapping[str, Errors]
+) -> RunFigures:
     """The figures of ``errors`` [n, width], NaN rows of nonces without a vector included.
 
-    ``predictions`` [m, width] by suspect are those of the first m nonces; where n is a multiple of
-    m, those nonces come again and again.
+    The ``reference`` has a name and errors [m, width], and so have ``predictions`` by suspect;
+    where n is a multiple of m, those nonces come again and again.
     """
-    rows = np.arange(len(errors)) % len(next(iter(predictions.values())))
+    name, own = reference
+    rows = np.arange(len(errors)) % len(own)
     broken = np.isnan(errors).any(axis=1)
     lengths = np.linalg.norm(errors, axis=1).astype(np.float64)
 
-    def known(values: list[float]) -> Floats:
-        return np.where(broken, np.nan, np.array(values, dtype=np.float64))
+    def cosines(of: Errors) -> Floats:
+        found = [cosine(e, o) for e, o in zip(errors, of[rows], strict=True)]
+        return np.where(broken, np.nan, np.array(found, dtype=np.float64))
 
     return RunFigures(
         lengths=np.where(broken, np.inf, np.maximum(lengths, LEAST_LENGTH)),
-        alike=known([alikeness(error) for error in errors]) if has_twins else None,
-        cosines={
-            name: known([cosine(e, p) for e, p in zip(errors, predicted[rows], strict=True)])
-            for name, predicted in predictions.items()
-        },
+        footprints={name: cosines(own)},
+        cosines={suspect: cosines(predicted) for suspect, predicted in predictions.items()},
         rows=rows,
     )

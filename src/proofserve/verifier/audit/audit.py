@@ -1,7 +1,7 @@
 """Measures every attack on a deployment, and works out which of them its validators convict."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from proofserve.protocol.verdict.counting import (
     root,
     sample_size,
 )
+from proofserve.protocol.verdict.footprint import EMULATED
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.verifier.audit.attacks import (
@@ -30,12 +31,13 @@ from proofserve.verifier.audit.attacks import (
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
 from proofserve.verifier.judges import ALPHA, Chances, Vectors, default_share, few
 from proofserve.verifier.populations import (
-    LEAST_LEANING,
+    LEAST_FIGURES,
     HonestPopulations,
+    HonestRuns,
     RunFigures,
     populations,
 )
-from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
+from proofserve.verifier.simulation import Endings, NodeFigures, draws, node_figures, simulated
 
 # The settings of ``p_fraud`` that are tried, from the test with the fewest nonces to the one with
 # the most. The first is the default of ``proofserve verify``.
@@ -43,12 +45,12 @@ P_FRAUDS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 # An attack that saves less than this share of the compute is reported, but fails no deployment.
 WORTHWHILE = 0.10
 # Fewer nonces bound no spread.
-FEWEST = LEAST_LEANING
+FEWEST = LEAST_FIGURES
 RUNS = 2000
 # The share of verifications that may clear an attack before it is convicted, and it still counts as
 # caught: some times what ``verify`` allows, since few figures are drawn again and again.
 CLEARED_AT_MOST = 0.01
-OWN = "our own run"
+DEPLOYED = "as deployed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +239,18 @@ def _named(missed: Sequence[ProverResult]) -> str:
 class AuditOptions:
     """``nonces`` are those of each prover, ``runs`` its simulated verifications.
 
-    Without populations ``honest`` the audit takes the kernels that it emulates, and without
+    ``honest`` says what honest means beside our run of a reference. Without it the audit takes the
+    kernels that it emulates, and without
     ``dist_threshold`` the distance that a share ``rule.p_mismatch`` of the vectors of the farthest
     of them exceeds by a fit. ``only`` restricts the attacks to these names.
     """
 
     rule: ConvictionRule
     nonces: int
-    honest: HonestPopulations | None = None
+    honest: Callable[[str], HonestPopulations] | None = None
     dist_threshold: float | None = None
     runs: int = RUNS
     only: Collection[str] | None = None
-    twins: bool = True
 
 
 def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Progress) -> Audit:
@@ -260,7 +262,7 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
     if options.nonces < FEWEST:
         raise ValueError(f"nonces: {options.nonces} is below {FEWEST}")
     nonces = range(options.nonces)
-    deployed = AuditedProver(OWN, 0.0, lambda: deployment.deployed)
+    deployed = AuditedProver(DEPLOYED, 0.0, lambda: deployment.deployed)
     validator = AuditedProver("the validator", 0.0, lambda: deployment.truth)
     truth = _all_of(validator, nonces, progress)
     honest = {deployed: errors_of(_all_of(deployed, nonces, progress), truth)}
@@ -269,34 +271,63 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
         # Kernels that give no numbers, such as float16 for some models, serve no client.
         if np.isfinite(errors).all():
             honest[kernel] = errors
-    predictions = _predictions(deployment, nonces, progress)
-    has_twins = deployment.has_twins and options.twins
-    shown = {
-        prover.name: figures_of(errors, predictions, has_twins) for prover, errors in honest.items()
-    }
+    (own,) = (errors for prover, errors in honest.items() if prover.name == deployment.reference)
+    beside = Beside((deployment.reference, own), _predictions(deployment, nonces, progress))
+    shown = {prover.name: beside.figures(errors) for prover, errors in honest.items()}
     limit = options.dist_threshold or max(
         fitted(each.lengths).quantile(1.0 - options.rule.p_mismatch) for each in shown.values()
     )
+    null = _null(deployment, options, shown, beside)
     kernels = [measured(prover, errors, limit) for prover, errors in honest.items()]
     seen = [
         measured(prover, errors_of(vectors_by(prover, nonces, progress), truth), limit)
         for prover in attacks(deployment, kernels[0].mean)
         if options.only is None or prover.name in options.only
     ]
-    own = shown.pop(OWN)
-    null = options.honest or populations(own, shown, _cheats(seen, predictions))
-    judged = partial(
-        _results, options=options, null=null, own=own, predictions=predictions, progress=progress
-    )
+    judged = partial(_results, options=options, null=null, beside=beside, progress=progress)
     return Audit(
         rule=options.rule,
         dist_threshold=limit,
         populations=null.names,
-        suspects=tuple(predictions),
+        suspects=tuple(beside.predictions),
         runs=options.runs,
         honest=judged(kernels),
         attacks=judged([*seen, *mixtures(kernels[0], seen)]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What provers are compared with: our run of the ``reference``, and suspects' predictions."""
+
+    reference: tuple[str, Errors]
+    predictions: Mapping[str, Errors]
+
+    def figures(self, errors: Errors) -> RunFigures:
+        return figures_of(errors, self.reference, self.predictions)
+
+    def of_node(self, errors: Errors, null: HonestPopulations) -> NodeFigures:
+        own = self.figures(self.reference[1])
+        return node_figures(self.figures(errors), own, null, self.lengths)
+
+    @property
+    def lengths(self) -> dict[str, Floats]:
+        """Of the predictions, float64 [nonces] each."""
+        of = self.predictions.items()
+        return {name: np.linalg.norm(each, axis=1).astype(np.float64) for name, each in of}
+
+
+def _null(
+    deployment: CheckpointDeployment,
+    options: AuditOptions,
+    shown: Mapping[str, RunFigures],
+    beside: Beside,
+) -> HonestPopulations:
+    """What honest means; the footprint that clears is the one of the deployed kernel here."""
+    runs = HonestRuns(shown, {DEPLOYED}, beside.lengths, deployment.width)
+    here = populations(runs, deployment.reference)
+    known = options.honest(deployment.reference) if options.honest else here
+    return replace(known, footprints={DEPLOYED: here.footprints.get(DEPLOYED, EMULATED)})
 
 
 def _all_of(prover: AuditedProver, nonces: Sequence[int], progress: Progress) -> Vectors:
@@ -322,31 +353,20 @@ def _predictions(
     return found
 
 
-def _cheats(
-    seen: Sequence[ProverMeasurement], predictions: Mapping[str, Errors]
-) -> dict[str, Floats]:
-    """The cosines of each prover that has a suspect's weights, with that suspect."""
-    whole = [e for e in seen if e.name in predictions and np.isfinite(e.errors).all()]
-    own = {e.name: figures_of(e.errors, {e.name: predictions[e.name]}, False) for e in whole}
-    return {name: figures.cosines[name] for name, figures in own.items()}
-
-
 def _results(
     seen: Sequence[ProverMeasurement],
     options: AuditOptions,
     null: HonestPopulations,
-    own: RunFigures,
-    predictions: Mapping[str, Errors],
+    beside: Beside,
     progress: Progress,
 ) -> tuple[ProverResult, ...]:
-    """Verifications of provers by the populations ``null``, beside our ``own`` run."""
+    """Verifications of provers by the populations ``null``."""
     rule, runs = options.rule, options.runs
     chances = Chances(rule.alpha, 1.0 - rule.power, default_share(rule.max_nonces))
     progress.step("simulating verifications", len(seen))
     results = []
     for each in seen:
-        figures = figures_of(each.errors, predictions, own.alike is not None)
-        node = node_figures(figures, own, null)
+        node = beside.of_node(each.errors, null)
         drawn = draws(len(node), runs, rule.max_nonces, each.chances)
         endings = simulated(node, null, chances, drawn)
         progress.advance()
@@ -361,7 +381,9 @@ def _results(
             endings=endings,
             caught=would_convict and not is_cleared,
             noticed=ended >= (1.0 - CLEARED_AT_MOST) * runs,
-            cosines=None if is_mixture else np.stack([*figures.cosines.values()], axis=1),
+            cosines=None
+            if is_mixture
+            else np.stack([of.cosines for of in node.suspects.values()], axis=1),
         )
         results.append(result)
     return tuple(results)

@@ -14,8 +14,8 @@ from typing import Final, Self
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.kernels import own_profile, with_kernels
-from proofserve.engines.reference.network import DTYPES, Network, load
+from proofserve.engines.reference.kernels import PROFILES, with_kernels
+from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.pruning import share_of_experts, without_experts
 from proofserve.engines.reference.rounding import (
     Rounding,
@@ -44,7 +44,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
-from proofserve.verifier.judges import OWN, BankRun, Recompute, Vectors
+from proofserve.verifier.judges import BankRun, Recompute, Vectors
 from proofserve.verifier.validator import (
     EXACT,
     CheckpointValidator,
@@ -62,7 +62,7 @@ PRUNED_EXPERTS: Final = {"a quarter of the experts pruned": 0.25, "half of the e
 # No public format has groups of this size.
 PRIVATE_GROUP = 48
 # A seed that only the prover knows, of the rotation in which it rounds.
-_ROTATION: Final = 1
+_TURNED: Final = rotated(in_groups(integers(8), 32), 1)
 BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)
 KEY, OTHER_KEY = "audit-key", "audit-other-key"
 
@@ -214,8 +214,7 @@ def changed_weights(network: Network, price: Price) -> Iterator[Change]:
     yield "int8 g32 by chance", price.bits(8), groups
     grouped = in_groups(integers(8), PRIVATE_GROUP)
     yield f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped)
-    turned = rotated(in_groups(integers(8), 32), _ROTATION)
-    yield "int8 g32, rotated in private", price.bits(8), matrices(turned)
+    yield "int8 g32, rotated in private", price.bits(8), matrices(_TURNED)
     every_other = range(0, len(network.shapes), 2)
     half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
     yield "int8 per channel on half of the layers", price.bits(8) / 2, half
@@ -250,7 +249,8 @@ class AuditSetup(ValidatorSetup):
 class CheckpointDeployment:
     """The audited model, honest and changed to cheat; makes each prover when it is asked for.
 
-    ``width`` is the number of values per nonce, ``names`` are the validator's suspects.
+    ``width`` is the number of values per nonce, ``names`` are the validator's suspects, and
+    ``reference`` is the kernel of the run beside which it judges.
 
     Provers are variants of the published network in float32, with emulated kernels: their weights
     are in memory once, however many round otherwise. Raises CheckpointError if the checkpoint
@@ -262,8 +262,12 @@ class CheckpointDeployment:
         self._work = self._workload(setup.scheme)
         compute = proofs_of(self._work, setup.forward_batch)
         self._validator = CheckpointValidator(setup, compute)
-        self._own = own_profile(DTYPES[self._validator.served_dtype])
-        self._network = with_kernels(self._validator.published, self._own)
+        # A prover rounds as some server does, and the validator has a run of another kernel: of a
+        # real server's footprint our emulation has a part, too.
+        served = self._validator.references
+        kernel, self.reference = served[1:3] if len(served) > 2 else (served[0], served[0])
+        self._served = BankRun(kernels=kernel)
+        self._network = self._validator.network(self._served)
         self.weights_digest = self._validator.weights_digest
         self.is_dense = self._validator.is_dense
         block = setup.scheme.for_block(BLOCK, self._network.facts, self._network.device)
@@ -291,12 +295,14 @@ class CheckpointDeployment:
         return self._validator.predictions(name, nonces)
 
     def deployed(self, nonces: Sequence[int]) -> Vectors:
-        """The vectors of the model as the prover deploys it: our own honest run."""
+        """The vectors of the honest model by the prover's kernel."""
         return self._answers(self._network)(nonces)
 
     def kernels(self) -> Iterator[AuditedProver]:
-        """The honest model by other kernels than ``deployed``."""
+        """The honest model by other kernels than ``deployed``, ``reference`` among them."""
         for name in self._validator.kernels:
+            if name == self._served.kernels != self.reference:
+                continue
             answers = partial(self._validator.vectors, BankRun(kernels=name))
             yield AuditedProver(name, 0.0, lambda answers=answers: answers)  # type: ignore[misc]
 
@@ -311,6 +317,14 @@ class CheckpointDeployment:
         for name, saving, make in changed_weights(self._network, self.price):
             if name not in SUSPECTS or name in self.names:
                 yield AuditedProver(name, saving, partial(self._changed, make))
+
+    def rotated(self, layers: Sequence[int], kernel: str | None) -> Recompute:
+        """Weights of some layers in int8, rounded in a rotation that only the prover knows.
+
+        By the prover's kernel for None, or by another one of those that are emulated.
+        """
+        made = with_matrices(self._network, in_dtype(_TURNED), layers)
+        return self._answers(made if kernel is None else with_kernels(made, PROFILES[kernel]))
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         """The checkpoint without some layers, with its final norm and the scheme's transforms."""
@@ -327,7 +341,7 @@ class CheckpointDeployment:
         if folder is None:
             random = lambda: self._answers(with_redrawn_matrices(self._network))  # noqa: E731
             return AuditedProver("another checkpoint", 0.0, random)
-        other = with_kernels(load(folder, EXACT, self._setup.device), self._own)
+        other = with_kernels(load(folder, EXACT, self._setup.device), self._network.kernels)
         self._require_fit(folder, other)
         cheaper = price_of(other, self.price.seq_len, self.price.every_position)
         saving = self.price.instead_of(cheaper)
@@ -346,7 +360,7 @@ class CheckpointDeployment:
         return Workload(scheme, BLOCK, KEY, self._setup.seq_len)
 
     def _suspect(self, name: str) -> Recompute:
-        return partial(self._validator.vectors, replace(OWN, weights=name))
+        return partial(self._validator.vectors, replace(self._served, weights=name))
 
     def _changed(self, make: Callable[[Network], Network]) -> Recompute:
         return self._answers(make(self._network))

@@ -28,13 +28,14 @@ from proofserve.verifier.chat.statements import (
     checked_answers,
 )
 from proofserve.verifier.judges import Chances, Opinion
-from proofserve.verifier.judging import DIRECTION, JudgingOptions, judges_of
+from proofserve.verifier.judging import JudgingOptions, judges_of
 from proofserve.verifier.noise import (
     MeasuringPlan,
     honest_runs,
     left_out_lines,
     measured_calibration,
 )
+from proofserve.verifier.populations import nearest
 from proofserve.verifier.verification import Truth, Verification, verify
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class ChatVerification:
     """``sketches`` is None if the answers together have no whole block of tokens.
 
     Of all ``choices``, ``answers`` were checked, and ``without_receipt`` had none. ``unknown`` says
-    of each answer that could not be checked why. ``closest`` is the honest kernel of the
-    calibration that explains the sketches best, ``origin`` says where the honest figures come
+    of each answer that could not be checked why. ``origin`` says where the honest figures come
     from, and ``seed`` chose parts of long answers.
     """
 
@@ -73,7 +73,6 @@ class ChatVerification:
     without_receipt: int
     unknown: tuple[str, ...]
     choices: int
-    closest: str | None = None
     origin: str = NO_CALIBRATION
     seed: str = ""
 
@@ -100,8 +99,6 @@ class ChatVerification:
             yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
         for reason in self.unknown:
             yield f"  not checked: {reason}"
-        if self.closest is not None:
-            yield f"Closest honest kernel: {self.closest}."
         if self.verdict is SequentialResult.UNDECIDED:
             yield "More answers are needed: give several files."
         if self.verdict is SequentialResult.UNEXPLAINED:
@@ -117,7 +114,6 @@ class ChatVerification:
             "not_checked": list(self.unknown),
             "failures": [asdict(each) for each in self.failures],
             "findings": [asdict(each) for each in self.opinions],
-            "closest": self.closest,
             "figures_from": self.origin,
             "seed": self.seed,
         }
@@ -177,8 +173,7 @@ class ChatChecker:
             fewer = f"{count} tokens are fewer than a block of {BLOCK_TOKENS}"
             return replace(found, unknown=(*found.unknown, fewer))
         sketches = self._of_sketches(blocks, validator, half, progress)
-        closest = measured.honest.names[sketches.closest] if measured else None
-        return replace(found, sketches=sketches, closest=closest)
+        return replace(found, sketches=sketches)
 
     def calibration(
         self,
@@ -222,12 +217,11 @@ class ChatChecker:
         self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
     ) -> Verification:
         """Raises LabError if our own recomputation is not complete."""
-        tests = () if self._measured else (DIRECTION,)
-        options = JudgingOptions(tests, **asdict(chances), threshold=self._measured)
+        options = JudgingOptions(**asdict(chances), threshold=self._measured)
         claimed = blocks.claims()
         unit = f"blocks of {BLOCK_TOKENS} tokens"
         ours = Truth(validator.truth, blocks.width, AT_ONCE, unit=unit)
-        judges = judges_of(options, len(blocks), validator)
+        judges = judges_of(options, len(blocks), validator, blocks.width)
         return verify(claimed, claimed.nonces, ours, judges, progress)
 
 
@@ -251,7 +245,7 @@ def chat_calibration(
         for key, of in blocks.by_server().items()
     ]
     runs = honest_runs(sent, validator.truth(numbers))
-    plan = MeasuringPlan(numbers, EMULATED_BLOCKS, BANK_BLOCKS * len(runs), has_twins=False)
+    plan = MeasuringPlan(numbers, EMULATED_BLOCKS, BANK_BLOCKS * len(runs))
     work = {
         "scheme": SCHEME,
         "stronger_rng": False,
@@ -281,15 +275,14 @@ def _in_turn(blocks: Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def calibration_lines(made: CalibrationFile, chats: int) -> Iterator[str]:
     """What was measured, for a reader."""
-    yield f"{chats} chats, {len(made.own.lengths)} blocks of {made.seq_len} tokens"
-    honest = made.null(1.0)
-    for member, fields in zip(honest.members, made.populations, strict=True):
+    yield f"{chats} chats, {made.nonces} blocks of {made.seq_len} tokens"
+    for fields in made.populations:
+        run, reference = fields.figures.figures, nearest(fields.figures.figures, made.references)
+        ratio = np.median(run.lengths / made.own(reference).lengths[run.rows])
         kind = "emulated" if fields.facts.emulated else "measured"
-        lean, most = max(
-            ((lean.mean, name) for name, lean in member.leans.items()), default=(0, "")
-        )
-        leans = f", leans {lean:+.3f} to {most}" if most else ""
-        yield f"{member.name} ({kind}): errors {np.median(member.ratios):.2f} times ours{leans}"
+        kept = float(run.footprints[reference].mean())
+        said = f"errors {ratio:.2f} times, footprint {kept:.2f} of {reference}"
+        yield f"{fields.facts.name} ({kind}): {said}"
     if made.greedy is None:
         yield f"greedy answers: fewer than {LEAST_GREEDY_TOKENS} tokens, so they are not tested"
     else:

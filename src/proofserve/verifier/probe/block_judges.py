@@ -5,7 +5,6 @@ All methods that compare blocks raise EngineFault.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -13,23 +12,26 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.evidence import RareEvidence
-from proofserve.protocol.verdict.leaning import cosine
+from proofserve.protocol.verdict.footprint import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.direction import CalibratedYardstick, DirectionJudge
+from proofserve.verifier.direction import DirectionJudge
 from proofserve.verifier.judges import (
     OWN,
     BankRun,
     Chances,
     Figures,
+    FootprintJudge,
     Judge,
     Opinion,
+    OwnRun,
     PairedJudge,
     Standing,
     Vectors,
     evidence_text,
 )
-from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
+from proofserve.verifier.noise import RunMeasurement
+from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, HonestRuns, populations
 from proofserve.verifier.probe.readings import ReadAnswer, Readings
 from proofserve.verifier.simulation import convictions, draws, node_figures
 
@@ -45,8 +47,6 @@ MEASURED_ON: Final = 16
 BEYOND: Final = 0.25
 # Of the blocks of an endpoint that does not serve the model.
 FORGED_SHARES: Final = (0.95, 0.7, 0.45)
-# A suspect that moves the results less than honest rounding does cannot be told from it.
-LEAST_COSINE: Final = 0.2
 # Verifications of each kernel by the others, and blocks of each, before kernels judge an endpoint.
 _VERIFICATIONS, _BLOCKS = 200, 200
 # A suspect whose mean cosine with the errors is as large explains them, whatever their size. What
@@ -68,6 +68,7 @@ class ProbeBlocks:
     def __init__(self, readings: Readings) -> None:
         self.names: Sequence[str] = readings.names
         self.kernels: Sequence[str] = readings.kernels
+        self.references: Sequence[str] = readings.references
         self._readings = readings
         self._answers: list[ReadAnswer] = []
         self._waiting: list[_Place] = []
@@ -93,7 +94,7 @@ class ProbeBlocks:
 
         def of(index: int) -> Sequence[NDArray[np.float32]]:
             answer = self._answers[index]
-            if run.kernels == OWN.kernels:
+            if run == OWN:
                 return answer.own
             return self._readings.by_kernels(answer)[str(run.kernels)].errors
 
@@ -139,11 +140,10 @@ class SizeJudge(Judge[ClaimError]):
         self._beyond += beyond
         self._evidence.add(np.array([beyond]))
 
-    def standings(self) -> list[Standing]:
-        excess = self._evidence.peak - self._chances.convicts_at
-        return [Standing(excess, excess >= 0.0, excess >= 0.0, clears=False)]
+    def standing(self) -> Standing:
+        return Standing(convicts=self._evidence.peak >= self._chances.convicts_at)
 
-    def _says(self, standing: Standing, _population: int) -> tuple[str, Figures]:
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
         log_evidence = self._evidence.peak
         said = f", {evidence_text(log_evidence)}" if standing.convicts else ""
         text = (
@@ -162,6 +162,7 @@ class BlockJudges:
 
     def __init__(self, readings: Readings, chances: Chances) -> None:
         self._blocks = ProbeBlocks(readings)
+        self._servers = readings.servers
         self._chances = chances
         self._waiting: list[ClaimError] = []
         self.judges: tuple[Judge[ClaimError], ...] = ()
@@ -217,62 +218,50 @@ class BlockJudges:
         blocks = self._blocks
         own = blocks.errors(OWN, numbers)
         moved: dict[str, Vectors] = {}
-        suspects: dict[str, Floats] = {}
         for name in blocks.names:
             predicted = blocks.predictions(name, numbers)
-            # A prover with these weights rounds as we do, and errs by what the weights move too.
-            errors = {n: own[n] + predicted[n] for n in numbers}
-            cosines = np.array([cosine(errors[n], predicted[n]) for n in numbers])
-            if cosines.mean() >= LEAST_COSINE:
-                moved[name], suspects[name] = predicted, cosines
-        self.unseen = tuple(name for name in blocks.names if name not in suspects)
+            reaches = [np.linalg.norm(predicted[n]) / np.linalg.norm(own[n]) for n in numbers]
+            if np.median(reaches) >= LEAST_REACH:
+                moved[name] = predicted
+        self.unseen = tuple(name for name in blocks.names if name not in moved)
         emulated = {n: blocks.errors(BankRun(kernels=n), numbers) for n in blocks.kernels}
         # One that does the same as the exact network has no errors to compare with.
         known = {n: of for n, of in emulated.items() if all(each.any() for each in of.values())}
-        ours, kernels = _figures(own, moved), {n: _figures(of, moved) for n, of in known.items()}
-        largest = np.sort([each.lengths for each in (ours, *kernels.values())], axis=0)
+        measuring = RunMeasurement(numbers, {str(OWN.kernels): own}, moved)
+        runs = {
+            n: measuring.fields(of).figures for n, of in {str(OWN.kernels): own, **known}.items()
+        }
+        largest = np.sort([each.lengths for each in runs.values()], axis=0)
         # Larger if a kernel's errors are larger than all others' themselves.
         allowance = CONVICTING * float((largest[-1] / largest[-2]).max())
         self.judges = (SizeJudge(blocks, allowance, self._chances),)
-        null = partial(populations, ours, kernels, suspects, blocks.answers_of(numbers))
-        honest = _honest(null, ours, kernels, self._chances)
-        if honest is None or not suspects:
+        width = min(len(each) for each in own.values())
+        answers = blocks.answers_of(numbers)
+        gathered = HonestRuns(runs, self._servers, measuring.lengths, width, answers)
+        honest = _honest(gathered, self._chances)
+        if honest is None or not moved:
             return
-        yardstick = CalibratedYardstick(honest)
+        ours = OwnRun(blocks, lambda _reference: honest, blocks.references)
         self.judges = (
             *self.judges,
-            PairedJudge(partial(blocks.errors, OWN), honest, self._chances),
-            DirectionJudge(blocks, yardstick, self._chances, tuple(suspects)),
+            PairedJudge(ours, self._chances),
+            DirectionJudge(blocks, ours, self._chances, tuple(moved)),
+            FootprintJudge(ours, self._chances),
         )
 
 
-def _honest(
-    null: Callable[[float], HonestPopulations],
-    own: RunFigures,
-    kernels: Mapping[str, RunFigures],
-    chances: Chances,
-) -> HonestPopulations | None:
-    """``null`` with margins so wide that no kernel is convicted by the others; None if none are.
+def _honest(known: HonestRuns, chances: Chances) -> HonestPopulations | None:
+    """With margins so wide that no kernel is convicted by the others; None if none are.
 
     Blocks of one answer are alike, and the figures allow for it.
     """
+    own = known.runs[str(OWN.kernels)]
 
     def is_convicted(name: str, honest: HonestPopulations) -> bool:
-        node = node_figures(kernels[name], own, honest)
+        others = honest.without(name)
+        node = node_figures(known.runs[name], own, others, known.predicted)
         drawn = draws(len(node), _VERIFICATIONS, _BLOCKS)
-        return bool((convictions(node, honest.without(name), chances, drawn) <= _BLOCKS).any())
+        return bool((convictions(node, others, chances, drawn) <= _BLOCKS).any())
 
-    every = (null(room) for room in _ROOMS)
-    return next((each for each in every if not any(is_convicted(n, each) for n in kernels)), None)
-
-
-def _figures(errors: Vectors, moved: Mapping[str, Vectors]) -> RunFigures:
-    return RunFigures(
-        lengths=np.array([float(np.linalg.norm(error)) for error in errors.values()]),
-        alike=None,
-        cosines={
-            name: np.array([cosine(error, predicted[n]) for n, error in errors.items()])
-            for name, predicted in moved.items()
-        },
-        rows=np.arange(len(errors)),
-    )
+    every = (populations(known, str(OWN.kernels), room) for room in _ROOMS)
+    return next((h for h in every if not any(is_convicted(n, h) for n in known.runs)), None)

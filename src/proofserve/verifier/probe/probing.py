@@ -213,17 +213,17 @@ class Probing:
             self._likelihood.prepare(reads)
         for read in reads:
             self._judge(read)
-            if self._verdict()[0] in CERTAIN:
+            if self._verdict in CERTAIN:
                 break
-        return self._verdict()[0]
+        return self._verdict
 
-    def _verdict(self) -> tuple[SequentialResult, int]:
-        """The result, and which of the emulated kernels explains the answers best."""
-        found, closest = verdict_of(self._judges)
+    @property
+    def _verdict(self) -> SequentialResult:
+        found = verdict_of(self._judges)
         unsure = self.sizes is not None and not self.sizes.can_clear
         if found is SequentialResult.HONEST and (self._judged_few or unsure):
-            return SequentialResult.UNDECIDED, closest
-        return found, closest
+            return SequentialResult.UNDECIDED
+        return found
 
     @property
     def _judged_few(self) -> bool:
@@ -237,8 +237,8 @@ class Probing:
         return (self._drawn, self.greedy, *more)
 
     def probed(self, asked: int) -> ProbeResult:
-        result, closest = self._verdict()
-        opinions = tuple(judge.opinion(closest) for judge in self._judges)
+        result = self._verdict
+        opinions = tuple(judge.opinion() for judge in self._judges)
         suspect: str | None = None
         cosines: Sequence[float] = ()
         if result is SequentialResult.FRAUD and self.sizes is not None:

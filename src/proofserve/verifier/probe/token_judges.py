@@ -68,12 +68,11 @@ class TokenJudge(Judge[ReadAnswer]):
             return found
         return self._log_evidence([read.log_factors - self._most(read) for read in self._reads])
 
-    def standings(self) -> list[Standing]:
-        excess = self.log_evidence - self._chances.convicts_at
-        clears = self._log_clearing >= self._chances.clears_at
-        return [Standing(excess, excess >= 0.0, excess >= 0.0, clears)]
+    def standing(self) -> Standing:
+        convicts = self.log_evidence >= self._chances.convicts_at
+        return Standing(convicts=convicts, clears=self._log_clearing >= self._chances.clears_at)
 
-    def _says(self, _standing: Standing, _population: int) -> tuple[str, Figures]:
+    def _says(self, _standing: Standing) -> tuple[str, Figures]:
         log_evidence = self.log_evidence
         figures = {"log_evidence": log_evidence, "log_clearing": self._log_clearing}
         return evidence_text(log_evidence), figures
@@ -132,12 +131,11 @@ class GreedyJudge(Judge[ReadAnswer]):
         """Of greedy tokens that are no honest ones."""
         return len(self._beyond) / max(1, self.nonces)
 
-    def standings(self) -> list[Standing]:
+    def standing(self) -> Standing:
         """Without evidence that grows: the bound has no alpha."""
-        convicts = self._convicts
-        return [Standing(0.0 if convicts else -math.inf, convicts, convicts, clears=False)]
+        return Standing(convicts=self._convicts)
 
-    def _says(self, _standing: Standing, _population: int) -> tuple[str, Figures]:
+    def _says(self, _standing: Standing) -> tuple[str, Figures]:
         beyond, bound = len(self._beyond), self.bound
         text = f"{beyond} of {self.nonces} tokens are more than {bound:.3g} below the likeliest"
         largest = max((float(read.gaps.max()) for read in self._reads), default=0.0)
@@ -191,11 +189,11 @@ class LikelihoodJudge(Judge[ReadAnswer]):
             if self._logs[name] <= -self._chances.clears_at:
                 self._open.remove(name)
 
-    def standings(self) -> list[Standing]:
-        excess = self._strongest()[1] - self._chances.convicts_at
-        return [Standing(excess, excess >= 0.0, excess >= 0.0, clears=not self._open)]
+    def standing(self) -> Standing:
+        convicts = self._strongest()[1] >= self._chances.convicts_at
+        return Standing(convicts=convicts, clears=not self._open)
 
-    def _says(self, standing: Standing, _population: int) -> tuple[str, Figures]:
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
         name, log_evidence = self._strongest()
         text = "all suspects ruled out"
         if self._open:
