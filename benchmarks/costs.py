@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from proofserve.engines.reference.kernels import SERVED
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, weight_bits
 from proofserve.models.trained import CALIBRATIONS, DENSE
 from proofserve.protocol import SEQ_LEN, SKETCH
@@ -26,6 +27,7 @@ from proofserve.verifier.costs import (
     expected_passes,
     layer_size,
 )
+from proofserve.verifier.judges import OWN
 from proofserve.verifier.judging import JudgingOptions
 
 # The options of ``verify`` by default, and a sample that excludes a forged tenth.
@@ -126,7 +128,7 @@ def planned(model: PublishedModel) -> VerificationPlan:
     layers = model.layers()
     calibration = read(Path(str(DENSE.files())) / CALIBRATIONS[SKETCH])
     options = JudgingOptions(threshold=calibration)
-    passes = expected_passes(options, SAMPLE, (names, ()), AT_ONCE)
+    passes = expected_passes(options, SAMPLE, (names, (str(OWN.kernels), *SERVED)), AT_ONCE)
     hidden = int(model.fields["hidden_size"])
     return VerificationPlan(layers, hidden, passes, SAMPLE, TWINS, SEQ_LEN, FORWARD_BATCH)
 

@@ -13,7 +13,6 @@ from proofserve.lab.records import Work, vectors_of
 from proofserve.lab.report import Progress
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.sketch import TWINS
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
@@ -73,7 +72,7 @@ class Validator:
             size=float(np.median(errors / usual)),
             error=float(np.median(errors)),
             most=float(errors.max()),
-            closest=report.closest or "",
+            closest=report.closest,
         )
 
     def _calibration(
@@ -92,8 +91,7 @@ class Validator:
             "block_hash": work.block_hash,
             "public_key": work.public_key,
         }
-        has_twins = work.sequences_per_nonce == TWINS
-        plan = MeasuringPlan(CALIBRATED, len(CALIBRATED), BANK, has_twins)
+        plan = MeasuringPlan(CALIBRATED, len(CALIBRATED), BANK)
         runs = honest_runs(measured, self._validator.truth(CALIBRATED))
         made = measured_calibration(self._validator, runs, plan, about, self._progress)
         return checked(made, self._progress, LEFT_OUT)

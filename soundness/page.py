@@ -68,8 +68,8 @@ def summary(found: Sequence[Found]) -> str:
     cheats = [cheat for each in found for cheat in each.cheats]
     slow = sum(cheat.convicts_at[1] is None for cheat in cheats)
     return (
-        f"{text} Of {len(cheats)} cheats (weights, kernels and schemes), {len(cheats) - slow} are"
-        " convicted by 99.9 % of the verifications within 1,000 nonces."
+        f"{text} Of {len(cheats)} cheats (weights, shares of the nonces and schemes),"
+        f" {len(cheats) - slow} are convicted by 99.9 % of the verifications within 1,000 nonces."
     )
 
 
@@ -128,7 +128,7 @@ def _strong(convicted: int) -> str:
 
 
 def _cheats(found: Sequence[Found]) -> str:
-    head = ["model", "scheme", "weights", "kernels", "size", "cosine", "nonces", "ideal", "cleared"]
+    head = ["model", "scheme", "weights", "on", "size", "footprint", "nonces", "cleared"]
     return table(head, [_cheat(each, cheat) for each in found for cheat in each.cheats])
 
 
@@ -138,11 +138,10 @@ def _cheat(found: Found, cheat: Cheat) -> Row:
         found.arch,
         found.scheme,
         cheat.weights,
-        cheat.kernel,
+        f"{cheat.share:.0%}",
         f"{cheat.size:.2f}",
-        "" if cheat.cosine is None else f"{cheat.cosine:.2f}",
+        f"{cheat.footprint:.2f}",
         f"{half}, {most}",
-        f"{cheat.ideal:.1f}",
         f"{cheat.cleared / found.runs_of_cheats:.2%}",
     )
 

@@ -37,22 +37,20 @@ class HonestNode:
 
 @dataclass(frozen=True, slots=True)
 class Cheat:
-    """A node that serves ``weights`` by the kernels ``kernel``, "ours" for those of our own run.
+    """A node that serves ``weights`` by the kernels ``kernel`` in a ``share`` of its nonces.
 
-    ``convicts_at`` are the nonces after which half, and 99.9 %, of the verifications have convicted
-    it, None beyond the most; ``ideal`` those that a test needs on average which knows both
-    distributions. ``cleared`` and ``open`` count the verifications that clear it, and that do not
-    end or find it unlike all that is known.
+    ``size`` is the median length of these errors over our own, ``footprint`` their mean cosine with
+    ours. ``convicts_at`` are the nonces after which half, and 99.9 %, of the verifications have
+    convicted it, None beyond the most. ``cleared`` counts those that clear it.
     """
 
     weights: str
     kernel: str
+    share: float
     size: float
-    cosine: float | None
+    footprint: float
     convicts_at: tuple[int | None, int | None]
     cleared: int
-    open: int
-    ideal: float
 
 
 @dataclass(frozen=True, slots=True)

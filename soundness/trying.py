@@ -1,8 +1,7 @@
 """Tries honest nodes and cheats on one model: simulated verifications of the nonces computed."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,24 +10,23 @@ from numpy.typing import NDArray
 from proofserve.cli.model import trained_calibration
 from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
-from proofserve.protocol.sketch import TWINS
-from proofserve.protocol.verdict.leaning import LEAST_SD
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import ALPHA, OWN, BankRun, Chances, Vectors, default_share
+from proofserve.verifier.judges import OWN, BankRun, Chances, Vectors, default_share
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
+    RunMeasurement,
     checked,
-    figure_fields,
     measured_calibration,
 )
-from proofserve.verifier.populations import RunFigures
+from proofserve.verifier.populations import RunFigures, nearest, uncalibrated
 from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
-from soundness.uncalibrated import simulated_uncalibrated
 
 POWER: Final = 0.999
+# Of the nonces that a cheat forges; a verdict excludes each in turn.
+SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.1)
 
 Floats = NDArray[np.float64]
 
@@ -77,8 +75,7 @@ def calibration_of(
         with trained_calibration(work.scheme.name, trained) as file:
             return read(file)
     nonces = subject.calibrated
-    twins = work.scheme.sequences_per_nonce == TWINS
-    plan = MeasuringPlan(nonces, len(nonces), subject.bank, twins)
+    plan = MeasuringPlan(nonces, len(nonces), subject.bank)
     about = {
         "model": subject.arch,
         "shape": None,
@@ -100,34 +97,33 @@ class _Trying:
     ) -> None:
         self._runs = runs
         self._calibration = calibration
-        self._honest = calibration.honest
         self._trial = trial
         self._progress = progress
-        self._twins = runs.work.scheme.sequences_per_nonce == TWINS
-        self._judged = runs.subject.judged
-        self._predicted = {}
+        self._judged = judged = runs.subject.judged
         progress.step(f"{len(runs.names)} suspects", len(runs.names))
+        predicted = {}
         for name in runs.names:
-            self._predicted[name] = runs.predictions(name, self._judged)
+            predicted[name] = runs.predictions(name, judged)
             progress.advance()
-        self._own = self._figures(runs.errors(OWN, self._judged))
-        self._kernels: dict[str, RunFigures] = {}
         progress.step(f"{len(runs.kernels)} emulated kernels", len(runs.kernels))
+        errors = {}
         for kernel in runs.kernels:
-            self._kernels[kernel] = self._figures(
-                runs.errors(BankRun(kernels=kernel), self._judged)
-            )
+            errors[kernel] = runs.errors(BankRun(kernels=kernel), judged)
             progress.advance()
+        references = {name: errors[name] for name in runs.references}
+        self._measuring = RunMeasurement(judged, references, predicted)
+        self._kernels = {name: self._figures(of) for name, of in errors.items()}
 
     def found(self, real: Sequence[RealNode]) -> Found:
         runs, trial, check = self._runs, self._trial, self._calibration.left_out
         self._progress.step("verifying honest nodes", len(self._kernels) + len(real))
         honest = [self._honest_node(name, None, each) for name, each in self._kernels.items()]
-        for each in real:
-            shown = self._figures(runs.errors_of(each.vectors))
-            honest.append(self._honest_node(each.name, each.processor, shown))
-        kernels, cheats = [None, self._other_kernel()], runs.subject.cheats
-        self._progress.step("verifying cheats", len(cheats) * len(kernels))
+        shown = [self._figures(runs.errors_of(each.vectors)) for each in real]
+        for each, figures in zip(real, shown, strict=True):
+            honest.append(self._honest_node(each.name, each.processor, figures))
+        # What a cheat computes honestly, a real server of its kind would.
+        beside = shown[0] if shown else self._kernels[self._served]
+        self._progress.step("verifying cheats", len(runs.subject.cheats) * len(SHARES))
         room = check.room if check else 1.0
         return Found(
             arch=runs.subject.arch,
@@ -138,101 +134,86 @@ class _Trying:
             runs_of_cheats=trial.runs_of_cheats,
             calibration=f"{self._calibration.origin}, margins times {room:g}",
             honest=tuple(honest),
-            cheats=tuple(self._cheat(name, kernel) for name in cheats for kernel in kernels),
+            cheats=tuple(
+                self._cheat(name, share, beside) for name in runs.subject.cheats for share in SHARES
+            ),
         )
 
+    @property
+    def _served(self) -> str:
+        """The emulated kernel of this kind of server, or the only one."""
+        return self._runs.references[min(1, len(self._runs.references) - 1)]
+
     def _figures(self, errors: Vectors) -> RunFigures:
-        place = {nonce: row for row, nonce in enumerate(self._judged)}
         judged = [nonce for nonce in self._judged if nonce in errors]
-        kept = {nonce: errors[nonce] for nonce in judged}
-        return figure_fields(kept, self._predicted, judged, self._twins, place).figures
+        return self._measuring.fields({nonce: errors[nonce] for nonce in judged}).figures
+
+    def _beside(self, shown: RunFigures, name: str) -> str:
+        """The reference that a validator chooses for a node, other than the node itself."""
+        others = [each for each in self._runs.references if each != name]
+        return nearest(shown, others or self._runs.references)
 
     def _honest_node(self, name: str, processor: str | None, shown: RunFigures) -> HonestNode:
-        trial, chances, honest = self._trial, self._trial.chances, self._honest
-        node = node_figures(shown, self._own, honest)
+        trial, reference = self._trial, self._beside(shown, name)
+        own, predicted = self._kernels[reference], self._measuring.lengths
+        honest = self._calibration.honest(reference)
+        node = node_figures(shown, own, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
-        with_it = simulated(node, honest, chances, drawn)
+        with_it = simulated(node, honest, trial.chances, drawn)
         # A real node is none of the populations: then the one most like it is left out.
         without = honest.without(name if name in honest.names else with_it.closest)
-        others = [_rows(each, shown) for kernel, each in self._kernels.items() if kernel != name]
-        own = _rows(self._own, shown)
+        alone = uncalibrated(reference, self._runs.work.scheme.width)
+        unmeasured = node_figures(shown, own, alone, predicted)
         cells = {
             CALIBRATED: _cell(with_it),
-            LEFT_OUT: _cell(simulated(node, without, chances, drawn)),
-            UNCALIBRATED: _cell(simulated_uncalibrated(shown, own, others, chances, drawn)),
+            LEFT_OUT: _cell(simulated(node, without, trial.chances, drawn)),
+            UNCALIBRATED: _cell(simulated(unmeasured, alone, trial.chances, drawn)),
         }
         self._progress.advance()
         return HonestNode(name, processor, len(node), float(np.median(node.ratios)), cells)
 
-    def _other_kernel(self) -> str:
-        """An emulated kernel in the dtype that is served, which is not that of our own run."""
-        runs = self._runs
-        served = (k for k in runs.kernels if runs.kernel_facts(k).dtype == runs.served_dtype)
-        return next(served)
-
-    def _cheat(self, name: str, kernel: str | None) -> Cheat:
-        trial, honest = self._trial, self._honest
-        shown = self._figures(self._runs.cheat_errors(name, kernel, self._judged))
-        node = node_figures(shown, self._own, honest)
-        drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats)
-        ended = simulated(node, honest, trial.chances, drawn)
-        cosines = shown.cosines.get(name)
+    def _cheat(self, name: str, share: float, beside: RunFigures) -> Cheat:
+        """Judged beside the reference of the server that computes the other nonces."""
+        trial, reference = self._trial, self._beside(beside, "")
+        errors = self._runs.cheat_errors(name, self._kernel(reference), self._judged)
+        cheat = self._figures(errors)
+        honest = self._calibration.honest(reference)
+        mixed = _joined(beside, cheat)
+        node = node_figures(mixed, self._kernels[reference], honest, self._measuring.lengths)
+        counts = len(beside.lengths), len(cheat.lengths)
+        chances = np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts)
+        drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats, chances)
+        ended = simulated(node, honest, replace(trial.chances, share=share), drawn)
         self._progress.advance()
         return Cheat(
             weights=name,
-            kernel=kernel or "ours",
-            size=float(np.median(node.ratios)),
-            cosine=None if cosines is None else float(cosines.mean()),
+            kernel=reference,
+            share=share,
+            size=float(np.median(node.ratios[counts[0] :])),
+            footprint=float(cheat.footprints[reference].mean()),
             convicts_at=(
                 ended.nonces_to(ended.convicted_at, 0.5),
                 ended.nonces_to(ended.convicted_at, POWER),
             ),
             cleared=ended.cleared,
-            open=ended.unexplained + ended.undecided,
-            ideal=self._ideal(shown, name),
         )
 
-    def _ideal(self, shown: RunFigures, suspect: str) -> float:
-        """The nonces that the best test of these figures needs on average to convict.
-
-        It knows the cheat, and the honest kernel that is most like it, both as normal: each nonce
-        then adds their divergence (S. Kullback, Information Theory and Statistics, 1959, chapter
-        9) to a likelihood ratio that convicts at 1/alpha.
-        """
-        of_cheat = self._spread(shown, suspect)
-        least = min(_divergence(of_cheat, self._spread(k, suspect)) for k in self._kernels.values())
-        return math.log(1.0 / ALPHA) / least
-
-    def _spread(self, shown: RunFigures, suspect: str) -> Floats:
-        """The figures of each nonce that the tests read, beside our own: [n, 2 or 3].
-
-        The lean is to the suspect, or to the bank on average where the weights are private.
-        """
-        columns = [np.log(self._honest.shares.ratios(shown.lengths, self._own.lengths))]
-        if shown.alike is not None and self._own.alike is not None:
-            columns.append(shown.alike - self._own.alike)
-        near = [suspect] if suspect in shown.cosines else [*shown.cosines]
-        leans = [shown.cosines[name] - self._own.cosines[name] for name in near]
-        return np.stack([*columns, np.mean(leans, axis=0)], axis=1)
+    def _kernel(self, reference: str) -> str | None:
+        """The emulated kernel of a cheat that is judged beside ``reference``."""
+        return None if reference == OWN.kernels else reference
 
 
-def _rows(run: RunFigures, of: RunFigures) -> RunFigures:
-    """``run`` on the nonces of ``of`` alone."""
-    cosines = {name: values[of.rows] for name, values in run.cosines.items()}
-    alike = None if run.alike is None else run.alike[of.rows]
-    return RunFigures(run.lengths[of.rows], alike, cosines, of.rows)
+def _joined(one: RunFigures, other: RunFigures) -> RunFigures:
+    def both(first: Mapping[str, Floats], second: Mapping[str, Floats]) -> dict[str, Floats]:
+        return {name: np.concatenate([values, second[name]]) for name, values in first.items()}
+
+    return RunFigures(
+        np.concatenate([one.lengths, other.lengths]),
+        both(one.footprints, other.footprints),
+        both(one.cosines, other.cosines),
+        np.concatenate([one.rows, other.rows]),
+    )
 
 
 def _cell(ended: Endings) -> Cell:
     return Cell(ended.convicted, ended.cleared, ended.unexplained, ended.undecided, ended.closest)
-
-
-def _divergence(one: Floats, other: Floats) -> float:
-    """Of two normal distributions, fitted to rows [n, d]: of the first from the second."""
-    mean = other.mean(axis=0) - one.mean(axis=0)
-    # A figure that never changes would make the other infinitely far.
-    least = np.diag(np.full(one.shape[1], LEAST_SD**2))
-    first, second = (np.cov(rows, rowvar=False) + least for rows in (one, other))
-    inverse = np.linalg.inv(second)
-    parts = np.trace(inverse @ first) + mean @ inverse @ mean - len(mean)
-    return float(parts + np.linalg.slogdet(second)[1] - np.linalg.slogdet(first)[1]) / 2

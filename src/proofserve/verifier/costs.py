@@ -14,7 +14,7 @@ from torch import nn
 from proofserve.engines.reference.routers import has_stacked_experts
 from proofserve.engines.reference.suspects import FP8_CACHE
 from proofserve.verifier.direction import REACH_NONCES
-from proofserve.verifier.judges import PUBLISHED, BankRun, KernelBank
+from proofserve.verifier.judges import PUBLISHED, BankRun
 from proofserve.verifier.judging import COUNT, DIRECTION, JudgingOptions, tests_of
 from proofserve.verifier.verification import FIRST_CHUNK, nonces_needed
 
@@ -221,20 +221,24 @@ def duration(seconds: float) -> str:
 
 
 def expected_passes(
-    options: JudgingOptions, sample: int, bank: KernelBank, at_once: int
+    options: JudgingOptions, sample: int, bank: tuple[Sequence[str], Sequence[str]], at_once: int
 ) -> list[Pass]:
-    """The passes until an honest node is cleared. Raises as ``tests_of``."""
-    tests = tests_of(options, bank)
-    references = [BankRun(kernels=name) for name in bank.references if {*tests} != {COUNT}]
+    """The passes until an honest node is cleared; ``bank`` has suspects and references.
+
+    Raises as ``tests_of``.
+    """
+    suspects, served = bank
+    tests = tests_of(options, suspects)
+    references = [BankRun(kernels=name) for name in served if {*tests} != {COUNT}]
     # Without a calibration a few nonces say how far each suspect reaches.
-    unknown = bank.names if DIRECTION in tests and options.calibration is None else ()
+    unknown = suspects if DIRECTION in tests and options.calibration is None else ()
     needed = min(sample, nonces_needed(options.chances(sample)) + 1)
     passes: list[Pass] = []
     done, size = 0, min(FIRST_CHUNK, at_once)
     while done < needed:
         nonces = min(sample - done, size)
-        suspects = {BankRun(name): min(nonces, REACH_NONCES) for name in unknown}
-        passes.append({PUBLISHED: nonces, **dict.fromkeys(references, nonces), **suspects})
+        measured = {BankRun(name): min(nonces, REACH_NONCES) for name in unknown}
+        passes.append({PUBLISHED: nonces, **dict.fromkeys(references, nonces), **measured})
         # The first nonces choose one of the references.
         references, unknown = references[:1], ()
         done, size = done + nonces, min(2 * size, at_once)

@@ -354,6 +354,7 @@ class FootprintJudge(Judge[ClaimError]):
             "log_clearing": kept.clearing,
             "mean": float(np.mean(self._cosines)),
             "expected": kept.of.mean,
+            "kernel": of,
         }
         if standing.clears:
             figures["excluded_share"] = self._chances.share

@@ -132,19 +132,20 @@ def judges_of(
     Vectors have ``width`` values. Raises as ``tests_of``, and ProtocolError for a number out of
     range.
     """
-    tests = tests_of(options, validator)
+    tests = tests_of(options, validator.names if validator else None)
     chances = options.chances(sample)
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
     own = _own_run(options.calibration, validator, width) if validator else None
     return [_judge(test, options, shared, sample, own, validator) for test in tests]
 
 
-def tests_of(options: JudgingOptions, validator: KernelBank | None) -> tuple[str, ...]:
+def tests_of(options: JudgingOptions, suspects: Sequence[str] | None) -> tuple[str, ...]:
     """The tests that run: by default all that can, or the count where only a threshold is given.
 
-    Raises LabError for a test that is unknown or cannot be run here.
+    ``suspects`` are those of the checkpoint, None without one. Raises LabError for a test that is
+    unknown or cannot be run here.
     """
-    obstacles = {test: _obstacle(test, options, validator) for test in TESTS}
+    obstacles = {test: _obstacle(test, options, suspects) for test in TESTS}
     for test in options.tests:
         if test not in TESTS:
             raise LabError(f"--test {test}: choose from {', '.join(TESTS)}")
@@ -167,13 +168,13 @@ def _own_run(measured: CalibrationFile | None, bank: KernelBank, width: int) -> 
     return OwnRun(bank, measured.honest, known or measured.references)
 
 
-def _obstacle(test: str, options: JudgingOptions, validator: KernelBank | None) -> str:
+def _obstacle(test: str, options: JudgingOptions, suspects: Sequence[str] | None) -> str:
     """Why this test cannot be run; empty if it can."""
     if test == COUNT:
         return ""
-    if validator is None:
+    if suspects is None:
         return "it needs the checkpoint; give --model, or --dist-threshold for the count"
-    if test == DIRECTION and not validator.names:
+    if test == DIRECTION and not suspects:
         return f"{NO_SUSPECTS}; give --suspect"
     if test == PAIRED and options.calibration is None:
         return f"it needs a calibration; {HOW_TO_CALIBRATE}"
@@ -238,6 +239,12 @@ class VerdictReport:
             )
         yield f"Honest nodes: {self.origin}."
 
+    @property
+    def closest(self) -> str:
+        """The honest kernel whose footprint the node has most of; empty if no test asked."""
+        found = (opinion.figures.get("kernel") for opinion in self.outcome.opinions)
+        return next((str(name) for name in found if name), "")
+
     def record(self) -> dict[str, object]:
         outcome, rule = self.outcome, self.rule
         counted = {} if rule is None else {"rule": rule.description, "count": asdict(rule)}
@@ -252,6 +259,7 @@ class VerdictReport:
             "block_hash": self.claimed.block_hash,
             "public_key": self.claimed.public_key,
             "threshold_from": self.origin,
+            "closest": self.closest,
             "excluded_share": self._excluded_share(),
             "alpha": self.options.alpha,
             "beta": self.options.beta,

@@ -159,14 +159,14 @@ def plan_lines(
         raise LabError("there is no artifact to verify")
     validator = CheckpointValidator(setup, load=load_unread)
     require_length(work, validator.published)
-    checkpoint = validator.published.checkpoint
+    checkpoint, bank = validator.published.checkpoint, (validator.names, validator.references)
     plan = VerificationPlan(
         tuple(
             layer_size(layer, checkpoint.config, checkpoint.stored_bytes(index))
             for index, layer in enumerate(checkpoint.shapes)
         ),
         checkpoint.config.hidden_size,
-        expected_passes(options, sample, validator, validator.at_once(forward_batch)),
+        expected_passes(options, sample, bank, validator.at_once(forward_batch)),
         sample,
         work.scheme.sequences_per_nonce,
         work.seq_len,
