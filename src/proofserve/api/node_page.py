@@ -363,7 +363,8 @@ def _start(deployment: Deployment, last: RoundSpec | None) -> ActionOffer:
     engine_info = deployment.engine_info
     seq_len = deployment.seq_len or min(SEQ_LEN, engine_info.max_seq_len)
     scheme = deployment.scheme or DEFAULT_SCHEME
-    k_dim = deployment.k_dim or default_k_dim(scheme)
+    # An empty field is the scheme's own number, whichever scheme the operator chooses.
+    k_dim = deployment.k_dim
     block_hash, height, key, node_id, node_count = "", 0, "", 0, 1
     body: dict[str, object] = {}
     if last is not None:
@@ -374,7 +375,8 @@ def _start(deployment: Deployment, last: RoundSpec | None) -> ActionOffer:
             body = {"group_id": last.lane.group_id, "n_groups": last.lane.n_groups}
         if last.target is None:
             wire = last.work.scheme.to_wire()
-            scheme, k_dim, seq_len = str(wire["name"]), int(wire["k_dim"]), last.work.seq_len
+            scheme, seq_len = str(wire["name"]), last.work.seq_len
+            k_dim = None if wire["k_dim"] == default_k_dim(scheme) else int(wire["k_dim"])
             body |= {"commit": "roots" if last.commits_roots else "vectors"}
     return ActionOffer(
         id="start",
@@ -391,7 +393,12 @@ def _start(deployment: Deployment, last: RoundSpec | None) -> ActionOffer:
             _needed("node_count", "Nodes", node_count),
             _needed("scheme", "Scheme", scheme),
             _needed("params.seq_len", "Tokens per nonce", seq_len),
-            _needed("params.k_dim", "Dimensions", k_dim),
+            ActionField(
+                name="params.k_dim",
+                label="Dimensions, if not the scheme's own",
+                kind="integer",
+                value=k_dim,
+            ),
             ActionField(name="url", label="Callback URL; without one, results stay in /results"),
         ),
     )

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from proofserve.api.node import Deployment, Node, joined
+from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.records import Winner
 from proofserve.rounds.status import EngineGauges, ReceiptGauges, RoundStats, Status
@@ -35,7 +36,9 @@ async def status_of(node: Node) -> NodeStatusResponse:
         scheme=node.deployment.scheme,
         paused_reason=status.paused_reason,
         error=status.error,
-        warning=joined(of_url, engine and engine.warning),
+        warning=joined(
+            of_url, spec and cost_of_few_values(spec.work.scheme), engine and engine.warning
+        ),
         cores=list(status.cores),
         lanes=status.lanes,
         queue=status.queue,

@@ -19,6 +19,7 @@ from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
+from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
@@ -123,6 +124,11 @@ def workload_of(order: Work) -> Workload:
     scheme = vector_scheme(order.scheme or DEFAULT_SCHEME, order.k_dim, order.stronger_rng)
     block = Block(order.block_hash, order.block_height)
     return Workload(scheme, block, order.public_key, order.seq_len)
+
+
+def warn_of_few_values(work: Workload, session: CommandSession) -> None:
+    if (warning := cost_of_few_values(work.scheme)) is not None:
+        session.tell(warning, "yellow")
 
 
 def calibrated_order(measured: CalibrationFile) -> Work:

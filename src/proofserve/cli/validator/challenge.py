@@ -118,6 +118,7 @@ def command(
                 judging = JudgingOptions((), alpha, beta, share, threshold=measured)
                 order = recompute.calibrated_order(measured)
                 work = recompute.workload_of(order)
+                recompute.warn_of_few_values(work, session)
                 setup = recompute.validator_setup(model, device, suspect, measured)
                 truth = recompute.truths_of_checkpoint(
                     setup, work, forward_batch, session.line.layer

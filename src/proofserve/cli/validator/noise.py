@@ -122,6 +122,7 @@ def noise(
         # Files say it; else this command has a default.
         tokens = seq_len if claimed.claims else seq_len or SEQ_LEN
         work = workload(claimed, WorkOptions(scheme, k_dim, tokens, None, stronger_rng))
+        recompute.warn_of_few_values(work, session)
         session.line.step("writing a small model, unless it is in the cache")
         checkpoint = checkpoint_named(model, size)
         task = recompute.ComparisonTask(work, claimed.nonces, checkpoint, forward_batch, api_key)

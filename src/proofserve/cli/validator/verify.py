@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file
+from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file, warn_of_few_values
 from proofserve.cli.session import (
     EXIT_NO_VERDICT,
     LOG_EVERY_S,
@@ -227,6 +227,7 @@ def command(
         work = workload(claimed, given)
         if k_dim is None:
             require_width(claimed, work.scheme)
+        warn_of_few_values(work, session)
         if plan:
             _end_with_plan(engines, claimed, work, (judging, nonces), session)
         report = engines.report(claimed, work, tests, judging, (drawn_by, nonces), session)
