@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from proofserve.cli.session import open_session
 from proofserve.lab.report import LabError
 from proofserve.models.trained import CALIBRATIONS, DENSE, TRAINED_MODELS, TrainedModel
 from proofserve.protocol import SKETCH
@@ -63,20 +63,15 @@ def new(
     proofserve model new ./trained --arch trained
     proofserve serve ./trained --enable-poc --enforce-eager --max-model-len 2048
     """
-    console = Console()
-    if arch in TRAINED_MODELS and (size, seed) != (None, None):
-        console.print("[red]--size, --seed: the trained model has one size and no seed[/red]")
-        raise typer.Exit(2)
-    try:
-        with console.status(f"writing {arch} to {directory} ..."):
-            summary = _written(directory, arch, size or "tiny", seed or 0)
-    except (ValueError, FileExistsError) as error:
-        console.print(f"[red]{error}[/red]")
-        raise typer.Exit(2) from error
-    console.print(
-        f"{summary.path}: {summary.arch} {summary.size}, "
-        f"{summary.parameters / 1e6:.1f}M parameters, {summary.bytes / 1e6:.1f} MB"
-    )
+    with open_session() as session, session.interrupts.allowed():
+        if arch in TRAINED_MODELS and (size, seed) != (None, None):
+            raise LabError("--size, --seed: the trained model has one size and no seed")
+        session.line.step(f"writing {arch} to {directory}")
+        summary = _written(directory, arch, size or "tiny", seed or 0)
+        session.tell(
+            f"{summary.path}: {summary.arch} {summary.size}, "
+            f"{summary.parameters / 1e6:.1f}M parameters, {summary.bytes / 1e6:.1f} MB"
+        )
 
 
 def _written(directory: Path, arch: str, size: str, seed: int) -> "ModelSummary":

@@ -10,13 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from proofserve.cli import options, recompute
-from proofserve.cli.session import (
-    EXIT_NO_VERDICT,
-    LOG_EVERY_S,
-    CommandSession,
-    VerdictCommand,
-    open_session,
-)
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -109,7 +103,7 @@ def command(
     proofserve challenge http://node:8000 --model ./model --calibration calibration.json
         --every 10m --deadline 20 --json challenges.json
     """
-    with open_session(EXIT_NO_VERDICT, LOG_EVERY_S if every is None else None) as session:
+    with open_session(EXIT_NO_VERDICT) as session:
         tally = challenge.Tally(url)
         try:
             with session.interrupts.allowed():
@@ -199,5 +193,5 @@ def _challenge(
             return
         if json is not None:
             write_json(json, tally.record())
-        session.line.step(f"{tally.text}; the next one is due after {every:g} s")
+        session.line.rest(f"{tally.text}; the next one is due after {every:g} s")
         time.sleep(max(0.0, began + every - time.monotonic()))

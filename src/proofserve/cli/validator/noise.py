@@ -131,7 +131,7 @@ def noise(
             _save(save, task, runs, session)
             return
         setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
-        validator = recompute.proof_validator(setup, work, forward_batch)
+        validator = recompute.proof_validator(setup, work, forward_batch, session.line.layer)
         with session.interrupts.allowed():
             sent = [_sent(task, *run) for run in runs]
             measured = honest_runs(sent, validator.truth(task.nonces))

@@ -9,13 +9,7 @@ import typer
 
 from proofserve.cli import options
 from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file, warn_of_few_values
-from proofserve.cli.session import (
-    EXIT_NO_VERDICT,
-    LOG_EVERY_S,
-    CommandSession,
-    VerdictCommand,
-    open_session,
-)
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
@@ -200,7 +194,7 @@ def command(
     proofserve verify http://node:8000 --model ./model --engine vllm
         --calibration calibration.json
     """
-    with open_session(EXIT_NO_VERDICT, LOG_EVERY_S) as session:
+    with open_session(EXIT_NO_VERDICT) as session:
         engines = EngineOptions(
             model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
         )
