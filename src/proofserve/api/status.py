@@ -37,7 +37,9 @@ async def status_of(node: Node) -> NodeStatusResponse:
         paused_reason=status.paused_reason,
         error=status.error,
         warning=joined(
-            of_url, spec and cost_of_few_values(spec.work.scheme), engine and engine.warning
+            of_url,
+            cost_of_few_values(spec.work.scheme) if spec else None,
+            engine and engine.warning,
         ),
         cores=list(status.cores),
         lanes=status.lanes,

@@ -55,9 +55,17 @@ DistThreshold = Annotated[
     float | None,
     typer.Option(help="L2 distance beyond which a vector is a mismatch, measured for this model."),
 ]
-_CALIBRATION = typer.Option(help="A file of `calibrate noise --out`; it must be of this model.")
-Calibration = Annotated[Path | None, _CALIBRATION]
-NeededCalibration = Annotated[Path, _CALIBRATION]
+Calibration = Annotated[
+    Path | None, typer.Option(help="A file of `calibrate noise --out`; it must be of this model.")
+]
+Plan = Annotated[
+    bool,
+    typer.Option(
+        "--plan",
+        help="Only say what it will cost here: bytes, memory, time. Writes nothing; a model's"
+        " config.json will do.",
+    ),
+]
 Suspects = Annotated[
     list[Path] | None,
     typer.Option(help="A checkpoint that a cheating node may serve, beside the bank of suspects."),

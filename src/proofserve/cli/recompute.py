@@ -11,6 +11,7 @@ import numpy as np
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
+from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work, vectors_of
@@ -371,13 +372,9 @@ class EngineOptions:
         """Tell what vectors of up to ``most`` nonces cost; None for all. Raises as ``report``."""
         if self.model is None:
             raise LabError("--plan: it is about a checkpoint; give --model")
-        with reference_extra():
-            from proofserve.verifier.rates import plan_lines  # noqa: PLC0415 - as above
-        session.line.step("measuring how fast this machine is, for the plan")
         setup = validator_setup(self.model, self.device, self.suspects, options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
-        for line in plan_lines(setup, work, options, sample, self.forward_batch):
-            session.tell(line)
+        tell_plan_of_verdict(setup, work, options, sample, self.forward_batch, session)
 
     def _trusted(self, node: NodeClient, work: Workload) -> Truth:
         truth, name = truth_of_node(node, work, self.forward_batch), self.engine or node.url
