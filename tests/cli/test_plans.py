@@ -112,7 +112,13 @@ def test_without_a_plan_something_has_to_be_judged(
     options = ["--model", str(config), "--calibration", str(calibrated)]
     refused = CliRunner().invoke(app, [command, *options])
     assert refused.exit_code == 3
-    assert "only --plan needs n" in refused.output
+    assert "only --plan needs none" in " ".join(refused.output.split())
+
+
+def test_a_challenge_needs_a_calibration(config: Path) -> None:
+    refused = CliRunner().invoke(app, ["challenge", "http://x", "--model", str(config)])
+    assert refused.exit_code == 3
+    assert "give --calibration" in refused.output
 
 
 @pytest.fixture

@@ -58,7 +58,10 @@ def seconds_of(text: str) -> float:
 @app.command("challenge", cls=VerdictCommand)
 def command(
     url: Annotated[
-        str | None, typer.Argument(help="The node, or a fleet. --plan needs none.")
+        str | None,
+        typer.Argument(
+            callback=options.needed_without_plan, help="The node, or a fleet. --plan needs none."
+        ),
     ] = None,
     *,
     model: Annotated[Path, typer.Option(help="The checkpoint that it claims to serve.")],
@@ -109,8 +112,8 @@ def command(
         --every 10m --deadline 20 --json challenges.json
     """
     with open_session(EXIT_NO_VERDICT) as session:
-        if not plan and None in (url, calibration):
-            raise LabError("give the node's URL and --calibration; only --plan needs neither")
+        if not plan and calibration is None:
+            raise LabError("give --calibration, as `calibrate noise` writes it; --plan needs none")
         tally = challenge.Tally(str(url))
         try:
             with session.interrupts.allowed():

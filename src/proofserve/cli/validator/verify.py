@@ -65,7 +65,8 @@ def command(
     source: Annotated[
         str | None,
         typer.Argument(
-            help="A JSON file, a file of `proofserve receive`, or a node's URL. --plan needs none."
+            callback=options.needed_without_plan,
+            help="A JSON file, a file of `proofserve receive`, or a node's URL. --plan needs none.",
         ),
     ] = None,
     open_url: Annotated[
@@ -221,7 +222,7 @@ def command(
         with session.interrupts.allowed():
             session.line.step(f"reading {source}" if source else "loading torch")
             if source is None:
-                claimed = _imagined(nonces or SAMPLE, seq_len, calibration, block_height, plan=plan)
+                claimed = _imagined(nonces or SAMPLE, seq_len, calibration, block_height)
             elif open_url is None:
                 claimed = _read(source, api_key, wanted)
             else:
@@ -272,16 +273,9 @@ def _end_with_plan(
 
 
 def _imagined(
-    nonces: int,
-    seq_len: int | None,
-    calibration: Path | None,
-    block_height: int | None,
-    *,
-    plan: bool,
+    nonces: int, seq_len: int | None, calibration: Path | None, block_height: int | None
 ) -> ClaimedArtifacts:
     """What a plan is about without a source: as many nonces of the usual length."""
-    if not plan:
-        raise LabError("give SOURCE, the artifacts to verify; only --plan needs none")
     usual = SEQ_LEN if seq_len is None and calibration is None else None
     return ClaimedArtifacts(
         "", "", tuple(range(nonces)), (), seq_len=usual, block_height=block_height or 0
