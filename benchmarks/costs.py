@@ -20,9 +20,9 @@ from proofserve.protocol import SEQ_LEN, SKETCH
 from proofserve.protocol.sketch import TWINS
 from proofserve.verifier.calibration_file import read
 from proofserve.verifier.costs import (
+    CostPlan,
     LayerSize,
     Rates,
-    VerificationPlan,
     duration,
     expected_passes,
     layer_size,
@@ -121,7 +121,7 @@ MACHINES: Final = (
 )
 
 
-def planned(model: PublishedModel) -> VerificationPlan:
+def planned(model: PublishedModel) -> CostPlan:
     """With the figures of the trained model's calibration, as if this model had the same."""
     bits = int(min(model.bits, model.of_experts or model.bits))
     names = [name for name in SUSPECTS if name == FP8_CACHE or weight_bits(name) < bits]
@@ -130,7 +130,7 @@ def planned(model: PublishedModel) -> VerificationPlan:
     options = JudgingOptions(threshold=calibration)
     passes = expected_passes(options, SAMPLE, (names, (str(OWN.kernels), *SERVED)), AT_ONCE)
     hidden = int(model.fields["hidden_size"])
-    return VerificationPlan(layers, hidden, passes, SAMPLE, TWINS, SEQ_LEN, FORWARD_BATCH)
+    return CostPlan(layers, hidden, passes, "nonces", TWINS, SEQ_LEN, FORWARD_BATCH)
 
 
 def rows() -> Iterator[str]:
@@ -152,7 +152,7 @@ def rows() -> Iterator[str]:
         yield f"| {' | '.join([*cells, *(_time(plan, each) for each in MACHINES)])} |"
 
 
-def _time(plan: VerificationPlan, machine: AssumedMachine) -> str:
+def _time(plan: CostPlan, machine: AssumedMachine) -> str:
     if plan.layer_memory > 0.9 * machine.room:
         return "no room for a layer"
     parts = plan.seconds(machine.rates)

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from lab.stub_node import stub_node
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
+from proofserve.cli.session import ProgressLine
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.verifier.calibration_file import read
@@ -59,10 +60,14 @@ def test_without_any_trusted_node_the_emulated_kernels_make_a_calibration(
 
 
 @pytest.mark.usefixtures("few_kernels")
-def test_a_cache_in_8_bits_is_honest_only_where_it_is_allowed(tiny: Path, tmp_path: Path) -> None:
-    out = tmp_path / "calibration.json"
+def test_a_cache_in_8_bits_is_honest_only_where_it_is_allowed(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, passed = tmp_path / "calibration.json", set[tuple[int, int]]()
+    monkeypatch.setattr(ProgressLine, "layer", lambda _line, *layer: passed.add(layer))
     made = run(tiny, *FEW, "--bank", "8", "--kv-cache", "fp8", "--out", out)
     assert made.exit_code == 0, made.output
+    assert passed == {(index, 6) for index in range(1, 7)}
     calibration = read(out)
     assert calibration.kv_dtype == "fp8"
     assert "KV cache in fp8" in calibration.honest.names

@@ -16,7 +16,7 @@ from support.pace import PACE
 
 
 @contextmanager
-def session_of(console: Console, log_every_s: float | None = None) -> Iterator[CommandSession]:
+def session_of(console: Console, log_every_s: float = 2.0) -> Iterator[CommandSession]:
     with Interrupts() as interrupts, ProgressLine(console, log_every_s) as line:
         yield CommandSession(console, interrupts, line)
 
@@ -52,24 +52,31 @@ def test_a_signal_ends_a_wait() -> None:
     assert caught.value.code == 128 + signal.SIGINT
 
 
-def lines_of(log_every_s: float | None) -> list[str]:
-    """What a log file gets of a step that counts, and of a rest."""
+def written_of(*, is_terminal: bool) -> str:
+    """What a reader gets of a step that counts, and of a rest."""
     written = io.StringIO()
-    with session_of(Console(file=written, width=200), log_every_s) as session:
+    console = Console(file=written, width=200, force_terminal=is_terminal)
+    with session_of(console, 0.05) as session:
         session.line.step("asking", 3)
         session.line.advance()
         session.line.layer(3, 28)
         deadline = time.monotonic() + 30.0 * PACE
-        while log_every_s and "layer 3 of 28" not in written.getvalue():
+        while "layer 3 of 28, 0 s" not in written.getvalue():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         session.line.rest("running")
         time.sleep(0.2)
-    return written.getvalue().splitlines()
+    return written.getvalue()
 
 
-def test_a_log_has_lines_of_a_long_step_if_the_command_wants_them() -> None:
-    assert lines_of(None) == ["asking ...", "running ..."]
-    first, *longer, last = lines_of(0.05)
+def test_a_log_has_lines_of_a_long_step_until_there_is_nothing_more_to_say() -> None:
+    first, *longer, last = written_of(is_terminal=False).splitlines()
     assert (first, last) == ("asking ...", "running ...")
     assert set(longer) == {"asking (1 of 3, layer 3 of 28, 0 s) ..."}
+
+
+def test_a_terminal_shows_how_old_a_step_is_in_one_line() -> None:
+    shown = written_of(is_terminal=True)
+    assert "asking (1 of 3, layer 3 of 28, 0 s) ..." in shown
+    assert "running ..." in shown
+    assert shown.count("\n") <= 1

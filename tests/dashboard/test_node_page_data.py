@@ -79,6 +79,23 @@ async def test_a_fresh_node_is_idle_and_offers_a_start() -> None:
         assert answer.status_code == 200, answer.text
 
 
+async def test_the_form_leaves_the_number_of_values_to_the_scheme_that_is_chosen() -> None:
+    async with watched(scheme=None) as node:
+        await node.server.post("/init/generate", ORDER)
+        await node.server.post("/stop")
+        for values in (64, 32):
+            (start,) = (await node.snapshot()).actions
+            chosen = {} if values == 64 else {"params.k_dim": values}
+            await perform(node.server, start, scheme="sketch-v2", **chosen)
+            assert (await node.server.status())["config"]["k_dim"] == values
+            await node.server.post("/stop")
+        # A number that was chosen stays.
+        (start,) = (await node.snapshot()).actions
+        await perform(node.server, start)
+        assert (await node.server.status())["config"]["k_dim"] == 32
+        await node.server.post("/stop")
+
+
 async def test_chat_waits_for_long_forwards_only_while_there_are_any() -> None:
     async with watched() as node:
         seen = await node.server.engine.gauges()

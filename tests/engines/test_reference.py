@@ -49,10 +49,15 @@ def test_it_is_the_last_hidden_state_of_the_checkpoint(tiny: Path, network: Netw
     assert np.array_equal(values(network, range(4)), expected)
 
 
-def test_a_vector_does_not_depend_on_its_mates(network: Network) -> None:
+def test_a_vector_depends_on_its_mates_by_the_order_of_sums_alone(
+    small_models: SmallModels,
+) -> None:
+    network = load(small_models.get("qwen3"), "float32", "cpu")
     alone = [values(network, [nonce])[0] for nonce in (5, 3, 900)]
     together = values(network, [7, 900, 1, 5, 2, 3])
-    assert np.array_equal(together[[3, 5, 1]], np.array(alone))
+    # float32 rounds by 2^-24. Two orders of a sum of n numbers differ by 2 n of these at most; the
+    # model has six layers, whose sums have up to 512 numbers. A mate's state would be 0.1 away.
+    assert np.abs(together[[3, 5, 1]] - np.array(alone)).max() < 6 * 2 * 512 * 2**-24
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama", "gemma3"])

@@ -14,7 +14,7 @@ from proofserve.cli.main import app
 from proofserve.engines.checkpoints import CheckpointFiles
 from proofserve.engines.reference.forward import states
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.verifier.costs import VerificationPlan, expected_passes, layer_size
+from proofserve.verifier.costs import CostPlan, expected_passes, layer_size
 from proofserve.verifier.judges import OWN, PUBLISHED, BankRun
 from proofserve.verifier.judging import COUNT, DIRECTION, GivenThreshold, JudgingOptions
 from proofserve.verifier.rates import disk_rate
@@ -34,7 +34,7 @@ def test_operations_are_those_that_torch_counts() -> None:
     network = network_of("qwen3", head_dim=16)
     config, shapes = network.config, network.shapes
     layers = [layer_size(each, config, 0) for each in shapes]
-    plan = VerificationPlan(layers, config.hidden_size, [], 1, 1, SEQ_LEN, 1)
+    plan = CostPlan(layers, config.hidden_size, [], "nonces", 1, SEQ_LEN, 1)
     with FlopCounterMode(display=False) as counted:
         states(network, torch.randn(1, SEQ_LEN, config.hidden_size))
     # Torch does not count attention's kernel on a processor.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Literal
+from typing import Final, Literal
 
 from fastapi import APIRouter, Request
 
@@ -358,12 +358,15 @@ def offered(deployment: Deployment, status: Status) -> tuple[ActionOffer, ...]:
     return (_CONTINUE, start) if is_distance else (start,)
 
 
+_DIMENSIONS: Final = "Dimensions; if empty, those of the scheme"
+
+
 def _start(deployment: Deployment, last: RoundSpec | None) -> ActionOffer:
     """Start a round of artifacts: as the last one was, or with values that fit the deployment."""
     engine_info = deployment.engine_info
     seq_len = deployment.seq_len or min(SEQ_LEN, engine_info.max_seq_len)
     scheme = deployment.scheme or DEFAULT_SCHEME
-    k_dim = deployment.k_dim or default_k_dim(scheme)
+    k_dim = deployment.k_dim
     block_hash, height, key, node_id, node_count = "", 0, "", 0, 1
     body: dict[str, object] = {}
     if last is not None:
@@ -374,7 +377,8 @@ def _start(deployment: Deployment, last: RoundSpec | None) -> ActionOffer:
             body = {"group_id": last.lane.group_id, "n_groups": last.lane.n_groups}
         if last.target is None:
             wire = last.work.scheme.to_wire()
-            scheme, k_dim, seq_len = str(wire["name"]), int(wire["k_dim"]), last.work.seq_len
+            scheme, seq_len = str(wire["name"]), last.work.seq_len
+            k_dim = None if wire["k_dim"] == default_k_dim(scheme) else int(wire["k_dim"])
             body |= {"commit": "roots" if last.commits_roots else "vectors"}
     return ActionOffer(
         id="start",
@@ -391,7 +395,7 @@ def _start(deployment: Deployment, last: RoundSpec | None) -> ActionOffer:
             _needed("node_count", "Nodes", node_count),
             _needed("scheme", "Scheme", scheme),
             _needed("params.seq_len", "Tokens per nonce", seq_len),
-            _needed("params.k_dim", "Dimensions", k_dim),
+            ActionField(name="params.k_dim", label=_DIMENSIONS, kind="integer", value=k_dim),
             ActionField(name="url", label="Callback URL; without one, results stay in /results"),
         ),
     )

@@ -37,6 +37,7 @@ from proofserve.api.status import pow_status
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, check_nonces, draw
+from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import Measure
 from proofserve.rounds.records import RoundSpec
@@ -125,7 +126,7 @@ async def _configure(
     of_engine = None
     with contextlib.suppress(EngineFault, EngineGone):
         of_engine = (await node.manager.engine_gauges()).warning
-    warning = joined(of_url, of_engine)
+    warning = joined(of_url, cost_of_few_values(spec.work.scheme), of_engine)
     more = {} if warning is None else {"warning": warning}
     if isinstance(body, schemas.DistanceRoundRequest):
         return await _ok(node) | more
@@ -176,7 +177,8 @@ async def generate(
     if caller.role is Role.VALIDATOR:
         _require_challenge(body, node.deployment)
     job = translate.job(body, node.deployment)
-    warning = await translate.url_warning("url", job.url, node.deployment)
+    of_url = await translate.url_warning("url", job.url, node.deployment)
+    warning = joined(of_url, cost_of_few_values(job.work.scheme))
     more = {"warning": warning} if warning else {}
     await require_engine(node)
     if not body.wait:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from proofserve.api.node import Deployment, Node, joined
+from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.records import Winner
 from proofserve.rounds.status import EngineGauges, ReceiptGauges, RoundStats, Status
@@ -35,7 +36,11 @@ async def status_of(node: Node) -> NodeStatusResponse:
         scheme=node.deployment.scheme,
         paused_reason=status.paused_reason,
         error=status.error,
-        warning=joined(of_url, engine and engine.warning),
+        warning=joined(
+            of_url,
+            cost_of_few_values(spec.work.scheme) if spec else None,
+            engine and engine.warning,
+        ),
         cores=list(status.cores),
         lanes=status.lanes,
         queue=status.queue,

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from proofserve.cli import recompute
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
-from proofserve.cli.session import EXIT_FAILED, LOG_EVERY_S, CommandSession, open_session
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.verify import COLOURS
 from proofserve.lab.chats import Call, Reply, ask_all, chat, chats
 from proofserve.lab.host import quick_dtype
@@ -79,7 +79,7 @@ def demo(dtype: DemoDtype = None) -> None:
     Needs no network, no GPU and no settings, and leaves no process running.
     """
     served = dtype or quick_dtype()
-    with open_session(log_every_s=LOG_EVERY_S) as session:
+    with open_session() as session:
         session.line.step("writing two small models, unless they are in the cache")
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
         deployment = ServerOptions(mine, MODEL.name, receipts=True, dtype=served)

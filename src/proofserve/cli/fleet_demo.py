@@ -20,7 +20,7 @@ from rich.table import Column, Table
 
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import DemoDtype, ServerOptions, scratch_folder, served_in, small_server
-from proofserve.cli.session import EXIT_FAILED, LOG_EVERY_S, CommandSession, open_session
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.host import ServedDtype, quick_dtype
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -85,7 +85,7 @@ def demo(
     Needs no network, no GPU and no settings, and leaves no process running.
     """
     served = dtype or quick_dtype()
-    with open_session(log_every_s=LOG_EVERY_S) as session, scratch_folder() as folder:
+    with open_session() as session, scratch_folder() as folder:
         session.line.step("writing a small model, and a copy with weights in 4 bits")
         honest, cheap = checkpoint(MODEL), folder / "4-bits"
         # Loading torch takes seconds, and --help must not wait for it.
@@ -309,7 +309,7 @@ class DemoProcesses:
         os.setpriority(os.PRIO_PGRP, server.process.pid, NICE)
 
     def _running(self, name: str, command: ServerCommand, port: int, log: Path) -> Server:
-        running = running_server(command, port, log, self.session.waiting)
+        running = running_server(command, port, log, self.session.interrupts.check)
         server = self._stack.enter_context(running)
         self._alive[name] = server.process, log
         return server

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from proofserve.cli.session import open_session
 from proofserve.lab.report import LabError
 from proofserve.models.trained import CALIBRATIONS, DENSE, TRAINED_MODELS, TrainedModel
 from proofserve.protocol import SKETCH
@@ -63,20 +63,15 @@ def new(
     proofserve model new ./trained --arch trained
     proofserve serve ./trained --enable-poc --enforce-eager --max-model-len 2048
     """
-    console = Console()
-    if arch in TRAINED_MODELS and (size, seed) != (None, None):
-        console.print("[red]--size, --seed: the trained model has one size and no seed[/red]")
-        raise typer.Exit(2)
-    try:
-        with console.status(f"writing {arch} to {directory} ..."):
-            summary = _written(directory, arch, size or "tiny", seed or 0)
-    except (ValueError, FileExistsError) as error:
-        console.print(f"[red]{error}[/red]")
-        raise typer.Exit(2) from error
-    console.print(
-        f"{summary.path}: {summary.arch} {summary.size}, "
-        f"{summary.parameters / 1e6:.1f}M parameters, {summary.bytes / 1e6:.1f} MB"
-    )
+    with open_session() as session, session.interrupts.allowed():
+        if arch in TRAINED_MODELS and (size, seed) != (None, None):
+            raise LabError("--size, --seed: the trained model has one size and no seed")
+        session.line.step(f"writing {arch} to {directory}")
+        summary = _written(directory, arch, size or "tiny", seed or 0)
+        session.tell(
+            f"{summary.path}: {summary.arch} {summary.size}, "
+            f"{summary.parameters / 1e6:.1f}M parameters, {summary.bytes / 1e6:.1f} MB"
+        )
 
 
 def _written(directory: Path, arch: str, size: str, seed: int) -> "ModelSummary":
@@ -116,34 +111,43 @@ class Checkpoint:
     folder: Path
 
 
-def checkpoint_named(name: str, size: str) -> Checkpoint:
+def checkpoint_named(name: str, size: str, *, for_plan: bool = False) -> Checkpoint:
     """A small model by its name, written if it is missing, or the checkpoint in a folder.
 
-    Raises LabError for any other name, and ValueError as ``checkpoint``.
+    A plan writes none, and may be of a configuration's file. Raises LabError for any other name,
+    and ValueError as ``checkpoint``.
     """
     if name in {*NAMES, *SEEDS}:
         small = SmallModel(name, size)
+        if for_plan and not _folder(small).exists():
+            raise LabError(
+                f"--plan: {name} is not in the cache, and a plan writes nothing; give a folder, as"
+                f" `proofserve model new` writes it"
+            )
         return Checkpoint(small.name, checkpoint(small))
-    if not Path(name).is_dir():
+    path = Path(name)
+    if not (path.is_dir() or (for_plan and path.is_file())):
         raise LabError(f"{name!r} is not a folder, and not one of {', '.join(NAMES)}")
-    return Checkpoint(Path(name).absolute().name, Path(name))
+    return Checkpoint(path.absolute().name, path)
 
 
 def checkpoint(model: SmallModel) -> Path:
     """Its folder, written if it is missing. Raises ValueError for an unknown kind or size."""
-    seed = model.weights_seed
-    is_trained = model.arch in TRAINED_MODELS
-    of_weights = model.arch if is_trained else f"{model.family}-{model.size}-{seed}"
-    folder = cache_folder() / f"{of_weights}-{_recipe()}"
-    if folder.exists():
+    if (folder := _folder(model)).exists():
         return folder
     try:
-        _written(folder, model.family, model.size, seed)
+        _written(folder, model.family, model.size, model.weights_seed)
     except OSError:
         # Another process may have written it first; folders appear only when they are complete.
         if not folder.is_dir():
             raise
     return folder
+
+
+def _folder(model: SmallModel) -> Path:
+    is_trained = model.arch in TRAINED_MODELS
+    seeded = f"{model.family}-{model.size}-{model.weights_seed}"
+    return cache_folder() / f"{model.arch if is_trained else seeded}-{_recipe()}"
 
 
 def trained_calibration(

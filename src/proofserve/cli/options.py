@@ -10,6 +10,13 @@ from proofserve.lab.records import AnyWork, DistanceWork, work_of_scheme
 from proofserve.protocol import ARTIFACT_K_DIM, SKETCH_K_DIM
 from proofserve.verifier.calibration_file import NETWORK_P_MISMATCH
 
+
+def needed_without_plan(ctx: typer.Context, value: str | None) -> str | None:
+    if value is None and not ctx.params["plan"]:
+        raise typer.BadParameter("it is missing, and only --plan needs none")
+    return value
+
+
 Url = Annotated[str | None, typer.Option(help="Use this running server; start none.")]
 Name = Annotated[
     str | None, typer.Option("--model", help="With --url: the model's name; the first if unset.")
@@ -55,9 +62,19 @@ DistThreshold = Annotated[
     float | None,
     typer.Option(help="L2 distance beyond which a vector is a mismatch, measured for this model."),
 ]
-_CALIBRATION = typer.Option(help="A file of `calibrate noise --out`; it must be of this model.")
-Calibration = Annotated[Path | None, _CALIBRATION]
-NeededCalibration = Annotated[Path, _CALIBRATION]
+Calibration = Annotated[
+    Path | None, typer.Option(help="A file of `calibrate noise --out`; it must be of this model.")
+]
+Plan = Annotated[
+    bool,
+    typer.Option(
+        "--plan",
+        # What only a plan can do without asks whether it is one.
+        is_eager=True,
+        help="Only say what it will cost here: bytes, memory, time. Writes nothing; a model's"
+        " config.json will do.",
+    ),
+]
 Suspects = Annotated[
     list[Path] | None,
     typer.Option(help="A checkpoint that a cheating node may serve, beside the bank of suspects."),

@@ -11,14 +11,16 @@ import numpy as np
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
+from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work, vectors_of
 from proofserve.lab.report import LabError
-from proofserve.protocol import DEFAULT_SCHEME
+from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2, default_k_dim
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
+from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
@@ -125,8 +127,15 @@ def workload_of(order: Work) -> Workload:
     return Workload(scheme, block, order.public_key, order.seq_len)
 
 
-def calibrated_order(measured: CalibrationFile) -> Work:
-    """An order of what the calibration holds for."""
+def warn_of_few_values(work: Workload, session: CommandSession) -> None:
+    if (warning := cost_of_few_values(work.scheme)) is not None:
+        session.tell(warning, "yellow")
+
+
+def calibrated_order(measured: CalibrationFile | None) -> Work:
+    """An order of what the calibration holds for, or of what tells most without one."""
+    if measured is None:
+        return Work("", k_dim=default_k_dim(SKETCH_2), scheme=SKETCH_2)
     return Work(
         model="",
         seq_len=measured.seq_len,
@@ -365,13 +374,9 @@ class EngineOptions:
         """Tell what vectors of up to ``most`` nonces cost; None for all. Raises as ``report``."""
         if self.model is None:
             raise LabError("--plan: it is about a checkpoint; give --model")
-        with reference_extra():
-            from proofserve.verifier.rates import plan_lines  # noqa: PLC0415 - as above
-        session.line.step("measuring how fast this machine is, for the plan")
         setup = validator_setup(self.model, self.device, self.suspects, options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
-        for line in plan_lines(setup, work, options, sample, self.forward_batch):
-            session.tell(line)
+        tell_plan_of_verdict(setup, work, options, sample, self.forward_batch, session)
 
     def _trusted(self, node: NodeClient, work: Workload) -> Truth:
         truth, name = truth_of_node(node, work, self.forward_batch), self.engine or node.url

@@ -148,7 +148,7 @@ def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[Node
         command, log = small_server(deployment, folder), folder / "server.log"
         try:
             with (
-                running_server(command, free_port(), log, session.waiting) as server,
+                running_server(command, free_port(), log, session.interrupts.check) as server,
                 NodeClient(server.url) as node,
                 session.interrupts.allowed(),
             ):

@@ -31,7 +31,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # How long a demo waits while nothing moves. A busy processor without bf16 instructions may take a
 # minute for one forward of many nonces.
 STILL_S: Final = 180.0
-# How often a log file gets a line about a step of a demo.
+# How often a reader sees for how long a step has run.
 LOG_EVERY_S: Final = 2.0
 _POLL_S: Final = 0.2
 
@@ -84,26 +84,24 @@ class Interrupts:
 
 
 class ProgressLine(Progress):
-    """Shows the current step: one changing line on a terminal, one line per step in a log file.
+    """Shows the current step, and each ``log_every_s`` seconds how far and how old it is.
 
-    With ``log_every_s`` a log file gets a line about a longer step each so many seconds.
+    On a terminal that is one changing line, in a log file a line each time.
     """
 
-    def __init__(self, console: Console, log_every_s: float | None = None) -> None:
+    def __init__(self, console: Console, log_every_s: float = LOG_EVERY_S) -> None:
         self._console = console
         self._status = console.status("")
         self._text = self._reached = ""
         self._total: int | None = None
         self._done = 0
         self._began = time.monotonic()
-        self._log_every_s = None if console.is_terminal else log_every_s
+        self._log_every_s = log_every_s
         self._ended = threading.Event()
-        self._logging = threading.Thread(target=self._log, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
         self._status.start()
-        if self._log_every_s is not None:
-            self._logging.start()
+        threading.Thread(target=self._repeat, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -118,9 +116,9 @@ class ProgressLine(Progress):
             self._console.print(f"{text} ...")
 
     def rest(self, text: str) -> None:
-        """Begin a step about which there is nothing more to say in a log file."""
+        """Begin a wait about which there is nothing more to say."""
         self.step(text)
-        self._ended.set()
+        self._text = ""
 
     def advance(self) -> None:
         self._done += 1
@@ -138,15 +136,15 @@ class ProgressLine(Progress):
         self._reached = text
         self._status.update(f"{self._text} ({text}) ...")
 
-    def seconds(self, elapsed: float) -> None:
-        self._status.update(f"{self._text} ({elapsed:.0f} s) ...")
-
-    def _log(self) -> None:
+    def _repeat(self) -> None:
         while not self._ended.wait(self._log_every_s):
             seconds = time.monotonic() - self._began
-            if self._text and seconds >= (self._log_every_s or 0.0):
-                reached = f"{self._reached}, " if self._reached else ""
-                line = f"{self._text} ({reached}{seconds:.0f} s) ..."
+            if not self._text or seconds < self._log_every_s:
+                continue
+            reached = f"{self._reached}, " if self._reached else ""
+            line = f"{self._text} ({reached}{seconds:.0f} s) ..."
+            self._status.update(line)
+            if not self._console.is_terminal:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -165,11 +163,6 @@ class CommandSession:
         """Print a line of a demo."""
         line = f"[bold]{label:9}[/bold] {escape(text)}"
         self.console.print(line, highlight=False, soft_wrap=True)
-
-    def waiting(self, seconds: float) -> None:
-        """Show for how long a server has been starting. Raises SystemExit after a signal."""
-        self.interrupts.check()
-        self.line.seconds(seconds)
 
     def wait_while_moving(
         self,
@@ -198,7 +191,7 @@ class CommandSession:
 
 @contextmanager
 def open_session(
-    exit_code: int = EXIT_ERROR, log_every_s: float | None = None
+    exit_code: int = EXIT_ERROR, log_every_s: float = LOG_EVERY_S
 ) -> Iterator[CommandSession]:
     """The session of one command. Prints expected errors and ends with ``exit_code``."""
     console = Console()

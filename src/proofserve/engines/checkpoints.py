@@ -173,14 +173,21 @@ def _header(file: Path) -> dict[str, tuple[dict[str, Any], range]]:
 class CheckpointFiles:
     """The tensors of a checkpoint by name; ``places`` has the file of each and where its bytes lie.
 
-    Raises CheckpointError for files that do not fit each other.
+    Raises CheckpointError for files that do not fit each other, and where they are ``needed`` for
+    missing ones; else there are no tensors then.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, needed: bool = True) -> None:
         self._path = path
         self._opened: dict[Path, Any] = {}
         self.places: dict[str, tuple[Path, range]] = {}
-        for file in _files(path):
+        try:
+            files = _files(path)
+        except CheckpointError:
+            if needed:
+                raise
+            files = []
+        for file in files:
             with named_errors(file):
                 self._opened[file] = safe_open(file, "pt", backend="pread")
             for name, (_, where) in _header(file).items():

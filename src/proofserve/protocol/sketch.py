@@ -59,6 +59,18 @@ class SketchScheme(Scheme):
         return SketchBlock(self, block, model, device)
 
 
+def cost_of_few_values(scheme: Scheme) -> str | None:
+    """What a sketch of fewer values than the default costs its validators; None for any other."""
+    if not isinstance(scheme, SketchScheme) or scheme.k_dim >= SKETCH_K_DIM:
+        return None
+    times = SKETCH_K_DIM / scheme.k_dim
+    return (
+        f"k_dim {scheme.k_dim}: distances of such sketches spread {math.sqrt(times):.1f} times as"
+        f" far as with the default of {SKETCH_K_DIM}, so a verdict needs some {times:.1f} times as"
+        " many nonces"
+    )
+
+
 class SketchBlock(BlockScheme):
     reads_every_position = True
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
+from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.rounds.computation import Computation, NonceLimit, self_check, winners_among
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.generation import Generation
@@ -171,6 +172,8 @@ class RoundManager(NodeManager):
     async def _configure(self, move: Move, spec: RoundSpec) -> None:
         async with self._changing:
             state = self._step(move)
+            if (warning := cost_of_few_values(spec.work.scheme)) is not None:
+                _logger.warning("round %s: %s", spec.round_id, warning)
             await self._fit(spec)
             configured = _Round(spec, Counters(self._clock, self.totals))
             if state is State.GENERATING:

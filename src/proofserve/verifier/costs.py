@@ -1,7 +1,7 @@
-"""What a verification costs, known before it computes: bytes, operations, memory, time.
+"""What a verdict, a calibration or an audit costs, before it computes: bytes, memory, time.
 
-It is planned as of an honest node, by the tests themselves, and by the sizes of layers, of which
-only the headers of files are read.
+A verdict is planned as of an honest node, by the tests themselves. Of layers only the sizes are
+read, from the headers of files or from the configuration.
 """
 
 from collections import Counter
@@ -13,9 +13,11 @@ from torch import nn
 
 from proofserve.engines.reference.routers import has_stacked_experts
 from proofserve.engines.reference.suspects import FP8_CACHE
+from proofserve.rounds.computation import chunks
 from proofserve.verifier.direction import REACH_NONCES
 from proofserve.verifier.judges import PUBLISHED, BankRun
 from proofserve.verifier.judging import COUNT, DIRECTION, JudgingOptions, tests_of
+from proofserve.verifier.noise import AT_ONCE, MeasuringPlan
 from proofserve.verifier.verification import FIRST_CHUNK, nonces_needed
 
 # Runs of a pass through the layers, and of how many nonces each is.
@@ -82,17 +84,17 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class VerificationPlan:
-    """The passes of a verification of an honest node; ``sequences`` are those of one nonce.
+class CostPlan:
+    """Passes through the layers; ``sequences`` are those of one nonce.
 
-    ``kept`` says that layers stay in memory once they were read. ``others`` are the bytes of
-    suspects that are checkpoints. ``sample`` is the most nonces that are recomputed.
+    ``about`` says what its nonces are for. ``kept`` says that layers stay in memory once they were
+    read. ``others`` are the bytes of suspects that are checkpoints.
     """
 
     layers: Sequence[LayerSize]
     hidden: int
     passes: Sequence[Pass]
-    sample: int
+    about: str
     sequences: int
     seq_len: int
     forward_batch: int
@@ -113,7 +115,8 @@ class VerificationPlan:
 
     @property
     def nonces(self) -> int:
-        return sum(each[PUBLISHED] for each in self.passes)
+        """Those whose true vectors are computed."""
+        return sum(each.get(PUBLISHED, 0) for each in self.passes)
 
     @property
     def runs(self) -> Mapping[str, int]:
@@ -160,13 +163,14 @@ class VerificationPlan:
 
     def seconds(self, rates: Rates, *, cached: bool = False) -> dict[str, float]:
         """Of each kind of work. ``cached``: the system keeps what was read once."""
-        runs = self.runs
-        emulated = runs["own runs"]
+        every = [pair for each in self.passes for pair in each.items()]
+        emulated = sum(nonces for run, nonces in every if run.kernels is not None)
+        exact = sum(self.runs.values()) - emulated
         filled = sum(each.weights for each in self.layers) * len(self.passes)
         often = 1 if cached or self.kept else len(self.passes)
         later = self.read_bytes - (1 if self.kept else len(self.passes)) * self.pass_bytes
         return {
-            "products": self.operations(runs["truth"] + runs["suspects"]) / rates.products
+            "products": self.operations(exact) / rates.products
             + self.operations(emulated) / rates.emulated,
             "rounding suspects": self.rounded_weights / rates.rounded,
             "reading": (often * self.pass_bytes + later) / rates.read
@@ -177,9 +181,8 @@ class VerificationPlan:
         """The plan in words; ``hashed`` bytes are read once for the digest of the weights."""
         runs = self.runs
         yield (
-            f"plan: {self.nonces} of {self.sample} nonces until an honest node is cleared"
-            f" ({self.sequences * self.seq_len} tokens each), in {len(self.passes)} passes through"
-            f" {len(self.layers)} layers"
+            f"plan: {self.nonces} {self.about} ({self.sequences * self.seq_len} tokens each),"
+            f" in {len(self.passes)} passes through {len(self.layers)} layers"
         )
         often = "once" if self.kept else f"in each of {len(self.passes)} passes"
         cache = ", later from memory" if cached and not self.kept else ""
@@ -243,3 +246,32 @@ def expected_passes(
         references, unknown = references[:1], ()
         done, size = done + nonces, min(2 * size, at_once)
     return passes
+
+
+# Suspects, emulated kernels, and those of the kernels that a run is judged beside.
+BankNames = tuple[Sequence[str], Sequence[str], Sequence[str]]
+
+
+def measuring_passes(plan: MeasuringPlan, bank: BankNames) -> list[Pass]:
+    """The passes of a calibration."""
+    names, kernels, references = bank
+    first, few = len(plan.nonces[: plan.bank]), len(plan.nonces[: plan.emulated])
+    passes: list[Pass] = [{PUBLISHED: len(plan.nonces)}]
+    passes += [{BankRun(name): first} for name in names if first]
+    for kernel in kernels:
+        nonces = len(plan.nonces) if kernel in references else few
+        passes += _in_parts(BankRun(kernels=kernel), nonces)
+    return passes
+
+
+def audit_passes(nonces: int, bank: BankNames, attacks: Sequence[str]) -> list[Pass]:
+    """At most the passes of an audit: some ``attacks`` compute less than a whole forward."""
+    names, kernels, _ = bank
+    honest = [PUBLISHED, *(BankRun(kernels=each) for each in kernels)]
+    cheats = [BankRun(each, kernels[0]) for each in attacks]
+    predicted: list[Pass] = [{BankRun(name): nonces} for name in names]
+    return predicted + [each for run in (*honest, *cheats) for each in _in_parts(run, nonces)]
+
+
+def _in_parts(run: BankRun, nonces: int) -> list[Pass]:
+    return [{run: len(part)} for part in chunks(range(nonces), AT_ONCE)]

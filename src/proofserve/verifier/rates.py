@@ -1,4 +1,4 @@
-"""How fast this machine verifies a checkpoint: measured in about a second, without its weights."""
+"""How fast this machine computes a checkpoint: measured in about a second, without its weights."""
 
 import os
 import resource
@@ -18,14 +18,12 @@ from proofserve.engines.checkpoints import digest_is_kept
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.engine import require_length
 from proofserve.engines.reference.forward import NetworkForward, last_states
-from proofserve.engines.reference.network import Network, load_unread
+from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.suspects import rounding_of
 from proofserve.lab.host import GIB, memory_gib
-from proofserve.lab.report import LabError
 from proofserve.rounds.records import Workload
-from proofserve.verifier.costs import FLOAT32, Rates, VerificationPlan, expected_passes, layer_size
+from proofserve.verifier.costs import FLOAT32, CostPlan, Pass, Rates, layer_size
 from proofserve.verifier.judges import PUBLISHED, BankRun
-from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, size_of
 
 # A layer of at most so many bytes in float32 is timed itself, a larger one by bare products.
@@ -38,11 +36,10 @@ _ROUNDED, _ROW = 2**20, 1024
 _FILLED: Final = 2**24
 # Bytes that are read to be timed, so many at once, and the seconds after which that ends.
 _READ, _AT_ONCE, _READ_S = 2**28, 2**24, 0.5
+_TORCH: Final = Path(torch.__file__).parent / "lib"
 
 
-def measured_rates(
-    plan: VerificationPlan, network: Callable[[BankRun], Network], folder: Path
-) -> Rates:
+def measured_rates(plan: CostPlan, network: Callable[[BankRun], Network], folder: Path) -> Rates:
     """The rates of ``plan``. ``network`` gives what computes a run, the files are in ``folder``."""
     published = network(PUBLISHED)
     if FLOAT32 * plan.layers[0].weights <= _TIMED_LAYER:
@@ -59,14 +56,15 @@ def measured_rates(
     return Rates(
         exact_rate,
         emulated_rate,
-        disk_rate(sorted(folder.glob("*.safetensors"))),
+        # Where the checkpoint is not there yet, the disk of torch's own files stands for its disk.
+        disk_rate(sorted(folder.glob("*.safetensors")) or sorted(_TORCH.glob("*.so"))),
         _FILLED / filling,
         _rounding_rate(plan, published.device),
     )
 
 
 def _emulated_rate(
-    plan: VerificationPlan, network: Callable[[BankRun], Network], layer: LayeredCheckpoint
+    plan: CostPlan, network: Callable[[BankRun], Network], layer: LayeredCheckpoint
 ) -> float | None:
     """Of all forwards in emulated kernels, some of which are slow; None for a plan without any."""
     nonces = Counter[BankRun]()
@@ -81,7 +79,7 @@ def _emulated_rate(
 
 @torch.inference_mode()
 def _layer_rate(
-    plan: VerificationPlan, network: Network, layer: LayeredCheckpoint, operations: float
+    plan: CostPlan, network: Network, layer: LayeredCheckpoint, operations: float
 ) -> float:
     """Operations a second of a batch in ``layer``, of about so many ``operations``."""
     positions = min(plan.seq_len, _TIMED_POSITIONS)
@@ -97,7 +95,7 @@ def _layer_rate(
     return alone.operations(nonces) / forward.seconds
 
 
-def _rounding_rate(plan: VerificationPlan, device: torch.device) -> float:
+def _rounding_rate(plan: CostPlan, device: torch.device) -> float:
     """Of a suspect that the plan has, on average."""
     names = {run.weights for each in plan.passes for run in each if run.weights}
     values = torch.randn(_ROUNDED // _ROW, _ROW, device=device)
@@ -148,26 +146,27 @@ def _read(file: Path, flags: int, most: int, until: float) -> int:
 
 
 def plan_lines(
-    setup: ValidatorSetup, work: Workload, options: JudgingOptions, sample: int, forward_batch: int
+    setup: ValidatorSetup,
+    work: Workload,
+    forward_batch: int,
+    passes_of: Callable[[CheckpointValidator], Sequence[Pass]],
+    about: str,
 ) -> Iterator[str]:
-    """What it costs to verify ``sample`` nonces of ``work``; no weights are read.
+    """What passes with nonces of ``work`` cost; no weights are read or needed, nothing is written.
 
-    Raises CheckpointError, EngineFault for too long sequences, LabError for an empty sample, and
-    as ``judges_of``.
+    Raises CheckpointError, EngineFault for too long sequences, and as ``passes_of``.
     """
-    if not sample:
-        raise LabError("there is no artifact to verify")
-    validator = CheckpointValidator(setup, load=load_unread)
+    validator = CheckpointValidator(replace(setup, unread=True))
     require_length(work, validator.published)
-    checkpoint, bank = validator.published.checkpoint, (validator.names, validator.references)
-    plan = VerificationPlan(
+    checkpoint = validator.published.checkpoint
+    plan = CostPlan(
         tuple(
             layer_size(layer, checkpoint.config, checkpoint.stored_bytes(index))
             for index, layer in enumerate(checkpoint.shapes)
         ),
         checkpoint.config.hidden_size,
-        expected_passes(options, sample, bank, validator.at_once(forward_batch)),
-        sample,
+        passes_of(validator),
+        about,
         work.scheme.sequences_per_nonce,
         work.seq_len,
         forward_batch,
@@ -178,5 +177,5 @@ def plan_lines(
         measured_rates(plan, validator.network, setup.model),
         cached=2 * plan.pass_bytes < memory_gib()[1] * GIB,
         in_use=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        hashed=0 if digest_is_kept(setup.model) else size_of(setup.model),
+        hashed=0 if digest_is_kept(setup.model) else size_of(setup.model) or plan.pass_bytes,
     )

@@ -23,7 +23,7 @@ from proofserve.engines.reference.kernels import (
     own_profile,
     with_kernels,
 )
-from proofserve.engines.reference.network import DTYPES, Network, load, weights_alone
+from proofserve.engines.reference.network import DTYPES, Network, load, load_unread, weights_alone
 from proofserve.engines.reference.reading import Chat, logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
@@ -68,7 +68,8 @@ class ValidatorSetup:
     """``served_dtype`` is that of honest nodes, None for the checkpoint's own.
 
     ``suspects`` are checkpoints beside the bank that is made from ``model``. With a ``kv_dtype`` of
-    fp8 nodes may keep keys and values so, and it is no suspect.
+    fp8 nodes may keep keys and values so, and it is no suspect. ``unread`` is for plans: ``model``
+    may be a configuration without weights.
     """
 
     model: Path
@@ -76,6 +77,7 @@ class ValidatorSetup:
     suspects: tuple[Path, ...] = ()
     served_dtype: str | None = None
     kv_dtype: str = KV_AUTO
+    unread: bool = False
 
     def serving_as(self, measured: CalibrationFile | None) -> Self:
         """As honest nodes of a calibration serve; itself without one."""
@@ -94,19 +96,14 @@ class CheckpointValidator:
     CheckpointError if a checkpoint cannot be used; the methods raise EngineFault.
     """
 
-    def __init__(
-        self,
-        setup: ValidatorSetup,
-        compute: Compute = _no_nonces,
-        load: Callable[[Path, str, str], Network] = load,
-    ) -> None:
+    def __init__(self, setup: ValidatorSetup, compute: Compute = _no_nonces) -> None:
         checkpoints = {folder.name: folder for folder in setup.suspects}
         self.forwards = 0
         self.suspects_s = 0.0
         self._setup = setup
         self._compute = compute
         self._others = checkpoints
-        self.published = load(setup.model, EXACT, setup.device)
+        self.published = (load_unread if setup.unread else load)(setup.model, EXACT, setup.device)
         allowed = {FP8_CACHE} if setup.kv_dtype == KV_FP8 else set()
         bank = (name for name in suspects_of(self.published) if name not in allowed)
         self.names = (*bank, *checkpoints)

@@ -133,12 +133,12 @@ def running_server(
     command: ServerCommand,
     port: int,
     log: Path,
-    waiting: Callable[[float], None] = lambda _seconds: None,
+    waiting: Callable[[], None] = lambda: None,
     still_s: float = STILL_S,
 ) -> Iterator[Server]:
     """Run a server until the context ends, in a process group that ends with it.
 
-    ``waiting`` hears about twice a second how long the start has taken. Raises ServerFailed if it
+    ``waiting`` is called about twice a second during the start. Raises ServerFailed if the server
     ended, or did neither answer nor compute for ``still_s`` seconds.
     """
     argv = (*command.argv, "--host", "127.0.0.1", "--port", str(port))
@@ -194,12 +194,11 @@ def processor_seconds(group: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _await_health(server: Server, waiting: Callable[[float], None], still_s: float) -> None:
-    started = moved_at = time.monotonic()
+def _await_health(server: Server, waiting: Callable[[], None], still_s: float) -> None:
+    moved_at = time.monotonic()
     computed = 0.0
     with httpx.Client(timeout=2.0) as client:
         while True:
-            elapsed = time.monotonic() - started
             if server.process.poll() is not None:
                 raise ServerFailed(_explain(server, f"ended with {server.process.returncode}"))
             # A slow machine may take many minutes; a server that waits for ever computes nothing.
@@ -213,7 +212,7 @@ def _await_health(server: Server, waiting: Callable[[float], None], still_s: flo
                     return
             except httpx.TransportError:
                 pass
-            waiting(elapsed)
+            waiting()
             time.sleep(0.5)
 
 

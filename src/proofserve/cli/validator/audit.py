@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -17,6 +17,7 @@ from proofserve.cli.session import (
     VerdictCommand,
     open_session,
 )
+from proofserve.cli.validator.plans import tell_plan
 from proofserve.lab.host import machine
 from proofserve.lab.report import Progress, write_json
 from proofserve.protocol import (
@@ -31,6 +32,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
+from proofserve.verifier.audit.attacks import attacks
 from proofserve.verifier.audit.audit import FEWEST, RUNS, Audit, AuditOptions, ConvictionRule, audit
 from proofserve.verifier.audit.deployment import PRUNED_EXPERTS, AuditSetup, CheckpointDeployment
 from proofserve.verifier.audit.report import AuditReport, page
@@ -41,7 +43,9 @@ from proofserve.verifier.calibration_file import (
     measured_threshold,
 )
 from proofserve.verifier.claims import vector_scheme
+from proofserve.verifier.costs import Pass, audit_passes
 from proofserve.verifier.judges import ALPHA
+from proofserve.verifier.validator import CheckpointValidator
 
 app = typer.Typer()
 
@@ -93,6 +97,7 @@ def command(
     ] = None,
     device: options.Device = "cpu",
     forward_batch: options.ForwardBatch = 8,
+    plan: options.Plan = False,
     json: options.Json = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the report as a web page to this file.")
@@ -123,6 +128,7 @@ def command(
     the model cannot be audited.
 
     \b
+    proofserve audit ./model --plan
     proofserve audit ./model --quick
     proofserve audit trained
     proofserve calibrate noise ./model --out calibration.json
@@ -131,10 +137,9 @@ def command(
     """
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        deployed = checkpoint_named(model, size)
-        threshold = None
-        if calibration is not None or dist_threshold is not None:
-            threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
+        deployed = checkpoint_named(model, size, for_plan=plan)
+        given = calibration is not None or dist_threshold is not None
+        threshold = measured_threshold(dist_threshold, calibration, p_mismatch) if given else None
         known = threshold if isinstance(threshold, CalibrationFile) else None
         if known is not None and dtype is not None:
             known.require_served(dtype, known.kv_dtype)
@@ -157,6 +162,8 @@ def command(
             threshold.dist_threshold if threshold else None,
             verifications,
         )
+        if plan:
+            _end_with_plan(setup, auditing.nonces, session)
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
         _require_fit(known, deployed, setup, deployment)
@@ -167,6 +174,23 @@ def command(
         report = AuditReport(found, deployment.price, facts, machine(), beside)
         _show(report, json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
+
+
+def _end_with_plan(setup: AuditSetup, nonces: int, session: CommandSession) -> NoReturn:
+    # Another checkpoint costs what random weights do.
+    deployment = CheckpointDeployment(replace(setup, unread=True, other=None))
+    cheats = [prover.name for prover in attacks(deployment, 0.0)]
+
+    def passes_of(of: CheckpointValidator) -> list[Pass]:
+        bank = deployment.names, of.kernels, of.references
+        both = setup.scheme.name in SKETCHES and deployment.mixes_experts
+        again = audit_passes(nonces, bank, [*PRUNED_EXPERTS]) if both else []
+        return [*audit_passes(nonces, bank, cheats), *again]
+
+    work = Workload(setup.scheme, Block("", 0), "", setup.seq_len)
+    about = f"nonces of each prover, {len(cheats)} of which cheat"
+    tell_plan(setup, work, setup.forward_batch, passes_of, about, session)
+    raise typer.Exit
 
 
 def _require_fit(

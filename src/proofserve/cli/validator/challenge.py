@@ -10,13 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from proofserve.cli import options, recompute
-from proofserve.cli.session import (
-    EXIT_NO_VERDICT,
-    LOG_EVERY_S,
-    CommandSession,
-    VerdictCommand,
-    open_session,
-)
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -62,10 +57,15 @@ def seconds_of(text: str) -> float:
 
 @app.command("challenge", cls=VerdictCommand)
 def command(
-    url: Annotated[str, typer.Argument(help="The node, or a fleet.")],
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            callback=options.needed_without_plan, help="The node, or a fleet. --plan needs none."
+        ),
+    ] = None,
     *,
     model: Annotated[Path, typer.Option(help="The checkpoint that it claims to serve.")],
-    calibration: options.NeededCalibration,
+    calibration: options.Calibration = None,
     nonces: Annotated[int, typer.Option(help="How many to ask for at a time.", min=1)] = NONCES,
     deadline: Annotated[
         float, typer.Option(help="Seconds within which the whole answer must come.", min=0.1)
@@ -85,6 +85,7 @@ def command(
     alpha: options.Alpha = ALPHA,
     beta: options.Beta = BETA,
     share: options.Share = None,
+    plan: options.Plan = False,
     json: options.Json = None,
 ) -> None:
     """Have a node compute nonces of a block that was drawn just now, and judge it.
@@ -105,26 +106,34 @@ def command(
     verdict names, for example three times those of an honest node.
 
     \b
+    proofserve challenge --plan --model ./model
     proofserve challenge http://node:8000 --model ./model --calibration calibration.json
     proofserve challenge http://node:8000 --model ./model --calibration calibration.json
         --every 10m --deadline 20 --json challenges.json
     """
-    with open_session(EXIT_NO_VERDICT, LOG_EVERY_S if every is None else None) as session:
-        tally = challenge.Tally(url)
+    with open_session(EXIT_NO_VERDICT) as session:
+        tally = challenge.Tally(str(url))
         try:
             with session.interrupts.allowed():
-                session.line.step(f"loading {model}")
-                measured = read(calibration)
+                measured = read(calibration) if calibration else None
                 judging = JudgingOptions((), alpha, beta, share, threshold=measured)
                 order = recompute.calibrated_order(measured)
                 work = recompute.workload_of(order)
+                recompute.warn_of_few_values(work, session)
                 setup = recompute.validator_setup(model, device, suspect, measured)
+                if plan:
+                    tell_plan_of_verdict(setup, work, judging, nonces, forward_batch, session)
+                    raise typer.Exit
+                session.line.step(f"loading {model}")
                 truth = recompute.truths_of_checkpoint(
                     setup, work, forward_batch, session.line.layer
                 )
                 digest = truth(work).weights_digest
-                measured.require(work, [model.name], checkpoint_shape(model), digest)
-                challenger = _Challenger(url, api_key, order, nonces, deadline, truth, judging)
+                if measured is not None:
+                    measured.require(work, [model.name], checkpoint_shape(model), digest)
+                challenger = _Challenger(
+                    tally.url, api_key, order, nonces, deadline, truth, judging
+                )
                 _challenge(challenger, tally, every, json, session)
         except SystemExit:
             # A signal ends a repeated challenge, and what it has found counts.
@@ -198,5 +207,5 @@ def _challenge(
             return
         if json is not None:
             write_json(json, tally.record())
-        session.line.step(f"{tally.text}; the next one is due after {every:g} s")
+        session.line.rest(f"{tally.text}; the next one is due after {every:g} s")
         time.sleep(max(0.0, began + every - time.monotonic()))

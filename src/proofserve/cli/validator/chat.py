@@ -309,7 +309,7 @@ def _watch(
                 half.replace(out)
             if verdict is SequentialResult.FRAUD:
                 break
-        session.line.step(f"{watch.chats} chats; the next check is in {every:g} s")
+        session.line.rest(f"{watch.chats} chats; the next check is in {every:g} s")
         time.sleep(max(0.0, min(began + every, until) - time.monotonic()))
     return verdict
 

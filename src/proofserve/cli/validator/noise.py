@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -12,11 +12,13 @@ from rich.table import Column, Table
 from proofserve.cli import options, recompute
 from proofserve.cli.model import NAMES, checkpoint_named
 from proofserve.cli.session import CommandSession, open_session
+from proofserve.cli.validator.plans import tell_plan
 from proofserve.lab.host import machine
 from proofserve.lab.records import BLOCK_HEIGHT, Work, vectors_of
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import (
     CalibrationFile,
     KernelFacts,
@@ -36,6 +38,10 @@ from proofserve.verifier.noise import (
 )
 from proofserve.verifier.populations import nearest
 from proofserve.verifier.target import write_noise
+
+if TYPE_CHECKING:
+    from proofserve.verifier.costs import Pass
+    from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 NONCES, EMULATED, BANK = 48, 24, 8
 
@@ -91,6 +97,7 @@ def noise(
     api_key: options.ApiKey = None,
     device: options.Device = "cpu",
     forward_batch: options.ForwardBatch = 8,
+    plan: options.Plan = False,
     json: options.Json = None,
     png: options.Png = None,
 ) -> None:
@@ -109,6 +116,7 @@ def noise(
     scheme, --seq-len and --k-dim: those of your rounds.
 
     \b
+    proofserve calibrate noise ./model --plan
     proofserve calibrate noise ./model --out calibration.json
     proofserve calibrate noise ./model --other http://a100:8000 --other http://h100:8000
         --out calibration.json
@@ -121,36 +129,68 @@ def noise(
         # Files say it; else this command has a default.
         tokens = seq_len if claimed.claims else seq_len or SEQ_LEN
         work = workload(claimed, WorkOptions(scheme, k_dim, tokens, None, stronger_rng))
+        recompute.warn_of_few_values(work, session)
+        measuring = MeasuringPlan(claimed.nonces, emulated, bank)
         session.line.step("writing a small model, unless it is in the cache")
-        checkpoint = checkpoint_named(model, size)
+        checkpoint = checkpoint_named(model, size, for_plan=plan)
+        if plan:
+            setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
+            _tell_plan(setup, work, forward_batch, measuring, session)
+            return
         task = recompute.ComparisonTask(work, claimed.nonces, checkpoint, forward_batch, api_key)
         runs = [recompute.run_engine(*each, task, session) for each in engines]
         if save is not None:
             _save(save, task, runs, session)
             return
         setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
-        validator = recompute.proof_validator(setup, work, forward_batch)
+        validator = recompute.proof_validator(setup, work, forward_batch, session.line.layer)
         with session.interrupts.allowed():
             sent = [_sent(task, *run) for run in runs]
             measured = honest_runs(sent, validator.truth(task.nonces))
-            plan = MeasuringPlan(claimed.nonces, emulated, bank)
             about = _about(task, kv_cache)
-            made = measured_calibration(validator, measured, plan, about, session.line)
+            made = measured_calibration(validator, measured, measuring, about, session.line)
             for file in add or ():
                 made = merged(made, read(file))
             made = checked(made, session.line, verifications)
         session.console.print(_table(made))
         for line in left_out_lines(made.left_out):
             session.console.print(line, soft_wrap=True)
-        if json is not None:
-            write_json(json, {**made.model_dump(), "machine": machine()})
-            session.console.print(f"figures written to {json}")
-        if png is not None:
-            write_noise(made, png)
-            session.console.print(f"histograms drawn to {png}")
-        if out is not None:
-            made.write(out)
-            session.console.print(f"calibration of {made.model} written to {out}", soft_wrap=True)
+        _write(made, json, png, out, session)
+
+
+def _write(
+    made: CalibrationFile,
+    json: Path | None,
+    png: Path | None,
+    out: Path | None,
+    session: CommandSession,
+) -> None:
+    if json is not None:
+        write_json(json, {**made.model_dump(), "machine": machine()})
+        session.console.print(f"figures written to {json}")
+    if png is not None:
+        write_noise(made, png)
+        session.console.print(f"histograms drawn to {png}")
+    if out is not None:
+        made.write(out)
+        session.console.print(f"calibration of {made.model} written to {out}", soft_wrap=True)
+
+
+def _tell_plan(
+    setup: "ValidatorSetup",
+    work: Workload,
+    forward_batch: int,
+    measuring: MeasuringPlan,
+    session: CommandSession,
+) -> None:
+    from proofserve.verifier.costs import measuring_passes  # noqa: PLC0415 - imports torch
+
+    def passes_of(of: "CheckpointValidator") -> Sequence["Pass"]:
+        return measuring_passes(measuring, (of.names, of.kernels, of.references))
+
+    about = "nonces for our own run, without the engines of --other"
+    with session.interrupts.allowed():
+        tell_plan(setup, work, forward_batch, passes_of, about, session)
 
 
 def _to_compute(saved: Sequence[ClaimedArtifacts], nonces: int | None) -> ClaimedArtifacts:

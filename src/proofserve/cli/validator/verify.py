@@ -8,20 +8,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file
-from proofserve.cli.session import (
-    EXIT_NO_VERDICT,
-    LOG_EVERY_S,
-    CommandSession,
-    VerdictCommand,
-    open_session,
-)
+from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file, warn_of_few_values
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError, write_json
-from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
+from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
+from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
@@ -60,8 +55,12 @@ GIVEN_SEED = "The seed was given: this holds only if the node did not know it be
 @app.command("verify", cls=VerdictCommand)
 def command(
     source: Annotated[
-        str, typer.Argument(help="A JSON file, a file of `proofserve receive`, or a node's URL.")
-    ],
+        str | None,
+        typer.Argument(
+            callback=options.needed_without_plan,
+            help="A JSON file, a file of `proofserve receive`, or a node's URL. --plan needs none.",
+        ),
+    ] = None,
     open_url: Annotated[
         str | None,
         typer.Option("--open", help="SOURCE has roots: this node, which posted them, opens them."),
@@ -147,9 +146,7 @@ def command(
     alpha: options.Alpha = ALPHA,
     beta: options.Beta = BETA,
     share: options.Share = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only say what it will cost here: bytes, memory, time.")
-    ] = False,
+    plan: options.Plan = False,
     json: options.Json = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
@@ -190,6 +187,7 @@ def command(
 
     \b
     proofserve calibrate noise ./model --out calibration.json
+    proofserve verify --plan --model ./model --scheme sketch-v2
     proofserve verify artifacts.json --model ./model --calibration calibration.json
     proofserve verify received.sqlite --model ./model --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
@@ -200,7 +198,7 @@ def command(
     proofserve verify http://node:8000 --model ./model --engine vllm
         --calibration calibration.json
     """
-    with open_session(EXIT_NO_VERDICT, LOG_EVERY_S) as session:
+    with open_session(EXIT_NO_VERDICT) as session:
         engines = EngineOptions(
             model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
         )
@@ -209,24 +207,23 @@ def command(
         figures = calibration is not None or dist_threshold is not None
         tests = chosen_tests(test or (), has_engine=engines.trusts_one, has_figures=figures)
         given_tests = (tests.others, dist_threshold, calibration, p_mismatch)
-        threshold = threshold_of(*given_tests) if tests.judges else None
+        threshold = threshold_of(*given_tests) if tests.judges and (figures or not plan) else None
         judging = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
         wanted = Selection(block_hash, public_key)
         drawn_by = seed or fresh_seed()
         with session.interrupts.allowed():
-            session.line.step(f"reading {source}")
-            if open_url is None:
+            session.line.step(f"reading {source}" if source else "loading torch")
+            if source is None:
+                claimed = _imagined(nonces or SAMPLE, seq_len, calibration, block_height)
+            elif open_url is None:
                 claimed = _read(source, api_key, wanted)
             else:
                 roots, most = read_committed(Path(source), wanted, round_id), nonces or SAMPLE
                 with NodeClient(open_url, api_key, timeout_s=PATIENCE_S) as node:
                     claimed = open_sample(roots, node, drawn_by, most, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
-        if measured := judging.calibration:
-            given = measured.completed(given, claimed)
-        work = workload(claimed, given)
-        if k_dim is None:
-            require_width(claimed, work.scheme)
+        work = _work_of(claimed, given, judging.calibration)
+        warn_of_few_values(work, session)
         if plan:
             _end_with_plan(engines, claimed, work, (judging, nonces), session)
         report = engines.report(claimed, work, tests, judging, (drawn_by, nonces), session)
@@ -242,6 +239,15 @@ def command(
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
+def _work_of(
+    claimed: ClaimedArtifacts, given: WorkOptions, measured: CalibrationFile | None
+) -> Workload:
+    work = workload(claimed, given if measured is None else measured.completed(given, claimed))
+    if given.k_dim is None:
+        require_width(claimed, work.scheme)
+    return work
+
+
 def _end_with_plan(
     engines: EngineOptions,
     claimed: ClaimedArtifacts,
@@ -249,9 +255,20 @@ def _end_with_plan(
     judging: tuple[JudgingOptions, int | None],
     session: CommandSession,
 ) -> NoReturn:
+    options, most = judging
     with session.interrupts.allowed():
-        engines.plan(claimed, work, *judging, session)
+        engines.plan(claimed, work, options, most, session)
     raise typer.Exit
+
+
+def _imagined(
+    nonces: int, seq_len: int | None, calibration: Path | None, block_height: int | None
+) -> ClaimedArtifacts:
+    """What a plan is about without a source: as many nonces of the usual length."""
+    usual = SEQ_LEN if seq_len is None and calibration is None else None
+    return ClaimedArtifacts(
+        "", "", tuple(range(nonces)), (), seq_len=usual, block_height=block_height or 0
+    )
 
 
 def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:

@@ -8,6 +8,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,10 +43,18 @@ class LayeredCheckpoint:
     were read, and on a card while half of its memory is free. ``published`` says in what format
     weights are stored, ``inputs`` how matrices round what they multiply: for each layer by the
     parameter's name in it. Raises CheckpointError if the folder holds no decoder that
-    transformers knows, no complete set of files, or weights in a format that is not understood.
+    transformers knows, weights in a format that is not understood, or no complete set of files,
+    unless only the shapes are wanted and ``needs_weights`` is false.
     """
 
-    def __init__(self, path: Path, dtype: torch.dtype | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        *,
+        needs_weights: bool = True,
+    ) -> None:
         self._path = path
         self._device = device
         with named_errors(path):
@@ -56,7 +65,7 @@ class LayeredCheckpoint:
             with torch.device("meta"):
                 self._model: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
             self._model.eval().requires_grad_(requires_grad=False)
-            self._files = CheckpointFiles(path)
+            self._files = CheckpointFiles(path, needed=needs_weights)
             self.published: PublishedTensors = published_tensors(config, self._files)
         decoder = self._model.get_decoder()
         if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
@@ -94,7 +103,11 @@ class LayeredCheckpoint:
         return 2 * free > total
 
     def stored_bytes(self, index: int) -> int:
-        """What a layer takes in the files."""
+        """What a layer takes in the files, or by its configuration where there are none."""
+        if not self._files.names:
+            quantised = self.published.declared_bits < 16
+            bits = self.published.declared_bits if quantised else 8 * self.declared_dtype.itemsize
+            return sum(each.numel() for each in self.shapes[index].parameters()) * bits // 8
         return sum(self._files.size(each) for each in self._stored(index))
 
     def _stored(self, index: int) -> list[str]:
@@ -102,17 +115,23 @@ class LayeredCheckpoint:
         return [each for name in self._parts[index] for each in self.published.stored_as(name)]
 
     def of_one_layer(self) -> "LayeredCheckpoint":
-        """The first layer alone, with random weights: as quick as the published one."""
-        made = copy.copy(self)
-        made.__dict__.pop("decoder", None)
+        """The first layer alone, with random weights: as quick as the published one.
+
+        It reads embeddings, and needs no files.
+        """
+        made, model = copy.copy(self), copy.deepcopy(self._model)
         made.shapes, made.stays_in_memory = self.shapes[:1], True
-        layer = copy.deepcopy(self.shapes[0])
-        for module in layer.modules():
+        made.decoder, layer = model.get_decoder(), copy.deepcopy(self.shapes[0])
+        made.decoder.layers = nn.ModuleList([StandIn(self.shapes[0])])
+        embeddings = made.decoder.get_input_embeddings()
+        for module in chain(made.decoder.modules(), layer.modules()):
             for name, weight in [*module.named_parameters(recurse=False)]:
-                drawn = torch.empty_like(weight, device=self._device)
-                drawn.normal_(std=weight.shape[-1] ** -0.5)
-                setattr(module, name, nn.Parameter(drawn, requires_grad=False))
-        self._finish(self._model, layer)
+                if module is not embeddings:
+                    drawn = torch.empty_like(weight, device=self._device)
+                    drawn.normal_(std=weight.shape[-1] ** -0.5)
+                    setattr(module, name, nn.Parameter(drawn, requires_grad=False))
+        self._finish(model, made.decoder)
+        self._finish(model, layer)
         made._read = {0: layer}
         return made
 

@@ -65,12 +65,14 @@ class PublishedTensors:
     """What a checkpoint holds: ``plain`` tensors, and ``matrices`` by the names they decode to.
 
     ``cache`` has, by layer, the stored scales of keys and values, where the checkpoint declares
-    that they are kept in fp8; None for a cache in the served dtype.
+    that they are kept in fp8; None for a cache in the served dtype. ``declared_bits`` are those of
+    matrices by the configuration alone, 16 if it has no quantisation.
     """
 
     plain: tuple[str, ...]
     matrices: Mapping[str, PublishedMatrix]
     cache: Mapping[int, Mapping[str, float]] | None
+    declared_bits: int = 16
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,7 +85,12 @@ class PublishedTensors:
 
     @property
     def weight_bits(self) -> int:
-        """The most bits that a quantised matrix has, without scales; 16 if there is none."""
+        """The most bits that a quantised matrix has, without scales; 16 if there is none.
+
+        Without files they are those that are declared.
+        """
+        if not self.names:
+            return self.declared_bits
         return max((each.bits for each in self.matrices.values()), default=16)
 
     def read(self, name: str, files: CheckpointFiles) -> Tensor:
@@ -114,7 +121,7 @@ def published_tensors(config: Any, files: CheckpointFiles) -> PublishedTensors:
 
     Raises CheckpointError, with the name, for a method or a layout that is not known here.
     """
-    settings, method, cache = quantization_of(config), None, None
+    settings, method, cache, bits = quantization_of(config), None, None, 16
     matrices: dict[str, PublishedMatrix] = {}
     if settings is not None:
         method = settings.get("quant_method")
@@ -122,7 +129,7 @@ def published_tensors(config: Any, files: CheckpointFiles) -> PublishedTensors:
             known = ", ".join(_METHODS)
             raise CheckpointError(f"quant_method {method!r} cannot be read; known are {known}")
         reader = _Reader(config, settings, files)
-        matrices, cache = dict(_METHODS[method](reader)), _cache(reader)
+        matrices, cache, bits = dict(_METHODS[method](reader)), _cache(reader), _bits_of(settings)
     used = {stored for each in matrices.values() for stored in each.parts.values()}
     plain = tuple(name for name in files.names if name not in used)
     for name in plain:
@@ -131,7 +138,13 @@ def published_tensors(config: Any, files: CheckpointFiles) -> PublishedTensors:
             if method is None:
                 raise CheckpointError(f"{stored}, and config.json has no quantization_config")
             raise CheckpointError(f"{stored}, and lacks what {method} needs to read it")
-    return PublishedTensors(plain, matrices, cache)
+    return PublishedTensors(plain, matrices, cache, bits)
+
+
+def _bits_of(settings: Settings) -> int:
+    groups = (settings.get("config_groups") or {}).values()
+    said = [each["weights"]["num_bits"] for each in groups if each.get("weights")]
+    return max(said) if said else int(settings.get("bits") or _BITS[settings["quant_method"]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,3 +421,5 @@ _METHODS: Final[Mapping[Any, Callable[[_Reader], Iterator[tuple[str, PublishedMa
     "awq": _awq,
     "gptq": _gptq,
 }
+# Where the settings do not say it.
+_BITS: Final = {"fp8": 8, "mxfp4": 4, "awq": 4}

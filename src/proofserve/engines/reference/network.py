@@ -17,6 +17,7 @@ from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.arithmetic import KernelProfile
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.rounding import EightBits, Rounding, in_dtype
+from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -92,13 +93,19 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
     cache keeps, is rounded as its configuration says. ``dtype`` is one of ``DTYPES``, or None for
     the checkpoint's own. Raises CheckpointError.
     """
-    network = load_unread(path, dtype, device)
+    network = _loaded(path, dtype, device, needs_weights=True)
     return replace(network, facts=model_facts(path, network.config.hidden_size))
 
 
 def load_unread(path: Path, dtype: str | None, device: str) -> Network:
-    """As ``load``, without facts that need the weights or the tokenizer."""
-    if not (path / "config.json").is_file():
+    """As ``load``, for plans: of the folder or the file of a configuration, with invented facts."""
+    network = _loaded(path, dtype, device, needs_weights=False)
+    tokens = AllowedTokens(((0, network.vocabulary),))
+    return replace(network, facts=ModelFacts(network.config.hidden_size, "00" * 32, tokens))
+
+
+def _loaded(path: Path, dtype: str | None, device: str, *, needs_weights: bool) -> Network:
+    if not (path / "config.json").is_file() and (needs_weights or not path.is_file()):
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json")
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
@@ -108,7 +115,9 @@ def load_unread(path: Path, dtype: str | None, device: str) -> Network:
         raise CheckpointError(f"unknown device {device!r}; try cpu or cuda") from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError("this torch sees no GPU; choose the device cpu")
-    checkpoint = LayeredCheckpoint(path, DTYPES[dtype] if dtype else None, place)
+    checkpoint = LayeredCheckpoint(
+        path, DTYPES[dtype] if dtype else None, place, needs_weights=needs_weights
+    )
     return _as_declared(Network(checkpoint, ModelFacts(checkpoint.config.hidden_size), place))
 
 
