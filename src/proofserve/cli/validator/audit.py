@@ -134,7 +134,7 @@ def command(
     """
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        deployed = checkpoint_named(model, size)
+        deployed = checkpoint_named(model, size, session.line.step)
         threshold = None
         if calibration is not None or dist_threshold is not None:
             threshold = measured_threshold(dist_threshold, calibration, p_mismatch)

@@ -123,7 +123,7 @@ def noise(
         tokens = seq_len if claimed.claims else seq_len or SEQ_LEN
         work = workload(claimed, WorkOptions(scheme, k_dim, tokens, None, stronger_rng))
         session.line.step("writing a small model, unless it is in the cache")
-        checkpoint = checkpoint_named(model, size)
+        checkpoint = checkpoint_named(model, size, session.line.step)
         task = recompute.ComparisonTask(work, claimed.nonces, checkpoint, forward_batch, api_key)
         runs = [recompute.run_engine(*each, task, session) for each in engines]
         if save is not None:
