@@ -28,8 +28,8 @@ $(READY): scripts/setup.py $(TORCH) $(HASHED) requirements/uv.lock pyproject.tom
 	@$(PYTHON) scripts/setup.py $(VENV)
 	@touch $(READY)
 
-demo: $(READY) ## Serve a small trained model, chat, prove, and tell honest proofs from forged ones.
-	$(BIN)/proofserve demo
+demo: $(READY) ## Serve a small model (MODEL=smollm2: a real one), chat, prove, and tell honest proofs from forged.
+	$(BIN)/proofserve demo $(MODEL:%=--model %)
 
 demo-fleet: $(READY) ## A fleet of real servers: one is killed and replaced, one cheats and is cordoned.
 	$(BIN)/proofserve fleet demo

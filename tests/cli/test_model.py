@@ -85,10 +85,13 @@ def test_a_trained_model_is_written(tmp_path: Path, name: str, said: str) -> Non
 
 
 @pytest.mark.parametrize("option", [("--size", "tiny"), ("--seed", "0")])
-def test_the_trained_model_has_no_size_and_no_seed(tmp_path: Path, option: tuple[str, str]) -> None:
-    done = new(tmp_path / "m", "--arch", "trained", *option)
+@pytest.mark.parametrize("name", ["trained", "smollm2"])
+def test_a_trained_model_has_no_size_and_no_seed(
+    tmp_path: Path, name: str, option: tuple[str, str]
+) -> None:
+    done = new(tmp_path / "m", "--arch", name, *option)
     assert done.exit_code == 2
-    assert "the trained model has one size and no seed" in done.output
+    assert f"{name} has one size and no seed" in done.output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -100,3 +103,16 @@ def test_a_trained_model_is_known_by_name_whatever_the_size(cache: Path, name: s
     marker.touch()
     assert checkpoint(SmallModel(name, seed=3)) == found.folder
     assert marker.exists()
+
+
+def test_a_fetched_model_stays_in_the_cache_whatever_the_recipe(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(folder: Path, *_: object) -> None:
+        folder.mkdir(parents=True)
+
+    monkeypatch.setattr("proofserve.models.writer.write_trained", written)
+    before = checkpoint_named("smollm2", "tiny")
+    monkeypatch.setattr(model, "_recipe", lambda: "changed")
+    assert checkpoint_named("smollm2", "tiny") == before
+    assert list(cache.iterdir()) == [before.folder]

@@ -27,6 +27,7 @@ import httpx
 import pytest
 
 from proofserve.cli.servers import SMALL_MACHINE
+from proofserve.engines.checkpoints import weights_digest
 from proofserve.models.trained import DENSE
 from proofserve.models.writer import write_trained
 from proofserve.protocol import SEQ_LEN
@@ -46,7 +47,7 @@ RUN = (
     "Verifying another node",
     "The distance protocol",
 )
-COUNT = 22
+COUNT = 23
 # A quarter of the time of each of a thousand forwards.
 TOKENS = 64
 # By the beginning of the command, or the section.
@@ -256,7 +257,7 @@ def reader(folder: Path) -> Iterator[Reader]:
 @pytest.mark.engine
 @pytest.mark.timeout(3600)
 def test_the_readers_path_works_by_copy_and_paste(tmp_path: Path) -> None:
-    write_trained(tmp_path / "model", DENSE)
+    write_trained(tmp_path / "model", DENSE, weights_digest)
     with reader(tmp_path) as user:
         for command in COMMANDS:
             if skipped(command) is not None:

@@ -1,4 +1,4 @@
-"""The trained models in the package: that they are those that were trained, and that they work."""
+"""The models that we trained: that the package has those, and that they work."""
 
 from pathlib import Path
 from typing import Final
@@ -20,10 +20,11 @@ from training.chats import written_chats
 
 # Bytes of the weights, and of all files in the package.
 BUDGETS: Final = {DENSE: (7e6, 9e6), MIXTURE: (12e6, 14e6)}
+OURS: Final = {model.name: model for model in BUDGETS}
 PARAMETERS: Final = {DENSE: 3_477_504, MIXTURE: 5_860_992}
 
 
-@pytest.fixture(scope="module", params=TRAINED_MODELS.values(), ids=TRAINED_MODELS)
+@pytest.fixture(scope="module", params=OURS.values(), ids=OURS)
 def trained(request: pytest.FixtureRequest) -> TrainedModel:
     model: TrainedModel = request.param
     return model
@@ -31,7 +32,7 @@ def trained(request: pytest.FixtureRequest) -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def summary(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> ModelSummary:
-    return write_trained(tmp_path_factory.mktemp("models") / trained.name, trained)
+    return write_trained(tmp_path_factory.mktemp("models") / trained.name, trained, weights_digest)
 
 
 def test_the_weights_are_those_that_the_digest_names(
@@ -91,14 +92,14 @@ def test_a_tokenizer_with_other_tokens_is_refused(
 
     monkeypatch.setattr(writer, "build_tokenizer", other)
     with pytest.raises(ValueError, match=r"tokenizer: .* requirements/cpu\.lock"):
-        write_trained(tmp_path / "m", DENSE)
+        write_trained(tmp_path / "m", DENSE, weights_digest)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("five years of work")
     with pytest.raises(FileExistsError):
-        write_trained(tmp_path, DENSE)
+        write_trained(tmp_path, DENSE, weights_digest)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -109,10 +110,11 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_its_calibrations_are_of_this_model_and_of_emulated_kernels_alone(
-    trained: TrainedModel, summary: ModelSummary, scheme: str
+    trained: TrainedModel, scheme: str
 ) -> None:
-    found = read(Path(str(trained.files().joinpath(CALIBRATIONS[scheme]))))
-    assert found.shape == checkpoint_shape(summary.path)
+    files = Path(str(trained.files()))
+    found = read(files / CALIBRATIONS[scheme])
+    assert found.shape == checkpoint_shape(files)
     assert (found.model, found.weights_digest) == (trained.name, trained.weights_digest)
     assert (found.scheme, found.seq_len, found.k_dim) == (scheme, 256, default_k_dim(scheme))
     assert (found.served_dtype, found.kv_dtype) == ("bfloat16", "auto")

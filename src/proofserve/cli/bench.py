@@ -125,7 +125,7 @@ def verify(
 
     with open_session() as session, session.interrupts.allowed():
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
-        found, measured = checkpoint_named(model, size), read(calibration)
+        found, measured = checkpoint_named(model, size, session.line.step), read(calibration)
         work = recompute.workload_of(
             replace(recompute.calibrated_order(measured), block_hash=fresh_seed())
         )
@@ -312,7 +312,7 @@ def reference(
 
     with open_session() as session:
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
-        found = checkpoint_named(model, size)
+        found = checkpoint_named(model, size, session.line.step)
         network = load(found.folder, dtype, device)
         lengths, batches = seq_len or [64, 256], batch or [8, 32, 128]
         with session.interrupts.allowed():

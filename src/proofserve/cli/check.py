@@ -149,7 +149,7 @@ def _subjects(
         yield running_model(url, api_key, model, session)
         return
     for name in names:
-        found = checkpoint_named(name, "tiny")
+        found = checkpoint_named(name, "tiny", session.line.step)
         yield own_model(ServerOptions(found.folder, found.name), session)
 
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "demo": (
         "demo",
         "app",
-        "Serve a small model, chat, prove, and tell honest proofs and receipts from forged.",
+        "Serve a model, chat, prove, and tell honest proofs and receipts from forged.",
     ),
     "receive": (
         "receive",

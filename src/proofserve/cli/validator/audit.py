@@ -137,7 +137,7 @@ def command(
     """
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        deployed = checkpoint_named(model, size, for_plan=plan)
+        deployed = checkpoint_named(model, size, session.line.step, for_plan=plan)
         given = calibration is not None or dist_threshold is not None
         threshold = measured_threshold(dist_threshold, calibration, p_mismatch) if given else None
         known = threshold if isinstance(threshold, CalibrationFile) else None

@@ -81,7 +81,7 @@ def chat(
         --out chat.json
     """
     with open_session() as session:
-        deployed = checkpoint_named(model, size)
+        deployed = checkpoint_named(model, size, session.line.step)
         setup = validator_setup(deployed.folder, device, suspect, kv_dtype=kv_cache)
         found: list[Conversation] = []
         by_key: dict[str, KernelFacts] = {}

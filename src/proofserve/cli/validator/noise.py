@@ -132,7 +132,7 @@ def noise(
         recompute.warn_of_few_values(work, session)
         measuring = MeasuringPlan(claimed.nonces, emulated, bank)
         session.line.step("writing a small model, unless it is in the cache")
-        checkpoint = checkpoint_named(model, size, for_plan=plan)
+        checkpoint = checkpoint_named(model, size, session.line.step, for_plan=plan)
         if plan:
             setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
             _tell_plan(setup, work, forward_batch, measuring, session)
