@@ -1,6 +1,7 @@
 """``proofserve verify``: whether a node runs the model that it claims."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -17,9 +18,10 @@ from proofserve.cli.session import (
     open_session,
 )
 from proofserve.lab.node_client import NodeClient
+from proofserve.lab.owed import UnprovedError, owed_by
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
-from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
 from proofserve.verifier.claims import (
@@ -41,12 +43,14 @@ EXIT_CODES = {
     SequentialResult.HONEST: 0,
     SequentialResult.FRAUD: 1,
     SequentialResult.UNDECIDED: 2,
+    SequentialResult.UNPROVED: 2,
     SequentialResult.UNEXPLAINED: EXIT_NO_VERDICT,
 }
 COLOURS = {
     SequentialResult.HONEST: "green",
     SequentialResult.FRAUD: "red",
     SequentialResult.UNDECIDED: "yellow",
+    SequentialResult.UNPROVED: "yellow",
     SequentialResult.UNEXPLAINED: "yellow",
 }
 BELIEVED = "Block and key are believed as {source} says; --expect-block and --expect-key check."
@@ -55,6 +59,16 @@ ENGINES_DIFFER = (
     " --dist-threshold."
 )
 GIVEN_SEED = "The seed was given: this holds only if the node did not know it before it published."
+
+
+def lane_of(text: str) -> NonceLane:
+    """The lane FIRST:STEP. Raises typer.BadParameter."""
+    first, _, step = text.partition(":")
+    try:
+        return NonceLane(int(first), int(step or "1"))
+    except ValueError as error:
+        how = "give FIRST:STEP with FIRST below STEP, such as 3:8; 0:1 for all nonces"
+        raise typer.BadParameter(f"{text!r}: {how}") from error
 
 
 @app.command("verify", cls=VerdictCommand)
@@ -110,6 +124,14 @@ def command(
         ),
     ] = None,
     block_height: options.BlockHeight = None,
+    lane: Annotated[
+        NonceLane | None,
+        typer.Option(
+            parser=lane_of,
+            metavar="FIRST:STEP",
+            help="The nonces that were owed, up to the last claimed one: FIRST, FIRST + STEP, ...",
+        ),
+    ] = None,
     block_hash: Annotated[
         str | None,
         typer.Option(
@@ -155,9 +177,10 @@ def command(
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
-    nonces, or exact ran alone and the bits differ. 3: no verdict: an option, a
-    source or the recomputation is wrong, or neither an honest kernel nor a fraud
-    that is known explains the errors.
+    nonces, or exact ran alone and the bits differ; or unproved, because the node
+    owes what it does not show: it refuses, is late or away, or has another
+    checkpoint. 3: no verdict: an option, a source or the recomputation is wrong,
+    or neither an honest kernel nor a fraud that is known explains the errors.
 
     A node chooses what it says of block and key: name those that the network
     expects. `proofserve challenge` has a node compute what it cannot know before.
@@ -183,7 +206,11 @@ def command(
     run. Without one, direction convicts only what leans to a suspect further
     than every honest kernel that is emulated on the same nonces.
 
-    A missing, repeated, malformed or non-finite artifact is a mismatch. An
+    A missing, repeated, malformed or non-finite artifact is a mismatch. So is a
+    nonce of the lane that is left out below the last claimed one. A node and
+    roots say their lane; for a receiver's vectors, or a file without node_count,
+    give --lane: without it no node is cleared by artifact-v1, whose inputs depend
+    on 32 bits, so that a node that chooses nonces can answer from a store. An
     honest node is cleared after some 70 nonces, or 10 in a sample below 80.
 
     There is no default threshold. Measure honest engines first:
@@ -200,7 +227,7 @@ def command(
     proofserve verify http://node:8000 --model ./model --engine vllm
         --calibration calibration.json
     """
-    with open_session(EXIT_NO_VERDICT, LOG_EVERY_S) as session:
+    with open_session(EXIT_NO_VERDICT, LOG_EVERY_S) as session, _unproved(session, json):
         engines = EngineOptions(
             model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
         )
@@ -211,21 +238,21 @@ def command(
         given_tests = (tests.others, dist_threshold, calibration, p_mismatch)
         threshold = threshold_of(*given_tests) if tests.judges else None
         judging = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
-        wanted = Selection(block_hash, public_key)
+        wanted = Selection(block_hash, public_key, lane)
         drawn_by = seed or fresh_seed()
         with session.interrupts.allowed():
             session.line.step(f"reading {source}")
             if open_url is None:
                 claimed = _read(source, api_key, wanted)
             else:
-                roots, most = read_committed(Path(source), wanted, round_id), nonces or SAMPLE
+                roots = read_committed(Path(source), wanted, round_id)
                 with NodeClient(open_url, api_key, timeout_s=PATIENCE_S) as node:
-                    claimed = open_sample(roots, node, drawn_by, most, session.line)
+                    claimed = open_sample(roots, node, drawn_by, nonces or SAMPLE, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         if measured := judging.calibration:
             given = measured.completed(given, claimed)
         work = workload(claimed, given)
-        if k_dim is None:
+        if k_dim is None and open_url is None and not _is_url(source):
             require_width(claimed, work.scheme)
         if plan:
             _end_with_plan(engines, claimed, work, (judging, nonces), session)
@@ -254,13 +281,30 @@ def _end_with_plan(
     raise typer.Exit
 
 
+@contextmanager
+def _unproved(session: CommandSession, json: Path | None) -> Iterator[None]:
+    """Ends the command with that word, and why, if the prover owes what it does not show."""
+    try:
+        yield
+    except UnprovedError as error:
+        verdict = SequentialResult.UNPROVED
+        show(session, verdict, [f"{error.kind}: {error}"])
+        if json is not None:
+            write_json(json, {"verdict": verdict, "reason": error.kind, "text": str(error)})
+        raise typer.Exit(EXIT_CODES[verdict]) from error
+
+
+def _is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
 def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
-    if not source.startswith(("http://", "https://")):
+    if not _is_url(source):
         return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:
-        claimed = replace(from_node(node), ran_on=kernel_facts(source, node.kernels()))
-    wanted.require(source, claimed.block_hash, claimed.public_key)
-    return claimed
+        claimed = from_node(node, wanted)
+        with owed_by(source):
+            return replace(claimed, ran_on=kernel_facts(source, node.kernels()))
 
 
 def show(session: CommandSession, verdict: SequentialResult, lines: Iterable[str]) -> None:
