@@ -32,8 +32,10 @@ class Unproved(StrEnum):
     """The node says itself that it serves another checkpoint."""
     OVERLAPPING = "overlapping roots"
     """A nonce is under two roots of one round."""
+    LEFT_OUT = "left out"
+    """Nonces of its lane below others that it claims."""
     UNDELIVERED = "not delivered"
-    """Nonces below others that came; the source cannot say who lost them."""
+    """The same, where the source cannot say who lost them."""
 
 
 class UnprovedError(LabError):

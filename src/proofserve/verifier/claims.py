@@ -69,45 +69,45 @@ class ClaimedArtifacts:
     def of_lane(
         self,
         lane: NonceLane,
-        start: int | None = 0,
+        whole: bool = True,
         lost: Callable[[int | None, int], str] = lambda _before, _after: "",
     ) -> "ClaimedArtifacts":
         """These claims, and all other nonces of ``lane`` that were owed.
 
-        Owed are those from index ``start`` on, None for the first claim, to the last claim. Where
+        Owed are those up to the last claim: the ``whole`` lane, or from the first claim on. Where
         one is without a claim, ``lost`` is called with the nonces claimed before it and after it,
-        and may say who else than the prover can have lost it: then it is withheld, else it is left
-        out. Where more nonces are left out than claimed, ``nonces`` has as many of the former as of
+        and may say who else than the prover can have lost it. Else it is left out. Where more nonces are left out than claimed, ``nonces`` has as many of the former as of
         the latter. Raises LabError for a claim of another lane.
         """
         if not self.nonces:
             return replace(self, unknown_lane=None)
-        places = {lane.index_of(nonce): nonce for nonce in self.nonces}
-        if None in places:
-            raise LabError(f"--lane: nonce {places[None]} of the source is of another lane")
-        indices = sorted(index for index in places if index is not None)
-        first = indices[0] if start is None else start
-        if indices[0] < first:
-            raise LabError(f"--lane: nonce {places[indices[0]]} of the source is before its start")
+        places: dict[int, int] = {}
+        for nonce in self.nonces:
+            if (index := lane.index_of(nonce)) is None:
+                raise LabError(f"--lane: nonce {nonce} of the source is of another lane")
+            places[index] = nonce
+        indices = sorted(places)
         gaps: list[int] = []
-        left_out, withheld, why = 0, 0, ""
-        for before, after in pairwise([first - 1, *indices]):
-            if after - before == 1:
-                continue
-            if excuse := lost(places.get(before), places[after]):
-                withheld, why = withheld + after - before - 1, excuse
-            else:
-                left_out += after - before - 1
+        left_out, undelivered, withheld = 0, 0, self.withheld
+        for before, after in pairwise([-1, *indices] if whole else indices):
+            missing = after - before - 1
+            if missing and (excuse := lost(places.get(before), places[after])):
+                undelivered += missing
+                text = f"{undelivered} nonces of the lane, below others that came; {excuse}"
+                withheld = Withheld(Unproved.UNDELIVERED, text)
+            elif missing:
+                left_out += missing
                 gaps += islice(range(before + 1, after), max(0, len(indices) - len(gaps)))
+        if left_out:
+            withheld = Withheld(Unproved.LEFT_OUT, f"{left_out} nonces below the last claim")
         faults = {n: Mismatch(n, Reason.GAP) for n in map(lane.nonce, gaps)}
-        text = f"{withheld} nonces of the lane, below others that came: {why}"
         return replace(
             self,
             nonces=(*self.nonces, *faults),
             faults={**self.faults, **faults},
             left_out=left_out,
             unknown_lane=None,
-            withheld=Withheld(Unproved.UNDELIVERED, text) if withheld else self.withheld,
+            withheld=withheld,
         )
 
 
@@ -266,7 +266,7 @@ def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
     claimed = _claimed(read)
     if wanted.lane is not None:
         return claimed.of_lane(wanted.lane)
-    return claimed if read.lane is None else claimed.of_lane(read.lane, None)
+    return claimed if read.lane is None else claimed.of_lane(read.lane, whole=False)
 
 
 def from_answer(content: bytes, source: str) -> ClaimedArtifacts:
