@@ -76,8 +76,9 @@ class ClaimedArtifacts:
 
         Owed are those up to the last claim: the ``whole`` lane, or from the first claim on. Where
         one is without a claim, ``lost`` is called with the nonces claimed before it and after it,
-        and may say who else than the prover can have lost it. Else it is left out. Where more nonces are left out than claimed, ``nonces`` has as many of the former as of
-        the latter. Raises LabError for a claim of another lane.
+        and may say who else than the prover can have lost it; else it is left out. Where more are
+        left out than claimed, ``nonces`` has only as many of them as claims. Raises LabError for a
+        claim of another lane.
         """
         if not self.nonces:
             return replace(self, unknown_lane=None)
