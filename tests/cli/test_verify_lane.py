@@ -161,9 +161,10 @@ def test_what_may_be_lost_on_the_way_is_unproved_and_no_gap(
     assert "4 nonces of the lane, below others that came" in lost.output
     source.unlink()
     # Here nothing can be lost between the two.
-    known = verify(a_receiver(tmp_path, [honest[:8], honest[12:]], [3, 4]), tiny, *ALL)
-    # Few enough for a sample without them, and no reason to clear.
-    assert known.exit_code in {1, 2}, known.output
+    source = a_receiver(tmp_path, [honest[:8], honest[12:]], [3, 4])
+    known = verify(source, tiny, *ALL, "--fixed", "--json", str(record))
+    reasons = [each["reason"] for each in json.loads(record.read_text())["mismatches"]]
+    assert (known.exit_code, reasons) == (1, ["left out"] * 4), known.output
     assert "4 nonces of the lane are left out" in known.output
 
 

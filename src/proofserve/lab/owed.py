@@ -32,10 +32,8 @@ class Unproved(StrEnum):
     """The node says itself that it serves another checkpoint."""
     OVERLAPPING = "overlapping roots"
     """A nonce is under two roots of one round."""
-    LEFT_OUT = "left out"
-    """Nonces of its lane below others that it claims."""
     UNDELIVERED = "not delivered"
-    """The same, where the source cannot say who lost them."""
+    """Nonces of its lane below others that came; the source cannot say who lost them."""
 
 
 class UnprovedError(LabError):

@@ -99,8 +99,6 @@ class ClaimedArtifacts:
             elif missing:
                 left_out += missing
                 gaps += islice(range(before + 1, after), max(0, len(indices) - len(gaps)))
-        if left_out:
-            withheld = Withheld(Unproved.LEFT_OUT, f"{left_out} nonces below the last claim")
         faults = {n: Mismatch(n, Reason.GAP) for n in map(lane.nonce, gaps)}
         return replace(
             self,
