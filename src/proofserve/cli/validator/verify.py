@@ -218,7 +218,8 @@ def command(
     \b
     proofserve calibrate noise ./model --out calibration.json
     proofserve verify artifacts.json --model ./model --calibration calibration.json
-    proofserve verify received.sqlite --model ./model --calibration calibration.json
+    proofserve verify received.sqlite --lane 0:1 --model ./model
+        --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
     proofserve verify http://node:8000 --model ./model --test direction --suspect ./model-awq
     proofserve verify received.sqlite --open http://node:8000 --model ./model
