@@ -294,7 +294,7 @@ def test_verify_takes_the_block_and_key_that_the_network_expects(
     assert f"believed as {usual.url} says" in believed.output
     found = json.loads(file.read_text())
     assert (found["block_hash"], found["public_key"]) == ("theirs", "its-key")
-    assert found["expected"] == {"block_hash": None, "public_key": None}
+    assert found["expected"] == {"block_hash": None, "public_key": None, "lane": None}
     expected = verify("--expect-block", "theirs", "--expect-key", "its-key")
     assert expected.exit_code == 0, expected.output
     assert "believed" not in expected.output

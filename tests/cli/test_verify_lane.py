@@ -129,6 +129,21 @@ def test_vectors_from_a_store_clear_nobody_from_a_node(tiny: Path, from_store: l
         assert "the node lists 1 results fewer than its round has" in owed.output
 
 
+def test_equal_bits_of_chosen_nonces_clear_nobody(tmp_path: Path) -> None:
+    """A reused vector is the one that the trusted engine computes, bit by bit."""
+    with stub_node() as (_, url), NodeClient(url) as node:
+        source = a_file(tmp_path, node.artifacts(Work("stub", seq_len=32), range(100, 116)))
+        options = ("verify", str(source), "--recompute-url", url, "--seq-len", "32")
+        result = CliRunner().invoke(app, [*options])
+        known = CliRunner().invoke(app, [*options, "--lane", "0:1"])
+    require_not_cleared(result)
+    assert "exact     honest: equal bits in 10 of 10 nonces" in result.output
+    # The others judge only where bits differ.
+    assert "Other bits decide nothing" not in result.output
+    assert known.exit_code == 2, known.output
+    assert "100 nonces of the lane are left out" in known.output
+
+
 def test_an_honest_node_of_a_known_lane_is_cleared(
     tiny: Path, honest: list[Claim], tmp_path: Path
 ) -> None:
