@@ -270,7 +270,7 @@ def _share(connection: Connection, job: VerificationJob) -> float:
 def _owed(
     connection: Connection, job: VerificationJob, lane: NonceLane, rows: Sequence[AnyRow]
 ) -> Iterable[int]:
-    """The indices from which a job's sample is drawn; ``rows`` are its batches."""
+    """The nonces from which a job's sample is drawn; ``rows`` are its batches."""
     before = select(func.max(batches.c.last_index)).where(
         batches.c.round == job.round_number,
         batches.c.lane == job.lane,
@@ -281,7 +281,8 @@ def _owed(
     )
     last, gone = connection.execute(before).scalar(), connection.execute(deleted).scalar()
     start, total = max(0 if last is None else last + 1, gone or 0), sum(row.size for row in rows)
-    yield from range(start, min(max(row.last_index for row in rows) + 1, start + 2 * total))
+    new = max(row.last_index for row in rows) + 1 - start
+    yield from lane.batch(start, min(max(new, 0), 2 * total))
     # A callback that had expired comes late: the nonces around it are of earlier jobs.
     for row in rows:
         if row.first_index < start:
@@ -289,7 +290,7 @@ def _owed(
             for nonce in integers(connection.execute(late).scalar_one()):
                 index = lane.index_of(nonce)
                 if index is not None and index < start:
-                    yield index
+                    yield nonce
 
 
 def _unproved(connection: Connection, member_id: str, outcome: VerdictOutcome) -> int:
@@ -348,8 +349,8 @@ def _sample(connection: Connection, job: VerificationJob, lane: NonceLane) -> St
     drawn = np.array(draw(owed, job.seed, job.rule.nonces), np.int64)
     nonces, found = [], []
     for number, low, high, *_ in rows:
-        asked = [lane.nonce(each) for each in drawn[(drawn >= low) & (drawn <= high)].tolist()]
-        if asked:
+        within = (drawn >= lane.nonce(low)) & (drawn <= lane.nonce(high))
+        if asked := drawn[within].tolist():
             columns = (batches.c.nonces, batches.c.found, batches.c.row_bytes)
             row = connection.execute(select(*columns).where(batches.c.number == number)).one()
             stored = integers(row.nonces)
