@@ -201,9 +201,9 @@ def _is_complete(job: StoredJob, verdict: StoredVerdict) -> bool:
 def _judged(job: StoredJob) -> tuple[str, dict[int, float]]:
     """The outcome of a job, and the distance of each nonce until the test is certain."""
     rule = job.rule
-    places = draw(range(len(job.nonces)), job.seed, rule["nonces"])
-    theirs = {int(job.nonces[place]): job.vectors[place] for place in places}
-    order = draw(theirs, job.seed)
+    vectors = dict(zip(job.nonces.tolist(), job.vectors, strict=True))
+    order = draw(vectors, job.seed, rule["nonces"])
+    theirs = {nonce: vectors[nonce] for nonce in order}
     ours = toy_vectors(job.work, order)
     test = SequentialTest(rule["p_mismatch"], _P_FRAUD, job.alpha, rule["beta"])
     distances: dict[int, float] = {}

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from cli.challenged import BUDGET, OPERATOR, VALIDATOR, ChallengedNode, challenged_node
 from lab.stub_node import Habits, stub_node
 from proofserve.cli.main import app
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.challenge import DAY_S, ChallengeResult, DailyAlpha, Tally
 from support.four_bits import one_thread
 from support.pace import wait_until
 from support.small_bank import small_bank
@@ -77,7 +79,9 @@ def test_an_honest_node_is_honest_by_nonces_of_a_new_block_each_time(
         found = json.loads(file.read_text())
         (one,) = found["challenges"]
         assert found["counts"] == {**dict.fromkeys(found["counts"], 0), "honest": 1}
-        assert {"late", "refused", "fraud", "undecided"} < found["counts"].keys()
+        assert {"unproved", "fraud", "undecided"} < found["counts"].keys()
+        assert {"late", "refused"} < found["unproved"].keys()
+        assert found["alpha_left_today"] is None
         assert (one["outcome"], one["nonces"], one["answer"]) == ("honest", 32, None)
         assert one["report"]["block_hash"] == one["block_hash"]
         assert f"Block {one['block_hash']}, key proofserve challenge." in result.output
@@ -106,20 +110,22 @@ def test_weights_in_four_bits_are_fraud_and_verify_can_repeat_it(
 
 
 def outcome_of(file: Path) -> tuple[str, str]:
+    """Why the one challenge is unproved: in a word, and in others."""
     found = json.loads(file.read_text())
     (one,) = found["challenges"]
-    assert found["counts"][one["outcome"]] == 1
+    assert (one["outcome"], found["counts"]["unproved"]) == ("unproved", 1)
+    assert found["unproved"][one["kind"]] == 1
     assert (one["report"], one["answer"]) == (None, None)
-    return one["outcome"], one["reason"]
+    return one["kind"], one["reason"]
 
 
-def test_a_late_answer_is_no_verdict(
+def test_a_late_answer_is_unproved(
     usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
 ) -> None:
     usual.engine.latency_s = 3600.0
     file = tmp_path / "challenge.json"
     late = challenge(usual.url, *measured, "--json", str(file), "--deadline", "0.5")
-    assert late.exit_code == 3, late.output
+    assert late.exit_code == 2, late.output
     assert outcome_of(file) == ("late", "no answer within 0.5 s")
     # The node stops computing for a client that has left.
     wait_until(lambda: usual.engine.leases == 0)
@@ -134,7 +140,7 @@ def test_a_challenge_during_a_round_is_late_and_says_why(
     file = tmp_path / "challenge.json"
     late = challenge(usual.url, *measured, "--json", str(file), "--deadline", "2")
     assert usual.node.post("/stop", {}).is_success
-    assert late.exit_code == 3, late.output
+    assert late.exit_code == 2, late.output
     outcome, reason = outcome_of(file)
     assert outcome == "late"
     assert reason == (
@@ -142,24 +148,24 @@ def test_a_challenge_during_a_round_is_late_and_says_why(
     )
 
 
-def test_a_part_of_the_answer_is_no_verdict(
+def test_a_part_of_the_answer_is_unproved(
     usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
 ) -> None:
     file = tmp_path / "challenge.json"
     usual.meddling.drops_nonce = True
     usual.engine.serves = usual.engine.four_bits
     partly = challenge(usual.url, *measured, "--json", str(file))
-    assert partly.exit_code == 3, partly.output
+    assert partly.exit_code == 2, partly.output
     assert outcome_of(file) == ("partly answered", "31 vectors came; 1 of 32 nonces have none")
 
 
-def test_an_answer_for_another_block_is_no_verdict(
+def test_an_answer_for_another_block_is_unproved(
     usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
 ) -> None:
     file = tmp_path / "challenge.json"
     usual.meddling.reverses_block = True
     other = challenge(usual.url, *measured, "--json", str(file))
-    assert other.exit_code == 3, other.output
+    assert other.exit_code == 2, other.output
     outcome, reason = outcome_of(file)
     assert outcome == "another block"
     block = json.loads(file.read_text())["challenges"][0]["block_hash"]
@@ -173,7 +179,7 @@ def test_an_answer_for_another_block_is_no_verdict(
         (("--nonces", str(BUDGET + 1)), VALIDATOR, f"more than the {BUDGET} that"),
     ],
 )
-def test_a_refused_challenge_is_no_verdict(
+def test_a_refused_challenge_is_unproved(
     usual: ChallengedNode,
     measured: tuple[str, ...],
     tmp_path: Path,
@@ -183,19 +189,19 @@ def test_a_refused_challenge_is_no_verdict(
 ) -> None:
     file = tmp_path / "challenge.json"
     refused = challenge(usual.url, *measured, *options, "--json", str(file), key=key)
-    assert refused.exit_code == 3, refused.output
+    assert refused.exit_code == 2, refused.output
     outcome, reason = outcome_of(file)
     assert outcome == "refused"
     assert said in reason
 
 
-def test_what_is_no_node_is_no_verdict(measured: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_is_no_node_is_unproved(measured: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "challenge.json"
     with stub_node(Habits()) as (_, url):
         other = challenge(url, *measured, "--json", str(file))
-    assert (other.exit_code, outcome_of(file)[0]) == (3, "refused")
+    assert (other.exit_code, outcome_of(file)[0]) == (2, "refused")
     gone = challenge(url, *measured, "--json", str(file))
-    assert (gone.exit_code, outcome_of(file)[0]) == (3, "not reached")
+    assert (gone.exit_code, outcome_of(file)[0]) == (2, "not reached")
 
 
 def test_repeated_challenges_are_counted_until_a_signal(
@@ -213,18 +219,37 @@ def test_repeated_challenges_are_counted_until_a_signal(
 
     def late() -> int:
         try:
-            return int(json.loads(file.read_text())["counts"]["late"])
+            return int(json.loads(file.read_text())["unproved"]["late"])
         except (OSError, ValueError):
             return 0
 
     wait_until(lambda: late() >= 2, 600.0)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=600)
-    assert process.returncode == 3, output
-    lines = [line for line in output.splitlines() if "late: 0." in line]
+    assert process.returncode == 2, output
+    lines = [line for line in output.splitlines() if "unproved (late): 0." in line]
     assert len(lines) >= 2
-    assert f"{len(lines)} challenges: {len(lines)} late" in output
+    # What is not judged spends nothing.
+    assert all(line.endswith("; 1e-06 of 1e-06 left of alpha today") for line in lines)
+    assert f"{len(lines)} challenges: {len(lines)} unproved ({len(lines)} late)" in output
     assert late() == len(lines)
+
+
+def test_the_challenges_of_a_day_share_alpha() -> None:
+    """However late a verdict comes: no 24 hours have verdicts for more than all of it."""
+    daily = DailyAlpha(1e-6, 600.0)
+    assert daily.of_one == pytest.approx(1e-6 / 146)
+    tally = Tally("http://node", daily)
+    report: Any = object()
+    challenge_: Any = None
+    judged = ChallengeResult(SequentialResult.HONEST, challenge_, "", report=report)
+    # The first verdict comes at the end of its ten minutes, all others at once.
+    for end in (600.0, *(600.0 * place for place in range(1, 145))):
+        tally.add(judged, end)
+    assert tally.alpha_left == "6.85e-09 of 1e-06 left of alpha today"
+    assert tally.text == "145 challenges: 145 honest; 6.85e-09 of 1e-06 left of alpha today"
+    tally.add(judged, 600.0 + DAY_S)
+    assert tally.alpha_left == "1.37e-08 of 1e-06 left of alpha today"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +294,7 @@ def test_verify_takes_the_block_and_key_that_the_network_expects(
     assert f"believed as {usual.url} says" in believed.output
     found = json.loads(file.read_text())
     assert (found["block_hash"], found["public_key"]) == ("theirs", "its-key")
-    assert found["expected"] == {"block_hash": None, "public_key": None}
+    assert found["expected"] == {"block_hash": None, "public_key": None, "lane": None}
     expected = verify("--expect-block", "theirs", "--expect-key", "its-key")
     assert expected.exit_code == 0, expected.output
     assert "believed" not in expected.output

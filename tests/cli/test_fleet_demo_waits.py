@@ -53,7 +53,7 @@ def test_a_convicted_cheat_is_waited_for_until_it_is_cordoned(tmp_path: Path) ->
     assert "server 3: convicted by verdict 7" in text
 
 
-@pytest.mark.parametrize("outcome", ["honest", "undecided", "abstained"])
+@pytest.mark.parametrize("outcome", ["honest", "undecided", "unproved", "abstained"])
 def test_a_cheat_that_is_not_convicted_is_shown_at_once(tmp_path: Path, outcome: str) -> None:
     right, text = shown(tmp_path, outcome, "ready")
     assert not right

@@ -18,6 +18,7 @@ from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import NonceLane
 
 from .outbox_files import lines, run
 
@@ -71,10 +72,11 @@ def test_verify_reads_what_export_writes(tmp_path: Path) -> None:
         block = Block(work.block_hash, work.block_height)
         order = replace(spec.work, block=block, public_key=work.public_key)
         async with await SqliteOutbox.open(path) as store:
-            await store.open_round(replace(spec, work=order))
+            lane = NonceLane(0, 1)
+            await store.open_round(replace(spec, work=order, lane=lane))
             await store.record("honest", 12, claims, {})
             # The same vectors under another key, with one missing.
-            await store.open_round(a_spec("forged"))
+            await store.open_round(replace(a_spec("forged"), lane=lane))
             await store.record("forged", 13, claims, {12: "not finite"})
 
     def verified(round_id: str, url: str) -> Result:

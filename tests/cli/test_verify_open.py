@@ -98,21 +98,34 @@ def test_a_vector_changed_after_its_root_was_posted_is_fraud(
     assert "nonce 5: not committed its path does not lead to the root" in result.output
 
 
-def test_a_node_without_its_vectors_is_fraud(tiny: Path, served: tuple[FakeNode, Receiver]) -> None:
+def test_a_node_without_its_vectors_has_not_proved(
+    tiny: Path, served: tuple[FakeNode, Receiver], tmp_path: Path
+) -> None:
     node, received = served
+    node.change("DELETE FROM results WHERE nonce < 8")
+    record = tmp_path / "verdict.json"
+    part = run(received.file, node, "--model", tiny, "--json", record)
+    assert part.exit_code == 2, part.output
+    assert "8 of 24 drawn nonces are not opened" in part.output
+    found = json.loads(record.read_text())
+    assert found["verdict"] == found["findings"][-1]["test"] == "unproved"
+    # By the rest alone it would be honest.
+    assert found["findings"][0]["result"] == "honest"
     node.change("DELETE FROM results")
-    result = run(received.file, node, "--model", tiny)
-    assert result.exit_code == 1, result.output
-    assert "not opened" in result.output
+    nothing = run(received.file, node, "--model", tiny, "--json", record)
+    assert nothing.exit_code == 2, nothing.output
+    assert "refused: 24 of 24 drawn nonces are not opened" in nothing.output
+    found = json.loads(record.read_text())
+    assert (found["verdict"], found["reason"]) == ("unproved", "refused")
 
 
-def test_a_node_of_another_checkpoint_gives_no_verdict(
+def test_a_node_of_another_checkpoint_has_not_proved(
     small_models: SmallModels, served: tuple[FakeNode, Receiver]
 ) -> None:
     node, received = served
     result = run(received.file, node, "--model", small_models.get("qwen3", seed=1))
-    assert result.exit_code == 3, result.output
-    assert "weights_digest: the source has " in result.output.replace("\n", " ")
+    assert result.exit_code == 2, result.output
+    assert "another digest: weights_digest: the source has " in result.output.replace("\n", " ")
 
 
 def test_roots_without_a_node_that_opens_them_are_no_source(

@@ -120,8 +120,8 @@ def test_a_validator_verifies_a_round_without_vllm(
     node.start_round()
     until(lambda: node.processed() >= 64)
     node.stop()
-    # The node says which checkpoint it serves, so another one to compare with gives no verdict.
-    for model, verdict in ((tiny, 0), (small_models.get("qwen3", seed=1), 3)):
+    # The node says which checkpoint it serves, so by another one it has not proved.
+    for model, verdict in ((tiny, 0), (small_models.get("qwen3", seed=1), 2)):
         options = ("--model", str(model), "--dist-threshold", TINY_THRESHOLD)
         outcome = CliRunner().invoke(app, ["verify", node.server.url, *options])
         assert outcome.exit_code == verdict, outcome.output

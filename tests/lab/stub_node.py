@@ -269,7 +269,8 @@ class StubNode:
     def _config(self) -> dict[str, Any] | None:
         if not self.rounds:
             return None
-        config = {name: self._work[name] for name in ("block_hash", "public_key")}
+        names = ("block_hash", "public_key", "node_id", "node_count")
+        config = {name: self._work[name] for name in names}
         return {**config, **self._work.get("params", {"seq_len": self._work.get("seq_len")})}
 
     def gauges(self) -> dict[str, Any]:

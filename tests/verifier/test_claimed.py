@@ -44,7 +44,9 @@ def written(folder: Path, body: object) -> Path:
 
 def test_a_callback_is_a_file_of_artifacts(tmp_path: Path) -> None:
     expected = ClaimedArtifacts("block", "key", (4, 2), CLAIMS, width=12, block_height=7)
-    assert from_file(written(tmp_path, BODY), ANY) == expected
+    claimed = from_file(written(tmp_path, BODY), ANY)
+    assert replace(claimed, unknown_lane=None) == expected
+    assert "give --lane FIRST:STEP" in (claimed.unknown_lane or "")
 
 
 def test_a_file_may_say_more(tmp_path: Path) -> None:
@@ -101,12 +103,12 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_nodes_round_is_read() -> None:
     with stub_node() as (_, url), NodeClient(url) as node:
         with pytest.raises(LabError, match="has no round"):
-            from_node(node)
+            from_node(node, ANY)
         with node.round(Work("toy", block_hash="first")):
             wait_until(lambda: node.status().processed >= 32, "results", 30)
         with node.round(Work("toy", seq_len=64)):
             wait_until(lambda: node.status().processed >= 32, "results", 30)
-            claimed = from_node(node)
+            claimed = from_node(node, ANY)
         assert (claimed.block_hash, claimed.seq_len, claimed.width) == ("lab-block", 64, 12)
         assert claimed.nonces == tuple(range(len(claimed.nonces)))
         assert len(claimed.claims) == len(claimed.nonces) >= 32
@@ -115,7 +117,7 @@ def test_a_nodes_round_is_read() -> None:
             == node.artifacts(Work("toy", seq_len=64), [0])[0].vector_b64
         )
         with node.round(DistanceWork("toy")), pytest.raises(LabError, match="distance protocol"):
-            from_node(node)
+            from_node(node, ANY)
 
 
 def claims(*texts: str) -> ClaimedArtifacts:
@@ -172,4 +174,5 @@ def test_a_source_is_of_another_width_only_as_a_whole() -> None:
         (),
     ):
         require_width(claims(*garbage), asked)
-    require_width(replace(claims(of(128)), width=12), asked)
+    with pytest.raises(LabError, match=r"every vector of the source has 24 .* encoding says 12"):
+        require_width(replace(claims(of(24), of(24)), width=12), asked)

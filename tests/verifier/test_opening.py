@@ -3,7 +3,7 @@
 import base64
 import socket
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +17,16 @@ from starlette.routing import Route
 
 from outbox.support import serving
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import LabError, NodeError, Progress
+from proofserve.lab.owed import Unproved, UnprovedError
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.commitments import leaf, root
 from proofserve.protocol.nonces import NonceLane, draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Reason
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.verifier.judges import CountJudge, CountRule, Vectors
-from proofserve.verifier.openings import (
-    ENOUGH_FAULTS,
-    CommittedSource,
-    committed_from_file,
-    open_sample,
-)
-from proofserve.verifier.verification import Truth, Verification, verify
+from proofserve.verifier.openings import CommittedSource, committed_from_file, open_sample
+from proofserve.verifier.verification import Truth, Verification, settled, verify
 from proofserve.wire.records import root_record
 from support.committed import (
     ANYTHING,
@@ -79,7 +75,11 @@ def opened(node: FakeNode, source: CommittedSource, seed: str, most: int = 60) -
 def judged(claimed: ClaimedArtifacts, vectors: Callable[..., Vectors] = recomputed) -> Verification:
     judges = [CountJudge(RULE, len(claimed.nonces))]
     ours = Truth(vectors, 12, 8)
-    return verify(claimed, claimed.nonces, ours, judges, Progress())
+    return settled(verify(claimed, claimed.nonces, ours, judges, Progress()), claimed)
+
+
+def forged(nonces: Sequence[int]) -> Vectors:
+    return {nonce: -vector for nonce, vector in recomputed(nonces).items()}
 
 
 def never(_nonces: object) -> Vectors:
@@ -137,32 +137,35 @@ def test_a_new_root_of_changed_vectors_is_no_help(changeable: tuple[FakeNode, Re
     assert judged(claimed, never).verdict is SequentialResult.FRAUD
 
 
-def test_deleted_vectors_are_not_opened_and_count_as_mismatches(
+def test_a_node_that_does_not_open_a_part_is_not_cleared_by_the_rest(
     changeable: tuple[FakeNode, Receiver],
 ) -> None:
     node, received = changeable
     node.change("DELETE FROM results WHERE nonce = ?", LANE.nonce(33))
     claimed = opened(node, received.roots(), "s", 10**6)
-    assert set(claimed.faults) == set(LANE.batch(32, 32))
-    assert {fault.reason for fault in claimed.faults.values()} == {Reason.NOT_OPENED}
-    assert all("410" in fault.detail for fault in claimed.faults.values())
+    asked = len(claimed.nonces) + 32
+    assert (claimed.faults, claimed.withheld and claimed.withheld.kind) == ({}, Unproved.REFUSED)
+    assert not {*claimed.nonces} & {*LANE.batch(32, 32)}
+    assert claimed.withheld is not None
+    assert claimed.withheld.text.startswith(f"32 of {asked} drawn nonces are not opened: POST ")
+    assert "410" in claimed.withheld.text
     outcome = judged(claimed)
-    used = [error for error in outcome.errors if error.nonce in claimed.faults]
-    assert used
-    assert all(error.broken is claimed.faults[error.nonce] for error in used)
+    assert outcome.verdict is SequentialResult.UNPROVED
+    assert outcome.opinions[0].result is SequentialResult.HONEST
+    assert outcome.opinions[-1].figures == {"reason": "refused"}
+    # What it does open still convicts.
+    assert judged(claimed, forged).verdict is SequentialResult.FRAUD
 
 
-def test_a_node_that_has_none_of_its_vectors_is_convicted(
+def test_a_node_that_has_none_of_its_vectors_has_not_proved(
     changeable: tuple[FakeNode, Receiver],
 ) -> None:
     node, received = changeable
     node.change("DELETE FROM results")
-    claimed = opened(node, received.roots(), "s", 10**6)
-    # It is not asked for all: so many faults convict by every test.
-    assert ENOUGH_FAULTS <= len(claimed.faults) == len(claimed.nonces) <= 100
-    outcome = judged(claimed)
-    assert (outcome.verdict, outcome.nonces_used) == (SequentialResult.FRAUD, 3)
-    assert {each.reason for each in outcome.mismatches(0.01)} == {Reason.NOT_OPENED}
+    # It is not asked for all.
+    with pytest.raises(UnprovedError, match="100 of 100 drawn nonces are not opened") as found:
+        opened(node, received.roots(), "s", 10**6)
+    assert found.value.kind is Unproved.REFUSED
 
 
 def test_a_failed_nonce_is_an_empty_claim(tmp_path: Path) -> None:
@@ -190,11 +193,15 @@ def test_batches_that_do_not_follow_each_other_convict(
     (fault,) = claimed.faults.values()
     assert (fault.nonce, fault.reason) == (LANE.nonce(64), Reason.NOT_COMMITTED)
     assert judged(claimed, never).verdict is SequentialResult.FRAUD
-    # A callback that has not come yet is a gap, and no fault; its nonces are not asked for.
+    # A callback that has not come is no fault, and who lost it is not known.
     gap = committed_from_file(
         as_json(tmp_path / "gap.json", source, [records[0], records[3]]), ANYTHING
     )
-    assert opened(node, gap, "s").faults == {}
+    partly = opened(node, gap, "s")
+    assert (partly.faults, partly.withheld) == ({}, gap.withheld())
+    assert partly.withheld is not None
+    assert "roots of 64 nonces" in partly.withheld.text
+    assert judged(partly).verdict is SequentialResult.UNPROVED
     assert set(gap.nonces()) == {*LANE.batch(0, 32), *LANE.batch(96, 32)}
 
 
@@ -205,8 +212,13 @@ def test_sources_that_mean_nothing_are_refused(
     first = root_record(source.batches[0])
     for roots, said in (([], "has no roots"), ([first, first], "two roots cover lane index 0")):
         file = as_json(tmp_path / "roots.json", source, roots)
-        with pytest.raises(LabError, match=said):
+        with pytest.raises(LabError, match=said) as found:
             committed_from_file(file, ANYTHING)
+        assert isinstance(found.value, UnprovedError) is bool(roots)
+    file = as_json(tmp_path / "roots.json", source, [first])
+    with pytest.raises(LabError, match="--lane: the roots are of"):
+        committed_from_file(file, Selection(lane=NonceLane(0, 3)))
+    assert committed_from_file(file, Selection(lane=LANE)).lane == LANE
 
 
 def test_several_rounds_of_a_receiver_need_an_id(changeable: tuple[FakeNode, Receiver]) -> None:
@@ -250,23 +262,30 @@ GARBAGE = [
         {"openings": [{"nonce": n, "vector_b64": "", "path": "AAAA"} for n in body["nonces"]]}
     ),
     lambda _body: JSONResponse({"openings": [None, "x", {"nonce": 10**30}]}),
-    lambda _body: JSONResponse({"detail": "not here"}, 404),
-    lambda _body: JSONResponse({"detail": "later"}, 503),
-    lambda _body: JSONResponse({"detail": "too many"}, 429),
 ]
+REFUSALS = (401, 403, 404, 422, 429, 503)
 
 
 @pytest.mark.parametrize("answer", GARBAGE)
-def test_whatever_a_node_answers_it_is_no_proof(
+def test_an_answer_that_opens_nothing_is_no_proof(
     committed: tuple[FakeNode, Receiver], answer: Callable[[Any], Response]
 ) -> None:
-    source = committed[1].roots()
-    with answering(answer) as url, NodeClient(url) as client:
-        claimed = open_sample(source, client, "s", 40, Progress(), IMPATIENT)
-    assert claimed.claims == ()
-    assert {fault.reason for fault in claimed.faults.values()} == {Reason.NOT_OPENED}
-    assert set(claimed.faults) == set(claimed.nonces)
-    assert judged(claimed).verdict is SequentialResult.FRAUD
+    assert unproved_by(answer, committed[1].roots()) is Unproved.UNREADABLE
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+def test_a_refusal_to_open_is_no_proof(committed: tuple[FakeNode, Receiver], status: int) -> None:
+    def answer(_body: Any) -> Response:
+        return JSONResponse({"detail": "not now"}, status)
+
+    assert unproved_by(answer, committed[1].roots()) is Unproved.REFUSED
+
+
+def unproved_by(answer: Callable[[Any], Response], source: CommittedSource) -> Unproved:
+    nothing = pytest.raises(UnprovedError, match="40 of 40 drawn nonces are not opened")
+    with answering(answer) as url, NodeClient(url) as client, nothing as found:
+        open_sample(source, client, "s", 40, Progress(), IMPATIENT)
+    return found.value.kind
 
 
 def test_a_text_that_is_no_vector_does_not_fit_a_root(committed: tuple[FakeNode, Receiver]) -> None:
@@ -295,20 +314,34 @@ def test_a_node_may_be_busy_for_a_moment(committed: tuple[FakeNode, Receiver]) -
     assert (claimed.faults, len(claimed.claims)) == ({}, 40)
 
 
-@pytest.mark.parametrize("status", [401, 403, 422])
-def test_a_refusal_of_the_validator_itself_is_no_verdict(
-    committed: tuple[FakeNode, Receiver], status: int
-) -> None:
-    refusing = answering(lambda _body: JSONResponse({"detail": "your key"}, status))
-    with refusing as url, NodeClient(url) as client, pytest.raises(NodeError, match="your key"):
-        open_sample(committed[1].roots(), client, "s", 4, Progress(), IMPATIENT)
+def test_an_outage_in_the_middle_is_no_fraud(committed: tuple[FakeNode, Receiver]) -> None:
+    """The node opens the first hundred, and then only refuses to."""
+    node, received = committed
+    calls = 0
+
+    def answer(body: Any) -> Response:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            return JSONResponse({"detail": "restarting"}, 503)
+        return JSONResponse(node.open(nonces=body["nonces"]).json())
+
+    with answering(answer) as url, NodeClient(url) as client:
+        claimed = open_sample(received.roots(), client, "s", 150, Progress(), IMPATIENT)
+    assert (len(claimed.claims), claimed.faults) == (100, {})
+    assert judged(claimed).verdict is SequentialResult.UNPROVED
 
 
-def test_a_node_that_was_never_reached_is_no_verdict(committed: tuple[FakeNode, Receiver]) -> None:
+def test_a_node_that_is_late_or_away_is_named(committed: tuple[FakeNode, Receiver]) -> None:
+    source = committed[1].roots()
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with NodeClient(url) as client, pytest.raises(NodeError, match="refused"):
-        open_sample(committed[1].roots(), client, "s", 4, Progress(), IMPATIENT)
+        # It takes the connection, and never answers.
+        with NodeClient(url, timeout_s=0.2) as client, pytest.raises(UnprovedError) as late:
+            open_sample(source, client, "s", 4, Progress(), IMPATIENT)
+    with NodeClient(url) as client, pytest.raises(UnprovedError, match="refused") as away:
+        open_sample(source, client, "s", 4, Progress(), IMPATIENT)
+    assert (late.value.kind, away.value.kind) == (Unproved.LATE, Unproved.UNREACHABLE)
 
 
 def test_the_receivers_file_is_read_beside_the_receiver(

@@ -31,7 +31,12 @@ _PAGE = 500
 # One line for each callback, and for each step of a migration, would be too many.
 _ONLY_WARNINGS = ("httpx", "alembic")
 _STATE_COLOURS = {"ready": "green", "lost": "red", "refused": "red"}
-_VERDICT_COLOURS = {"honest": "green", "fraud": "bold red", "abstained": "dim"}
+_VERDICT_COLOURS = {
+    "honest": "green",
+    "fraud": "bold red",
+    "unproved": "yellow",
+    "abstained": "dim",
+}
 
 Url = Annotated[str, typer.Option("--url", envvar="FLEET_URL", help="The fleet: http://HOST:PORT.")]
 ApiKey = Annotated[

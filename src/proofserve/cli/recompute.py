@@ -22,7 +22,7 @@ from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.receiver.reader import ReceiverFileError, is_database, reading
+from proofserve.receiver.reader import ReceiverFileError, is_database
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
@@ -30,7 +30,7 @@ from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
     from_file,
-    only_source,
+    from_receiver,
     vector_scheme,
 )
 from proofserve.verifier.judges import Vectors
@@ -58,16 +58,12 @@ Compute = Callable[[Sequence[int]], list[Claim]]
 
 
 def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
-    """The artifacts in a JSON file, or in a file of ``proofserve receive``. Raises LabError."""
+    """The artifacts in a JSON file, or in a file of ``proofserve receive``.
+
+    Raises LabError, and ProtocolError for the lane that a file names.
+    """
     try:
-        if not is_database(path):
-            return from_file(path, wanted)
-        with reading(path) as received:
-            if not (counts := received.counts()) and received.rounds():
-                raise LabError(f"{path} has roots and no vectors; give --open NODE")
-            source = only_source(path, counts, wanted)
-            claims = tuple(Claim(nonce, text) for nonce, text in received.of(source))
-        return ClaimedArtifacts(*source, tuple(claim.nonce for claim in claims), claims)
+        return (from_receiver if is_database(path) else from_file)(path, wanted)
     except OSError as error:
         raise LabError(f"cannot read {path}: {error.strerror}") from error
     except ReceiverFileError as error:
@@ -348,7 +344,8 @@ class EngineOptions:
         """
         if self.model is not None and self.trusts_one and not tests.exact:
             raise LabError("--test: only exact asks an engine beside --model; add --test exact")
-        exact = None
+        # The source need not say its scheme.
+        claimed, exact = replace(claimed, scheme=work.scheme.name), None
         if tests.exact:
             # The server stops before a checkpoint is loaded: a card may not have room for both.
             with self._node(work, options, session) as node:

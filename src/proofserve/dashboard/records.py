@@ -16,6 +16,8 @@ KEPT = 720
 # Values of a minute: an operator compares the newest ones with the usual value.
 _MINUTE = 12
 
+ShownVerdict = Literal["honest", "fraud", "undecided", "unproved", "no verdict"]
+
 
 class Level(StrEnum):
     """How much a state asks for an operator's attention."""
@@ -114,7 +116,7 @@ class ActionOffer(DashboardRecord, frozen=True, kw_only=True):
 class LastVerdict(DashboardRecord, frozen=True, kw_only=True):
     """The newest verdict about a member: the test compared ``distance`` with ``threshold``."""
 
-    verdict: Literal["honest", "fraud", "undecided", "no verdict"]
+    verdict: ShownVerdict
     at: float
     test: str = ""
     nonces: int | None = None

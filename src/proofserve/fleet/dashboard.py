@@ -5,7 +5,7 @@ import importlib.metadata
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from proofserve.api.node_page import (
     COLUMNS,
@@ -29,6 +29,7 @@ from proofserve.dashboard.records import (
     LastVerdict,
     Level,
     MemberRow,
+    ShownVerdict,
 )
 from proofserve.dashboard.routes import SnapshotUnavailable
 from proofserve.fleet.conditions import MemberCondition
@@ -54,10 +55,11 @@ _LEVELS = {
     MemberState.DRAINING: Level.IDLE,
 }
 _REASON = ActionField(name="reason", label="Reason, for other operators", required=True)
-_SHOWN: Final[dict[VerdictOutcome, Literal["honest", "fraud", "undecided", "no verdict"]]] = {
+_SHOWN: Final[dict[VerdictOutcome, ShownVerdict]] = {
     VerdictOutcome.HONEST: "honest",
     VerdictOutcome.FRAUD: "fraud",
     VerdictOutcome.UNDECIDED: "undecided",
+    VerdictOutcome.UNPROVED: "unproved",
     VerdictOutcome.ABSTAINED: "no verdict",
 }
 

@@ -16,6 +16,8 @@ from proofserve.api.response_models import ResponseModel
 from proofserve.fleet.records import FleetRound, Member
 
 DAY_S: Final = 86_400.0
+# Of so many of a member's newest verdicts, without abstentions, the unproved ones are counted.
+RECENT: Final = 20
 
 
 def share_of_day(spent: float, verified: int, planned: int) -> float:
@@ -63,8 +65,10 @@ class VerdictOutcome(StrEnum):
     FRAUD = "fraud"
     UNDECIDED = "undecided"
     """The tests could not decide on this sample."""
+    UNPROVED = "unproved"
+    """The member did not show a part of what it owed: the reason says why."""
     ABSTAINED = "abstained"
-    """Nothing was judged: the reason says what was missing."""
+    """Nothing was judged: the reason says what the fleet was missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class VerificationRule:
     ``dist_threshold``, ``p_mismatch``; ``alpha_per_day`` is that of ``share_of_day``.
     ``calibration`` is the digest of its content in the store. A job is tried again after a fault up
     to ``attempts`` times in all, and ends after ``timeout_s``; a smaller ``priority`` goes first.
+    A member of whose newest ``RECENT`` verdicts more than ``unproved_share`` are unproved is
+    cordoned.
     """
 
     nonces: int
@@ -89,6 +95,7 @@ class VerificationRule:
     calibration: str | None = None
     conviction: AfterConviction = AfterConviction.MARK
     callback_url: str | None = None
+    unproved_share: float = 0.25
     attempts: int = 3
     timeout_s: float = 3600.0
     priority: int = 10
@@ -135,13 +142,15 @@ class VerificationJob:
 class StoredSample:
     """The drawn artifacts: ``nonces`` int64 [n], ``vectors`` float16 [n, width]; ``of`` how many.
 
-    Of a lane with roots there are none; then ``committed`` has the bodies of its callbacks.
+    ``missing`` more were drawn, and have not come, though later nonces of the lane have. Of a lane
+    with roots there are none; then ``committed`` has the bodies of its callbacks.
     """
 
     nonces: NDArray[np.int64]
     vectors: NDArray[np.float16]
     of: int
     committed: tuple[Mapping[str, Any], ...] = ()
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,6 +190,7 @@ class MemberVerdict(ResponseModel, frozen=True):
     """A verdict, as it is stored and shown; ``id`` is that of its job.
 
     ``log_evidence`` is a natural logarithm, ``alpha`` was its chance to convict an honest member.
+    ``unproved`` counts the unproved ones among the member's ``RECENT`` newest up to this one.
     """
 
     number: int
@@ -202,6 +212,7 @@ class MemberVerdict(ResponseModel, frozen=True):
     seconds: float
     worker: str | None
     alpha: float | None
+    unproved: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,8 +264,8 @@ def _rows(connection: sqlite3.Connection, sql: str, values: Mapping[str, Any]) -
 # Rows that are in memory at a time.
 _PAGE = 4096
 _FIND = """
-    SELECT last_seq, r_target IS NOT NULL, block_hash, block_height, public_key, seq_len, scheme,
-           width
+    SELECT last_seq, r_target IS NOT NULL, pruned_values + pruned_errors, block_hash, block_height,
+           public_key, seq_len, scheme, width, node_id, node_count, group_id, n_groups
     FROM rounds WHERE number = ?
 """
 
@@ -283,16 +283,18 @@ def rows(
 def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> Iterator[str]:
     """The results of an artifact round, as pieces of the JSON that ``proofserve verify`` reads.
 
-    Its ``nonces`` are those of all rows of the round; a nonce that failed has no artifact.
+    Its ``nonces`` are those of all rows of the round; a nonce that failed has no artifact. It names
+    its lane, unless results are deleted: between the others they would seem left out.
     Raises ValueError for an unknown round, and for one of the distance protocol.
     """
     number = round_number(connection, round_id)
-    last_seq, of_distance, *order = connection.execute(_FIND, (number,)).fetchone()
+    last_seq, of_distance, deleted, *order = connection.execute(_FIND, (number,)).fetchone()
     if of_distance:
         raise ValueError(
             f"round {round_id!r} is of the distance protocol: POST /validate judges its winners"
         )
-    block_hash, block_height, public_key, seq_len, scheme, width = order
+    block_hash, block_height, public_key, seq_len, scheme, width, *lane = order
+    numbers = ("node_id", "node_count", "group_id", "n_groups")
     head = {
         "block_hash": block_hash,
         "block_height": block_height,
@@ -300,6 +302,7 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
         "params": {"seq_len": seq_len},
         "scheme": json.loads(scheme)["name"],
         "encoding": encoding_of(width),
+        **({} if deleted else dict(zip(numbers, lane, strict=True))),
     }
 
     def known() -> Iterator[StoredResult]:

@@ -18,7 +18,8 @@ _VERSION = 4
 _MAGIC = b"SQLite format 3\0"
 _SOURCES = "SELECT block_hash, public_key, count(*) FROM artifacts GROUP BY 1, 2 ORDER BY 1, 2"
 _ARTIFACTS = (
-    "SELECT nonce, vector_b64 FROM artifacts WHERE block_hash = ? AND public_key = ? ORDER BY nonce"
+    "SELECT nonce, vector_b64, sequence FROM artifacts JOIN callbacks ON callbacks.id = callback"
+    " WHERE block_hash = ? AND public_key = ? ORDER BY nonce"
 )
 _ROUNDS = """
     SELECT number, block_hash, public_key, round_id, block_height, node_id, node_count, group_id,
@@ -123,7 +124,8 @@ class ReceivedArtifacts:
         """The batches of a round in the order of its lane."""
         return [CommittedBatch(*row) for row in self._connection.execute(_ROOTS, (number,))]
 
-    def of(self, source: Source) -> list[tuple[int, str]]:
+    def of(self, source: Source) -> list[tuple[int, str, int | None]]:
+        """Each nonce with its vector, and the number that the node gave the callback with it."""
         return self._connection.execute(_ARTIFACTS, source).fetchall()
 
     def log(self, public_key: bytes, first: int, last: int) -> list[SignedEntry]:

@@ -137,6 +137,7 @@ class RuleTable(TomlTable):
     p_mismatch: float | None = Field(None, gt=0, lt=1)
     conviction: AfterConviction | None = None
     callback_url: str | None = Field(None, min_length=1)
+    unproved_share: float | None = Field(None, ge=0, le=1)
     attempts: int | None = Field(None, ge=1, le=100)
     timeout_sec: float | None = Field(None, gt=0, allow_inf_nan=False)
     priority: int | None = Field(None, ge=1, le=1000)

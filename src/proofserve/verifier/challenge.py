@@ -1,15 +1,16 @@
 """A challenge: nonces of a block that did not exist a moment ago, and a node's answer to them."""
 
+import math
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any, Final
 
 from proofserve.lab.node_client import NodeClient
+from proofserve.lab.owed import Unproved, UnprovedError, owed_by, unproved_by
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, NodeError, TooSlowError
 from proofserve.protocol.nonces import MAX_NONCE
@@ -27,37 +28,8 @@ from proofserve.verifier.judging import VerdictReport
 
 # Results that are kept whole; all are counted.
 KEPT: Final = 1000
+DAY_S: Final = 86_400.0
 _KEY: Final = "proofserve challenge"
-# What a node may send instead of the fields of its description.
-_NONSENSE: Final = (KeyError, IndexError, TypeError, ValueError, RecursionError)
-
-
-class Unanswered(StrEnum):
-    """Why a challenge has no answer that can be judged. None of them is fraud."""
-
-    LATE = "late"
-    """The node may serve chat, or a round, or be slow."""
-    PARTLY = "partly answered"
-    """Other nonces than those asked for, or not all of them."""
-    OTHER_BLOCK = "another block"
-    """The answer is, by its own words, for another block or key."""
-    REFUSED = "refused"
-    """An error status: a budget, another model or shape, a wrong key."""
-    UNREACHABLE = "not reached"
-    UNREADABLE = "unreadable"
-    """The answer is none of a node, or has another shape than what was asked for."""
-    OTHER_WEIGHTS = "other weights"
-    """The node says itself that it serves another checkpoint."""
-
-
-ChallengeOutcome = SequentialResult | Unanswered
-
-
-class NoAnswer(LabError):
-    def __init__(self, kind: Unanswered, text: str, seconds: float | None = None) -> None:
-        super().__init__(text)
-        self.kind = kind
-        self.seconds = seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,41 +61,32 @@ def fresh(shape: Work, count: int) -> FreshChallenge:
 def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> ChallengeAnswer:
     """Have ``node`` compute ``challenge``, under the first name of its model.
 
-    Raises NoAnswer unless the answer is whole, about what was asked, and in time.
+    Raises UnprovedError unless the answer is whole, about what was asked, and in time.
     """
-    try:
+    with owed_by(node.url):
         model, digest = str(node.models()[0]), node.weights_digest()
-    except NodeError as error:
-        raise _no_answer(error) from error
-    except _NONSENSE as error:
-        text = f"{node.url} does not say which model it serves"
-        raise NoAnswer(Unanswered.UNREADABLE, text) from error
     began = time.monotonic()
     work = replace(challenge.work, model=model)
     try:
         content = node.answer_within(work, challenge.nonces, deadline_s)
     except TooSlowError as error:
         text = f"{error}{_if_a_round_runs(node)}"
-        raise NoAnswer(Unanswered.LATE, text, time.monotonic() - began) from error
+        raise UnprovedError(Unproved.LATE, text, time.monotonic() - began) from error
     except NodeError as error:
-        raise _no_answer(error) from error
+        raise unproved_by(error) from error
     seconds = time.monotonic() - began
     try:
         claimed = from_answer(content, node.url)
     except LabError as error:
-        raise NoAnswer(Unanswered.UNREADABLE, str(error), seconds) from error
+        raise UnprovedError(Unproved.UNREADABLE, str(error), seconds) from error
     return _checked(replace(claimed, weights_digest=digest), challenge, node.url, seconds)
-
-
-def _no_answer(error: NodeError) -> NoAnswer:
-    kind = Unanswered.UNREACHABLE if error.status is None else Unanswered.REFUSED
-    return NoAnswer(kind, str(error))
 
 
 def _if_a_round_runs(node: NodeClient) -> str:
     try:
-        generating = node.status().state == "GENERATING"
-    except (NodeError, *_NONSENSE):
+        with owed_by(node.url):
+            generating = node.status().state == "GENERATING"
+    except UnprovedError:
         return ""
     said = "; it says that a round runs, and a challenge waits for its end"
     return said if generating else ""
@@ -139,41 +102,49 @@ def _checked(
             "the answer", claimed.block_hash, claimed.public_key
         )
     except LabError as error:
-        raise NoAnswer(Unanswered.OTHER_BLOCK, str(error), seconds) from error
+        raise UnprovedError(Unproved.OTHER_BLOCK, str(error), seconds) from error
     answered = [claim.nonce for claim in claimed.claims]
     if sorted(answered) != sorted(challenge.nonces):
         missing = len({*challenge.nonces}.difference(answered))
         text = f"{missing} of {len(challenge.nonces)} nonces have none"
-        raise NoAnswer(Unanswered.PARTLY, f"{len(answered)} vectors came; {text}", seconds)
-    whole = replace(claimed, nonces=challenge.nonces, seq_len=asked.seq_len, scheme=asked.scheme)
+        raise UnprovedError(Unproved.PARTLY, f"{len(answered)} vectors came; {text}", seconds)
+    whole = replace(
+        claimed,
+        nonces=challenge.nonces,
+        seq_len=asked.seq_len,
+        scheme=asked.scheme,
+        unknown_lane=None,
+    )
     given = WorkOptions(
         asked.scheme, asked.k_dim, asked.seq_len, asked.block_height, asked.stronger_rng
     )
     try:
         return ChallengeAnswer(whole, workload(whole, given), seconds)
     except LabError as error:
-        raise NoAnswer(Unanswered.UNREADABLE, f"{source}: {error}", seconds) from error
+        raise UnprovedError(Unproved.UNREADABLE, f"{source}: {error}", seconds) from error
 
 
 @dataclass(frozen=True, slots=True)
 class ChallengeResult:
-    """What came of a challenge: a verdict with its ``report``, or why there is none.
+    """What came of a challenge: a verdict with its ``report``, or unproved, and why: ``kind``.
 
     ``seconds`` passed until the answer, or the deadline; None if nothing was sent.
     """
 
-    outcome: ChallengeOutcome
+    outcome: SequentialResult
     challenge: FreshChallenge
     reason: str
     seconds: float | None = None
     answered: ChallengeAnswer | None = None
     report: VerdictReport | None = None
+    kind: Unproved | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
     def line(self) -> str:
         took = "" if self.seconds is None else f"{self.seconds:.1f} s, "
-        return f"{self.at:%Y-%m-%d %H:%M:%S}  {self.outcome}: {took}{self.reason}"
+        why = f" ({self.kind})" if self.kind else ""
+        return f"{self.at:%Y-%m-%d %H:%M:%S}  {self.outcome}{why}: {took}{self.reason}"
 
     def record(self) -> dict[str, object]:
         """``answer`` is in the form that ``verify`` reads, for a verdict that is not honest."""
@@ -181,6 +152,7 @@ class ChallengeResult:
         return {
             "at": self.at.isoformat(timespec="seconds"),
             "outcome": self.outcome,
+            "kind": self.kind,
             "reason": self.reason,
             "seconds": self.seconds,
             "block_hash": self.challenge.work.block_hash,
@@ -190,28 +162,66 @@ class ChallengeResult:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class DailyAlpha:
+    """The chance ``total`` that a day's challenges, one each ``every_s``, convict an honest node.
+
+    Each has an equal part, so that the verdicts of any 24 hours have ``total`` at most together.
+    """
+
+    total: float
+    every_s: float
+
+    @property
+    def of_one(self) -> float:
+        # A verdict may come late and the next one soon: one more than begin within 24 hours.
+        return self.total / (math.floor(DAY_S / self.every_s) + 2)
+
+
 @dataclass(slots=True)
 class Tally:
-    """The results of repeated challenges of one node."""
+    """The results of repeated challenges of one node; ``alpha`` is None for a single one."""
 
     url: str
-    counts: Counter[ChallengeOutcome] = field(default_factory=Counter)
+    alpha: DailyAlpha | None = None
+    counts: Counter[SequentialResult] = field(default_factory=Counter)
+    unproved: Counter[Unproved] = field(default_factory=Counter)
     newest: deque[ChallengeResult] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _judged_at: deque[float] = field(default_factory=deque)
 
-    def add(self, result: ChallengeResult) -> None:
+    def add(self, result: ChallengeResult, now: float) -> None:
+        """Count what came of a challenge that ended at ``now``, in monotonic seconds."""
         self.counts[result.outcome] += 1
+        if result.kind is not None:
+            self.unproved[result.kind] += 1
+        if result.report is not None:
+            self._judged_at.append(now)
+        while self._judged_at and self._judged_at[0] <= now - DAY_S:
+            self._judged_at.popleft()
         self.newest.append(result)
+
+    @property
+    def alpha_left(self) -> str:
+        """What the verdicts of the last 24 hours have left; empty for a single challenge."""
+        if self.alpha is None:
+            return ""
+        left = self.alpha.total - len(self._judged_at) * self.alpha.of_one
+        return f"{left:.3g} of {self.alpha.total:g} left of alpha today"
 
     @property
     def text(self) -> str:
         total = self.counts.total()
         said = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.most_common())
-        return f"{total} challenge{'' if total == 1 else 's'}: {said}"
+        why = ", ".join(f"{count} {kind}" for kind, count in self.unproved.most_common())
+        left = f"; {self.alpha_left}" if self.alpha else ""
+        kinds = f" ({why})" if why else ""
+        return f"{total} challenge{'' if total == 1 else 's'}: {said}{kinds}{left}"
 
     def record(self) -> Mapping[str, Any]:
-        every = (*SequentialResult, *Unanswered)
         return {
             "url": self.url,
-            "counts": {outcome: self.counts[outcome] for outcome in every},
+            "counts": {outcome: self.counts[outcome] for outcome in SequentialResult},
+            "unproved": {kind: self.unproved[kind] for kind in Unproved},
+            "alpha_left_today": self.alpha_left or None,
             "challenges": [each.record() for each in self.newest],
         }

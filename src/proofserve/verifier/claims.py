@@ -1,22 +1,25 @@
 """Artifacts that a prover published, from a file, a receiver or a node."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AliasPath, BaseModel, BeforeValidator, Field
 
 from proofserve.lab.node_client import NodeClient
+from proofserve.lab.owed import Unproved, UnprovedError, Withheld, owed_by
 from proofserve.lab.report import LabError, parsed, read_json
 from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, SKETCHES, default_k_dim
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.identity import Block
-from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme as scheme_named
-from proofserve.protocol.verdict.comparison import Claim, Mismatch
+from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
+from proofserve.receiver.reader import reading
 from proofserve.rounds.records import Workload
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
 
@@ -24,6 +27,7 @@ T = TypeVar("T")
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
 # A claim that is no text counts as an empty one, so that the other claims still get a verdict.
 Text = Annotated[str, BeforeValidator(lambda text: text if isinstance(text, str) else "")]
+_SAY_LANE: Final = "give --lane FIRST:STEP, NODE_ID:NODE_COUNT of a round without groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,13 @@ class ClaimedArtifacts:
 
     ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
     ``width`` is the number of values per vector. It and what follows are None where the source does
-    not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal. ``faults`` has the nonces
-    whose vectors the prover committed to and did not open. ``ran_on`` are the facts of the engine,
-    where a file has them.
+    not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal. ``ran_on`` are the facts of
+    the engine, where a file has them.
+
+    ``faults`` has the nonces that are no mere missing claim: left out, or not under their root.
+    ``left_out`` counts the former, of which ``nonces`` may have a part. ``unknown_lane`` says why
+    the prover may have chosen its nonces itself, None if it cannot. ``withheld`` is None if the
+    prover showed all that it owed.
     """
 
     block_hash: str
@@ -48,20 +56,70 @@ class ClaimedArtifacts:
     weights_digest: str | None = None
     faults: Mapping[int, Mismatch] = field(default_factory=dict)
     ran_on: Mapping[str, object] | None = None
+    left_out: int = 0
+    unknown_lane: str | None = None
+    withheld: Withheld | None = None
 
     def require_digest(self, ours: str | None) -> None:
-        """Raise LabError if the prover's checkpoint is known to be another one than ours."""
+        """Raise UnprovedError if the prover's checkpoint is known to be another one than ours."""
         if None not in {self.weights_digest, ours} and self.weights_digest != ours:
-            theirs = self.weights_digest
-            raise LabError(f"weights_digest: the source has {theirs}, the checkpoint here {ours}")
+            text = f"the source has {self.weights_digest}, the checkpoint here {ours}"
+            raise UnprovedError(Unproved.OTHER_WEIGHTS, f"weights_digest: {text}")
+
+    def of_lane(
+        self,
+        lane: NonceLane,
+        whole: bool = True,
+        lost: Callable[[int | None, int], str] = lambda _before, _after: "",
+    ) -> "ClaimedArtifacts":
+        """These claims, and all other nonces of ``lane`` that were owed.
+
+        Owed are those up to the last claim: the ``whole`` lane, or from the first claim on. Where
+        one is without a claim, ``lost`` is called with the nonces claimed before it and after it,
+        and may say who else than the prover can have lost it; else it is left out. Where more are
+        left out than claimed, ``nonces`` has only as many of them as claims. Raises LabError for a
+        claim of another lane.
+        """
+        if not self.nonces:
+            return replace(self, unknown_lane=None)
+        places: dict[int, int] = {}
+        for nonce in self.nonces:
+            if (index := lane.index_of(nonce)) is None:
+                raise LabError(f"--lane: nonce {nonce} of the source is of another lane")
+            places[index] = nonce
+        indices = sorted(places)
+        gaps: list[int] = []
+        left_out, undelivered, withheld = 0, 0, self.withheld
+        for before, after in pairwise([-1, *indices] if whole else indices):
+            missing = after - before - 1
+            if missing and (excuse := lost(places.get(before), places[after])):
+                undelivered += missing
+                text = f"{undelivered} nonces of the lane, below others that came; {excuse}"
+                withheld = Withheld(Unproved.UNDELIVERED, text)
+            elif missing:
+                left_out += missing
+                gaps += islice(range(before + 1, after), max(0, len(indices) - len(gaps)))
+        faults = {n: Mismatch(n, Reason.GAP) for n in map(lane.nonce, gaps)}
+        return replace(
+            self,
+            nonces=(*self.nonces, *faults),
+            faults={**self.faults, **faults},
+            left_out=left_out,
+            unknown_lane=None,
+            withheld=withheld,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The block and the prover that are expected, or selected among several; None is any."""
+    """The block and the prover that are expected, or selected among several; None is any.
+
+    ``lane`` has the nonces that were owed, None for what the source says.
+    """
 
     block_hash: str | None = None
     public_key: str | None = None
+    lane: NonceLane | None = None
 
     def fits(self, block_hash: str, public_key: str) -> bool:
         return self.block_hash in {None, block_hash} and self.public_key in {None, public_key}
@@ -79,7 +137,7 @@ class _Artifact(ArtifactRecord):
 
 
 class _Document(BaseModel):
-    """A body of ``/generated`` (B.7) or ``/generate``; the last five fields may be missing."""
+    """A body of ``/generated`` (B.7) or ``/generate``; fields with a default may be missing."""
 
     block_hash: str
     block_height: int | None = Field(default=None, ge=0)
@@ -91,6 +149,17 @@ class _Document(BaseModel):
     scheme: str | None = None
     weights_digest: str | None = None
     ran_on: dict[str, Any] | None = None
+    node_id: int | None = None
+    node_count: int | None = None
+    group_id: int = 0
+    n_groups: int = 1
+
+    @property
+    def lane(self) -> NonceLane | None:
+        """Raises ProtocolError."""
+        if self.node_id is None or self.node_count is None:
+            return None
+        return NonceLane(self.node_id, self.node_count, self.group_id, self.n_groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +208,24 @@ def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
 
 
 def require_width(claimed: ClaimedArtifacts, scheme: Scheme) -> None:
-    """Raise LabError if a source that does not say its width is not of ``scheme`` as a whole.
+    """Raise LabError if the vectors of a file are not of ``scheme`` as a whole.
 
-    A receiver's file has vectors alone. If each of them is a sound vector of one other width, they
-    answer another request than the one that is assumed here, which is no reason to convict. One
-    vector of the right width makes all others mismatches. A node cannot hide behind this: where a
-    validator says --k-dim, this is not called, and all the vectors are mismatches.
+    If each of them is a sound vector of one other width, they answer another request than the one
+    that is assumed here, or contradict what the file says of them itself, which is no reason to
+    convict. One vector of the right width makes all others mismatches. A node cannot hide behind
+    this: it is not called for what a node answers, nor where a validator says --k-dim. Then all
+    the vectors are mismatches.
     """
-    if claimed.width is not None or not claimed.claims:
-        return
-    theirs = _width_of(claimed.claims[0].vector_b64)
+    theirs = _width_of(claimed.claims[0].vector_b64) if claimed.claims else None
     if theirs in {None, scheme.width}:
         return
     if all(_width_of(claim.vector_b64) == theirs for claim in claimed.claims):
+        said = f"every vector of the source has {theirs} values"
+        if claimed.width is not None:
+            raise LabError(f"k_dim: {said}, and its encoding says {claimed.width}")
         raise LabError(
-            f"k_dim: every vector of the source has {theirs} values, a vector of {scheme.name} here"
-            f" {scheme.width}; give --scheme and --k-dim as the node was asked for them"
+            f"k_dim: {said}, a vector of {scheme.name} here {scheme.width};"
+            " give --scheme and --k-dim as the node was asked for them"
         )
 
 
@@ -184,10 +255,17 @@ def vectors_per_nonce(name: str) -> int:
 
 
 def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
-    """The artifacts in a JSON file. Raises LabError naming what is wrong with the file."""
+    """The artifacts in a JSON file.
+
+    Of a lane that only the file names, those from its first claim are owed: a callback has a part
+    of a round. Raises LabError naming what is wrong with the file, and ProtocolError for its lane.
+    """
     read = read_json(path, _Document)
     wanted.require(path, read.block_hash, read.public_key)
-    return _claimed(read)
+    claimed = _claimed(read)
+    if wanted.lane is not None:
+        return claimed.of_lane(wanted.lane)
+    return claimed if read.lane is None else claimed.of_lane(read.lane, whole=False)
 
 
 def from_answer(content: bytes, source: str) -> ClaimedArtifacts:
@@ -209,7 +287,35 @@ def _claimed(read: _Document) -> ClaimedArtifacts:
         block_height=read.block_height,
         weights_digest=read.weights_digest,
         ran_on=read.ran_on,
+        unknown_lane=f"the source does not say which nonces were owed; {_SAY_LANE}",
     )
+
+
+def from_receiver(path: Path, wanted: Selection) -> ClaimedArtifacts:
+    """The vectors that a receiver has of one block and key.
+
+    A callback with vectors does not say its lane. Between two callbacks whose numbers follow each
+    other nothing was lost on the way. Raises LabError, and ReceiverFileError.
+    """
+    with reading(path) as received:
+        if not (counts := received.counts()) and received.rounds():
+            raise LabError(f"{path} has roots and no vectors; give --open NODE")
+        source = only_source(path, counts, wanted)
+        rows = received.of(source)
+    claims = tuple(Claim(nonce, text) for nonce, text, _ in rows)
+    sequences = {nonce: sequence for nonce, _, sequence in rows}
+    unknown = f"a receiver does not know which nonces were owed; {_SAY_LANE}"
+    nonces = tuple(claim.nonce for claim in claims)
+    claimed = ClaimedArtifacts(*source, nonces, claims, unknown_lane=unknown)
+
+    def lost(before: int | None, after: int) -> str:
+        one, other = None if before is None else sequences[before], sequences[after]
+        if one is not None and other is not None and other - one in {0, 1}:
+            return ""
+        how = "have the node's operator run `proofserve outbox retry --expired`"
+        return f"a callback between them may not have arrived; {how}"
+
+    return claimed if wanted.lane is None else claimed.of_lane(wanted.lane, lost=lost)
 
 
 def only_source(
@@ -242,7 +348,21 @@ def document(
     }
 
 
-def from_node(node: NodeClient) -> ClaimedArtifacts:
+def from_node(node: NodeClient, wanted: Selection) -> ClaimedArtifacts:
+    """The artifacts of a node's round.
+
+    A node says how many results its round has: where it lists fewer, it has deleted some after
+    delivery (ADR 21), and which ones were owed is not known. Raises UnprovedError for a node that
+    cannot be read, and LabError for other rounds than the wanted one.
+    """
+    with owed_by(node.url):
+        claimed = _listed(node, wanted.lane)
+    wanted.require(node.url, claimed.block_hash, claimed.public_key)
+    return claimed
+
+
+def _listed(node: NodeClient, lane: NonceLane | None) -> ClaimedArtifacts:
+    # Before the rows: more may come meanwhile, and none may seem deleted.
     status = node.describe()
     config, round_id = status["config"], status["round_id"]
     if not config:
@@ -254,7 +374,7 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
     while page := node.results(after):
         rows += [row for row in page if row.round_id == round_id]
         after = page[-1].seq
-    return ClaimedArtifacts(
+    claimed = ClaimedArtifacts(
         block_hash=config["block_hash"],
         public_key=config["public_key"],
         nonces=tuple(dict.fromkeys(row.nonce for row in rows)),
@@ -266,6 +386,19 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
         block_height=config.get("block_height"),
         weights_digest=node.weights_digest(),
     )
+    stats = status["stats"] or {}
+    deleted = stats.get("total_found", 0) + stats.get("failed", 0) - len(rows)
+    said = f"the node lists {deleted} results fewer than its round has" if deleted > 0 else ""
+    if lane is not None:
+        return claimed.of_lane(lane, lost=lambda _before, _after: said)
+    if said or config.get("node_count") is None or status.get("lanes"):
+        why = said or "the node does not say the one lane of its round"
+        return replace(claimed, unknown_lane=f"{why}; verify what a receiver has, or {_SAY_LANE}")
+    numbers = ("node_id", "node_count", "group_id", "n_groups")
+    own = NonceLane(*(config[name] for name in numbers if name in config))
+    if any(own.index_of(nonce) is None for nonce in claimed.nonces):
+        raise ValueError(f"it lists nonces that are not of its own lane, {own}")
+    return claimed.of_lane(own)
 
 
 def _agreed(field: str, said: T | None, given: T | None) -> T | None:

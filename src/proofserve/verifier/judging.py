@@ -36,7 +36,7 @@ from proofserve.verifier.judges import (
     default_share,
 )
 from proofserve.verifier.populations import uncalibrated
-from proofserve.verifier.verification import ExactJudge, Truth, Verification, verify
+from proofserve.verifier.verification import ExactJudge, Truth, Verification, settled, verify
 
 # The most mismatches that the lines name.
 SHOWN: Final = 10
@@ -212,7 +212,10 @@ class VerdictReport:
 
     def after(self, earlier: "VerdictReport") -> "VerdictReport":
         """This one, with the opinions of a test that was run before and decided nothing."""
-        opinions = (*earlier.outcome.opinions, *self.outcome.opinions)
+        # What is withheld, and an unknown lane, is said once.
+        said = {each.test for each in self.outcome.opinions}
+        before = (each for each in earlier.outcome.opinions if each.test not in said)
+        opinions = (*before, *self.outcome.opinions)
         return replace(self, outcome=replace(self.outcome, opinions=opinions))
 
     def lines(self) -> Iterator[str]:
@@ -220,6 +223,10 @@ class VerdictReport:
         used = f"{outcome.nonces_used} of {len(self.claimed.nonces)} nonces recomputed"
         yield f"{used} (to reproduce this sample: --seed {self.seed})"
         yield f"Block {self.claimed.block_hash}, key {self.claimed.public_key}."
+        if self.claimed.left_out:
+            yield f"{self.claimed.left_out} nonces of the lane are left out, below the last claim."
+        if self.claimed.unknown_lane:
+            yield f"The lane is not known: {self.claimed.unknown_lane}."
         for opinion in outcome.opinions:
             yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
         mismatches = self._mismatches()
@@ -252,6 +259,7 @@ class VerdictReport:
             "verdict": outcome.verdict,
             "nonces_used": outcome.nonces_used,
             "nonces_claimed": len(self.claimed.nonces),
+            "nonces_left_out": self.claimed.left_out,
             "findings": [asdict(opinion) for opinion in outcome.opinions],
             "mismatches": [asdict(mismatch) for mismatch in self._mismatches()],
             "distances": {e.nonce: e.distance for e in outcome.errors if e.broken is None},
@@ -303,7 +311,7 @@ def judged(
     sample = draw(claimed.nonces, seed, most)
     judges = judges_of(options, len(sample), truth.validator, truth.width)
     return VerdictReport(
-        outcome=verify(claimed, sample, truth, judges, progress),
+        outcome=settled(verify(claimed, sample, truth, judges, progress), claimed),
         claimed=claimed,
         seed=seed,
         options=options,
@@ -326,7 +334,7 @@ def exactly_judged(
     judge = ExactJudge(options.chances(len(sample)), engine.facts, claimed.ran_on)
     ours = replace(engine, unit=f"nonces, by {engine.name}")
     return VerdictReport(
-        outcome=verify(claimed, sample[: judge.needed], ours, [judge], progress),
+        outcome=settled(verify(claimed, sample[: judge.needed], ours, [judge], progress), claimed),
         claimed=claimed,
         seed=seed,
         options=options,

@@ -11,7 +11,8 @@ from proofserve.engines.errors import CheckpointError
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import LabError, NodeError, Progress
+from proofserve.lab.owed import Unproved, UnprovedError, Withheld
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
@@ -62,7 +63,7 @@ def check_sample(
     truth: Callable[[VerificationTask, JudgingOptions], Truth],
     member_key: str | None = None,
 ) -> JobFinding:
-    """The verdict, or an abstention. Raises EngineFault and NodeError: another try may do.
+    """The verdict, or an abstention. Raises EngineFault: another try may do.
 
     ``truth`` is as ``CheckpointTruths``. ``member_key`` has members open their roots.
     """
@@ -78,8 +79,10 @@ def check_sample(
         options = JudgingOptions(rule.tests, job.alpha, rule.beta, rule.share, threshold=threshold)
         known, claimed = truth(task, options), _claimed(task, member_key)
         report = judged(claimed, known, options, job.seed, rule.nonces, Progress())
-    except NodeError:
-        raise
+    except UnprovedError as error:
+        seconds = time.perf_counter() - began
+        why = f"{error.kind}: {error}"
+        return JobFinding(VerdictOutcome.UNPROVED, seconds, reason=why)
     except _WRONG as error:
         seconds = time.perf_counter() - began
         return JobFinding(VerdictOutcome.ABSTAINED, seconds, reason=str(error))
@@ -91,7 +94,13 @@ def _claimed(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts
     if task.sample.committed:
         return _opened(task, member_key)
     work, sample = task.round.spec.work, task.sample
-    nonces = tuple(sample.nonces.tolist())
+    nonces, withheld = tuple(sample.nonces.tolist()), None
+    if sample.missing:
+        drawn = len(nonces) + sample.missing
+        text = f"{sample.missing} of {drawn} drawn nonces of the lane have not come"
+        if not nonces:
+            raise UnprovedError(Unproved.UNDELIVERED, text)
+        withheld = Withheld(Unproved.UNDELIVERED, text)
     texts = callback_bodies.encode_all(sample.vectors)
     return ClaimedArtifacts(
         block_hash=work.block.hash,
@@ -103,6 +112,7 @@ def _claimed(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts
         scheme=work.scheme.name,
         block_height=work.block.height,
         weights_digest=task.job.weights_digest,
+        withheld=withheld,
     )
 
 

@@ -4,16 +4,17 @@ import base64
 import binascii
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
 from proofserve.lab.node_client import NodeClient
+from proofserve.lab.owed import Unproved, UnprovedError, Withheld, owed_by, unproved_by
 from proofserve.lab.report import LabError, NodeError, Progress, read_json
 from proofserve.protocol.commitments import CommittedBatch, leaf, opens
 from proofserve.protocol.identity import Block
@@ -24,15 +25,17 @@ from proofserve.receiver.reader import ReceivedRound, ReceiverFileError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.wire.records import CommittedRoots, OpeningRecord
 
+T = TypeVar("T")
+
 # Nonces of a sample, if the user does not say how many.
 SAMPLE: Final = 1000
 # Nonces of one request: few enough for an answer within seconds.
 AT_ONCE: Final = 100
-# So many nonces that the node does not open convict it by every test: no more are asked for.
+# So many nonces that the node does not open show that it will not: no more are asked for.
 ENOUGH_FAULTS: Final = 32
 # How long a node may be unreachable or too busy, all times together, and a pause between tries.
 PATIENCE_S, PAUSE_S = 60.0, 1.0
-# With these a node says that it has no such vectors. Other refusals are the validator's own fault.
+# With these a node says that it does not have one of the vectors.
 _HAS_NOT = (404, 409, 410)
 _TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
 
@@ -41,7 +44,7 @@ _TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
 class CommittedSource:
     """The roots of one round; ``width`` is the number of values per nonce.
 
-    Raises LabError for a round without roots, and for batches that overlap.
+    Raises LabError for a round without roots, and UnprovedError for batches that overlap.
     """
 
     round_id: str
@@ -58,7 +61,8 @@ class CommittedSource:
             raise LabError(f"round {self.round_id} has no roots")
         for one, after in pairwise(self.batches):
             if one.first_index + one.count > after.first_index:
-                raise LabError(f"two roots cover lane index {after.first_index}")
+                text = f"two roots cover lane index {after.first_index}"
+                raise UnprovedError(Unproved.OVERLAPPING, text)
 
     def nonces(self) -> Iterator[int]:
         for batch in self.batches:
@@ -72,6 +76,15 @@ class CommittedSource:
         found = bisect_right(self.batches, index, key=lambda batch: batch.first_index) - 1
         batch = self.batches[found]
         return batch, index - batch.first_index
+
+    def withheld(self) -> Withheld | None:
+        """Between the first root and the last: nonces without a root."""
+        behind = sum(b.first_index - a.first_index - a.count for a, b in pairwise(self.batches))
+        if not behind:
+            return None
+        how = "have the node's operator run `proofserve outbox retry --expired`"
+        text = f"the roots of {behind} nonces of the lane, between others that came; {how}"
+        return Withheld(Unproved.UNDELIVERED, text)
 
     def broken_links(self) -> dict[int, Mismatch]:
         """Batches that do not name the root before them, each by its first nonce."""
@@ -114,7 +127,7 @@ def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
     read = read_json(path, CommittedRoots)
     wanted.require(path, read.block_hash, read.public_key)
     batches = (each.batch for each in read.roots)
-    return _source(read, read.encoding.k_dim, read.params.seq_len, batches)
+    return _source(read, read.encoding.k_dim, read.params.seq_len, batches, wanted)
 
 
 def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
@@ -128,12 +141,18 @@ def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> Commi
             problem = "several rounds with roots fit" if fitting else "no round with roots fits"
             raise LabError(f"{path}: {problem}; choose by --round-id from\n{listed}")
         (found,) = fitting
-        return _source(found, found.width, found.seq_len, received.batches(found.number))
+        return _source(found, found.width, found.seq_len, received.batches(found.number), wanted)
 
 
 def _source(
-    of: CommittedRoots | ReceivedRound, width: int, seq_len: int, batches: Iterable[CommittedBatch]
+    of: CommittedRoots | ReceivedRound,
+    width: int,
+    seq_len: int,
+    batches: Iterable[CommittedBatch],
+    wanted: Selection,
 ) -> CommittedSource:
+    if wanted.lane not in {None, of.lane}:
+        raise LabError(f"--lane: the roots are of {of.lane}")
     ordered = tuple(sorted(batches, key=lambda batch: batch.first_index))
     block = Block(of.block_hash, of.block_height)
     return CommittedSource(
@@ -148,31 +167,31 @@ class _Opener:
     patience_s: float
     claims: list[Claim] = field(default_factory=list)
     faults: dict[int, Mismatch] = field(default_factory=dict)
+    unopened: dict[int, Withheld] = field(default_factory=dict)
     waited_s: float = 0.0
 
     def ask(self, nonces: Sequence[int]) -> None:
-        """Have ``nonces`` opened. Each gives a claim or a fault. Raises NodeError."""
+        """Have ``nonces`` opened. Each gives a claim or a fault, or stays unopened."""
         try:
-            self._take(nonces, self._patiently(nonces))
+            source = self.source
+            about = source.block.hash, source.public_key, source.round_id
+            self._take(nonces, self.patiently(lambda: self.node.open_vectors(*about, nonces)))
         except NodeError as error:
-            if not (_is_passing(error) or error.status in _HAS_NOT):
-                raise
             if error.status in _HAS_NOT and len(nonces) > 1:
                 # The node refuses all for one that it does not have: find that one.
                 half = len(nonces) // 2
                 self.ask(nonces[:half])
                 self.ask(nonces[half:])
             else:
-                self._refused(nonces, str(error))
+                why = unproved_by(error)
+                self.unopened |= dict.fromkeys(nonces, Withheld(why.kind, str(why)))
 
-    def _patiently(self, nonces: Sequence[int]) -> Sequence[Any]:
-        source = self.source
+    def patiently(self, call: Callable[[], T]) -> T:
+        """The answer; a node may be away for ``patience_s`` in all. Raises NodeError."""
         while True:
             began = time.monotonic()
             try:
-                return self.node.open_vectors(
-                    source.block.hash, source.public_key, source.round_id, nonces
-                )
+                return call()
             except NodeError as error:
                 self.waited_s += time.monotonic() - began
                 if not _is_passing(error) or self.waited_s >= self.patience_s:
@@ -189,15 +208,19 @@ class _Opener:
                 opened.setdefault(record.nonce, record)
         for nonce in nonces:
             if nonce not in opened:
-                self._refused([nonce], "the answer has no such opening")
+                text = "the answer has no such opening"
+                self.unopened[nonce] = Withheld(Unproved.UNREADABLE, text)
             elif isinstance(found := self.source.checked(opened[nonce]), Claim):
                 self.claims.append(found)
             else:
                 self.faults[nonce] = found
 
-    def _refused(self, nonces: Sequence[int], why: str) -> None:
-        for nonce in nonces:
-            self.faults[nonce] = Mismatch(nonce, Reason.NOT_OPENED, detail=why)
+    def withheld(self, asked: int) -> Withheld | None:
+        if not self.unopened:
+            return None
+        why = next(iter(self.unopened.values()))
+        text = f"{len(self.unopened)} of {asked} drawn nonces are not opened: {why.text}"
+        return replace(why, text=text)
 
 
 def open_sample(
@@ -210,28 +233,33 @@ def open_sample(
 ) -> ClaimedArtifacts:
     """Have ``node`` open up to ``most`` nonces that ``seed`` draws, and check every path.
 
-    The claims are of vectors that fit their roots. All other drawn nonces are in ``faults``. A node
-    that cannot be reached for longer than ``patience_s`` seconds has not opened. Raises NodeError
-    if it cannot be reached at all, or refuses the request itself, for example for its key.
+    The claims are of vectors that fit their roots, ``faults`` has those that do not. A node that
+    refuses, or cannot be reached for longer than ``patience_s`` seconds, has not opened: the rest
+    of the drawn nonces is withheld, whatever the cause. Raises UnprovedError if nothing was opened.
     """
-    digest = node.weights_digest()
     drawn = draw(source.nonces(), seed, most)
     progress.step(f"{node.url} opens up to {len(drawn)} nonces")
     opener, asked = _Opener(node, source, patience_s), 0
-    while asked < len(drawn) and len(opener.faults) < ENOUGH_FAULTS:
+    with owed_by(node.url):
+        digest = opener.patiently(node.weights_digest)
+    while asked < len(drawn) and len(opener.faults) + len(opener.unopened) < ENOUGH_FAULTS:
         opener.ask(drawn[asked : asked + AT_ONCE])
         asked = min(asked + AT_ONCE, len(drawn))
+    faults, withheld = source.broken_links() | opener.faults, opener.withheld(asked)
+    if withheld and not opener.claims and not faults:
+        raise UnprovedError(withheld.kind, withheld.text)
     return ClaimedArtifacts(
         block_hash=source.block.hash,
         public_key=source.public_key,
-        nonces=drawn[:asked],
+        nonces=tuple(nonce for nonce in drawn[:asked] if nonce not in opener.unopened),
         claims=tuple(opener.claims),
         width=source.width,
         seq_len=source.seq_len,
         scheme=source.scheme,
         block_height=source.block.height,
         weights_digest=digest,
-        faults=source.broken_links() | opener.faults,
+        faults=faults,
+        withheld=withheld or source.withheld(),
     )
 
 

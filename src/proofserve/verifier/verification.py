@@ -3,12 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from proofserve.lab.report import LabError, Progress
+from proofserve.protocol import ARTIFACT, DEFAULT_SCHEME
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -90,9 +91,9 @@ def verify(
     not fit its root convicts without a test. Raises LabError if there is nothing
     to judge, or our own recomputation is not complete.
     """
-    if not sample:
-        raise LabError("there is no artifact to verify")
     faults = claimed.faults
+    if not sample and not faults:
+        raise LabError("there is no artifact to verify")
     if forged := [each for each in faults.values() if each.reason is Reason.NOT_COMMITTED]:
         text = f"{len(forged)} of {len(sample)} opened nonces do not fit the roots"
         opinion = Opinion("roots", SequentialResult.FRAUD, len(sample), text, {})
@@ -242,7 +243,31 @@ def leaves_open(exact: Verification) -> bool:
 
     If all bits agree in too few nonces, the others would judge the trusted engine.
     """
-    if exact.verdict is not SequentialResult.UNDECIDED:
+    opinion = next((each for each in exact.opinions if each.test == ExactJudge.name), None)
+    if opinion is None or opinion.result is not SequentialResult.UNDECIDED:
         return False
-    (opinion,) = exact.opinions
     return opinion.figures["equal"] != opinion.nonces
+
+
+def settled(found: Verification, claimed: ClaimedArtifacts) -> Verification:
+    """The verdict, in view of what the prover owed and of who chose its nonces.
+
+    Fraud stands. Who withheld a part is not cleared by the rest. Inputs that depend on 32 bits are
+    those of other blocks and keys too: a prover that chooses its nonces can answer from a store.
+    """
+    if found.verdict is SequentialResult.FRAUD:
+        return found
+    used, figures = found.nonces_used, {}
+    if (withheld := claimed.withheld) is not None:
+        figures, text = {"reason": withheld.kind}, f"{withheld.kind}: {withheld.text}"
+        opinion = Opinion("unproved", SequentialResult.UNPROVED, used, text, figures)
+    elif (
+        found.verdict is SequentialResult.HONEST
+        and claimed.unknown_lane is not None
+        and (claimed.scheme or DEFAULT_SCHEME) == ARTIFACT
+    ):
+        text = f"{ARTIFACT} is cleared only where the lane is known: {claimed.unknown_lane}"
+        opinion = Opinion("lane", SequentialResult.UNDECIDED, used, text, figures)
+    else:
+        return found
+    return replace(found, verdict=opinion.result, opinions=(*found.opinions, opinion))

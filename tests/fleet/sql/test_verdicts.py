@@ -1,6 +1,7 @@
 """Jobs and verdicts as rows: one verdict for a job, and what follows from a conviction."""
 
 import json
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -9,16 +10,18 @@ import pytest
 from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import (
+    RECENT,
     AfterConviction,
     JobFinding,
     JobPhase,
     MemberVerdict,
+    StoredSample,
     VerdictOutcome,
     VerificationJob,
 )
 from proofserve.outbox.callbacks import CallbackPolicy
 
-from .support import MARK, a_job, members_of, vectors_of
+from .support import MARK, a_job, members_of, nonces_of, round_of, vectors_of
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +36,9 @@ FRAUD = JobFinding(
     log_evidence=float("inf"),
     distances=(0.4, 0.5, 0.6, 0.5),
     report={"lines": ["too far"]},
+)
+UNPROVED = JobFinding(
+    VerdictOutcome.UNPROVED, 0.1, reason="refused: 40 of 40 drawn nonces are not opened"
 )
 ABSTAINED = JobFinding(VerdictOutcome.ABSTAINED, 0.1, reason="too few nonces")
 
@@ -69,6 +75,34 @@ async def test_a_sample_is_drawn_by_its_seed_from_the_batches_of_the_job(store: 
     assert len(set(first.nonces.tolist())) == 4
     assert (first.vectors == vectors_of(first.nonces.tolist()).values).all()
     assert task.job.lane == lane.lane
+
+
+async def test_nonces_that_a_member_left_out_are_drawn_and_missing(store: FleetStore) -> None:
+    job, lane = await a_job(store, replace(MARK, nonces=32))
+    opened = await round_of(store, lane.round_id)
+    assert opened is not None
+
+    async def sample_of(after: int, *batches: tuple[int, ...]) -> StoredSample:
+        for nonces in batches:
+            await store.ingest(opened, lane, uuid.uuid4().hex, vectors_of(nonces))
+        through = (await store.verdicts.newest_batches(opened.number))[lane.lane]
+        made = replace(job, id=uuid.uuid4().hex, after_batch=after, through_batch=through)
+        await store.verdicts.add([made])
+        task = await store.verdicts.begin(made.id, "worker-a")
+        assert task is not None
+        return task.sample
+
+    half = await sample_of(0, nonces_of(opened, lane, 24, 8))
+    assert (half.of, len(half.nonces), half.missing) == (16, 16, 16)
+    assert (half.vectors == vectors_of(half.nonces.tolist()).values).all()
+    before = (await store.verdicts.newest_batches(opened.number))[lane.lane]
+    # A callback that had expired comes late: it is no gap of its own.
+    late = await sample_of(before, nonces_of(opened, lane, 8, 8))
+    assert (late.of, len(late.nonces), late.missing) == (8, 8, 0)
+    # However high a nonce is: as many are drawn from as twice those that came.
+    before = (await store.verdicts.newest_batches(opened.number))[lane.lane]
+    high = await sample_of(before, nonces_of(opened, lane, 10**12, 1))
+    assert (high.of, len(high.nonces), high.missing) == (1, 0, 2)
 
 
 async def test_what_the_policy_has_sampled_is_not_sampled_again(store: FleetStore) -> None:
@@ -143,6 +177,51 @@ async def test_an_abstention_has_no_consequence(
     found = await store.verdicts.find(job.id)
     assert found is not None
     assert found[1] is None
+
+
+async def unproved(store: FleetStore, job: VerificationJob, times: int) -> MemberVerdict:
+    """After so many more jobs of which the member did not show all."""
+    found = None
+    for _ in range(times):
+        again = replace(job, id=uuid.uuid4().hex)
+        await store.verdicts.add([again])
+        found = await store.verdicts.finish(again, UNPROVED)
+    assert found is not None
+    return found
+
+
+async def test_a_member_with_too_large_a_share_of_unproved_jobs_gets_nothing_new(
+    store: FleetStore,
+) -> None:
+    job, lane = await a_job(store)
+    last = await unproved(store, job, 5)
+    assert (last.unproved, await wish_of(store, lane.member_id)) == (5, (Wish.ACTIVE, None))
+    # What the fleet lacked says nothing about the member.
+    await store.verdicts.finish(job, ABSTAINED, JobPhase.FAILED)
+    last = await unproved(store, job, 1)
+    reason = "unproved in 6 of its newest 20 jobs: refused: 40 of 40 drawn nonces are not opened"
+    assert (last.unproved, await wish_of(store, lane.member_id)) == (6, (Wish.CORDONED, reason))
+    view = await store.verdicts.view()
+    assert view.outcomes == {VerdictOutcome.UNPROVED: 6, VerdictOutcome.ABSTAINED: 1}
+    assert (view.last[lane.member_id].outcome, view.last[lane.member_id].unproved) == (
+        VerdictOutcome.UNPROVED,
+        6,
+    )
+    # An operator takes it back; the next job that it does not prove counts the ones before.
+    await store.wish(lane.member_id, Wish.ACTIVE, None)
+    again = replace(job, id="again")
+    await store.verdicts.add([again])
+    await store.verdicts.finish(again, replace(FRAUD, outcome=VerdictOutcome.HONEST))
+    assert await wish_of(store, lane.member_id) == (Wish.ACTIVE, None)
+    assert (await unproved(store, job, 1)).unproved == 7
+    assert (await wish_of(store, lane.member_id))[0] is Wish.CORDONED
+
+
+async def test_only_the_newest_jobs_of_a_member_count(store: FleetStore) -> None:
+    job, lane = await a_job(store, replace(MARK, unproved_share=1.0))
+    assert (await unproved(store, job, RECENT + 2)).unproved == RECENT
+    # With a limit of all jobs none is too many.
+    assert await wish_of(store, lane.member_id) == (Wish.ACTIVE, None)
 
 
 async def test_a_conviction_queues_one_callback_with_the_verdict(store: FleetStore) -> None:

@@ -1,12 +1,14 @@
 """What a worker makes of a job: a verdict by the tiny model, or an abstention."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.fleet.fake_member import FakeMember
@@ -18,9 +20,17 @@ from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.engines.reference.network import load
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import queue_name
-from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
+from proofserve.fleet.verification_records import (
+    JobFinding,
+    StoredSample,
+    VerdictOutcome,
+    VerificationTask,
+)
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
+from proofserve.verifier import member_jobs
 from proofserve.verifier.member_jobs import CheckpointTruths, check_sample
+from proofserve.verifier.openings import open_sample
+from support.committed import fake_node
 from support.reference import Prover
 
 pytestmark = pytest.mark.anyio
@@ -63,13 +73,50 @@ async def test_a_worker_that_cannot_compute_abstains(tmp_path: Path, tiny: Path)
     checker = checker_with({queue: tiny})
     absent = checker_with({"weights:bb": tiny})(task)
     few = checker(replace(task, job=replace(task.job, rule=replace(RULE, nonces=9))))
-    other = checker(replace(task, job=replace(task.job, weights_digest="bb" * 32)))
-    found = (absent, few, other)
-    assert {each.outcome for each in found} == {VerdictOutcome.ABSTAINED}
-    assert {each.report for each in found} == {None}
+    assert {absent.outcome, few.outcome} == {VerdictOutcome.ABSTAINED}
+    assert (absent.report, few.report) == (None, None)
     assert f"no checkpoint for {queue}; give it --model" in (absent.reason or "")
     assert few.reason == "too few nonces: the lane has 8 of 9"
-    assert "weights" in (other.reason or "")
+
+
+async def test_a_member_that_does_not_show_what_it_owes_is_unproved(
+    tmp_path: Path, tiny: Path
+) -> None:
+    task = await a_task(tmp_path)
+    checker = checker_with({task.job.queue: tiny})
+    other = checker(replace(task, job=replace(task.job, weights_digest="bb" * 32)))
+    ours = replace(task, job=replace(task.job, weights_digest=weights_digest(tiny)))
+    nothing = np.empty(0, np.int64), np.empty((0, 0), np.float16)
+    absent = checker(replace(ours, sample=StoredSample(*nothing, of=8, missing=4)))
+    found = (other, absent)
+    assert {each.outcome for each in found} == {VerdictOutcome.UNPROVED}
+    assert (other.reason or "").startswith("another digest: weights_digest: the source has bb")
+    text = "not delivered: 4 of 4 drawn nonces of the lane have not come"
+    assert (absent.reason, absent.report) == (text, None)
+    # What has come still convicts.
+    part = checker(replace(ours, sample=replace(task.sample, missing=1)))
+    assert part.outcome is VerdictOutcome.FRAUD
+
+
+@pytest.mark.parametrize("away", [True, False], ids=["away", "refuses"])
+async def test_a_member_that_does_not_open_its_roots_is_unproved(
+    tmp_path: Path, tiny: Path, away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = partial(open_sample, patience_s=0.1)
+    monkeypatch.setattr(member_jobs, "open_sample", impatient)
+    with fake_node(tmp_path, api_key="its-key", key="its-key") as node:
+        task = await a_task(tmp_path)
+        source = {**ROUND, "params": {"seq_len": SEQ_LEN}, "group_id": 0, "n_groups": 1}
+        root = {"first_index": 0, "count": 8, "root": base64.b64encode(bytes(32)).decode()}
+        body = {**source, "scheme": "artifact-v1", "round_id": "r1"}
+        body |= {"encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"}}
+        body |= {"roots": [root | {"previous_root": None}]}
+        sample = replace(task.sample, committed=(body,))
+        address = f"{node.url}1" if away else node.url
+        task = replace(task, sample=sample, member=replace(task.member, url=address))
+        found = await asyncio.to_thread(checker_with({task.job.queue: tiny}), task)
+    assert found.outcome is VerdictOutcome.UNPROVED
+    assert (found.reason or "").startswith("not reached" if away else "refused")
 
 
 async def test_made_up_vectors_are_fraud_by_the_right_weights(tmp_path: Path, tiny: Path) -> None:

@@ -34,7 +34,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_member_has_its_own_fields_and_the_others_of_the_default(tmp_path: Path) -> None:
-    own = 'every_nonces = 50\nconviction = "cordon"\nalpha_per_day = 1e-4\n'
+    own = 'every_nonces = 50\nconviction = "cordon"\nalpha_per_day = 1e-4\nunproved_share = 0\n'
     text = f'{GOOD}[[member]]\nname = "m1"\n{own}'
     policy = policy_of(written(tmp_path, text))
     assert policy is not None
@@ -42,9 +42,9 @@ def test_a_member_has_its_own_fields_and_the_others_of_the_default(tmp_path: Pat
     assert (rule.every_s, rule.every_nonces, rule.nonces) == (None, 50, 4)
     assert rule.conviction is AfterConviction.CORDON
     assert rule.dist_threshold == 0.03
-    assert rule.alpha_per_day == 1e-4
+    assert (rule.alpha_per_day, rule.unproved_share) == (1e-4, 0)
     assert policy.default is not None
-    assert policy.default.alpha_per_day == 1e-6
+    assert (policy.default.alpha_per_day, policy.default.unproved_share) == (1e-6, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,8 @@ def test_a_member_has_its_own_fields_and_the_others_of_the_default(tmp_path: Pat
         (f"{GOOD}alpha = 1e-6", "default: alpha: give alpha_per_day instead"),
         (f"{GOOD}alpha_per_day = 0", "default.alpha_per_day"),
         (f"{GOOD}alpha_per_day = 1", "default.alpha_per_day"),
+        (f"{GOOD}unproved_share = 1.5", "default.unproved_share"),
+        (f"{GOOD}unproved_share = nan", "default.unproved_share"),
         (f"{GOOD}[[member]]\nnonces = 3", "member.0: give name or url"),
         (f'{GOOD}[[model]]\nname = "q"\ncalibration = "no.json"', r"\[\[model\]\] q: calibration"),
     ],

@@ -97,7 +97,8 @@ async def test_a_job_waits_for_a_worker_and_then_has_its_verdict(tmp_path: Path)
         shown = (await fleet.snapshot())["members"][0]
     assert again is None
     assert waiting["oldest_job_s"] >= 0.0
-    assert waiting["verdicts"] == {"honest": 0, "fraud": 0, "undecided": 0, "abstained": 0}
+    outcomes = ("honest", "fraud", "undecided", "unproved", "abstained")
+    assert waiting["verdicts"] == dict.fromkeys(outcomes, 0)
     assert 'proofserve_fleet_verification_jobs{state="queued"} 1.0' in metrics
     assert "proofserve_fleet_open_jobs 1.0" in metrics
     assert early.status_code == no_page.status_code == 404

@@ -14,8 +14,9 @@ from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictComma
 from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.lab.node_client import NodeClient
+from proofserve.lab.owed import UnprovedError
 from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, Progress, write_json
+from proofserve.lab.report import Progress, write_json
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
@@ -93,13 +94,16 @@ def command(
     Block and nonces are random and new each time: the node can neither have
     computed them before, nor choose which ones it computes honestly. A node with
     keys computes them for a validator's key, or an operator's (--api-key).
-    Verdict and exit codes are those of `verify`: 0 honest, 1 fraud, 2 undecided,
-    3 no verdict.
+    Verdict and exit codes are those of `verify`: 0 honest, 1 fraud, 2 undecided or
+    unproved, 3 no verdict.
 
-    A node that answers late, partly, for another block or with an error gets no
-    verdict: it may serve chat, or run a round, for whose end a challenge waits.
+    A node that answers late, partly, for another block or with an error is
+    unproved: it may serve chat, or run a round, for whose end a challenge waits.
     Under --every these are counted, so that a node that never answers shows.
     The exit code is then that of the worst challenge: 1, else 3, else 2, else 0.
+
+    --alpha is for the challenges of 24 hours together: under --every each has an
+    equal part of it, and each line says what is left.
 
     An answer in time shows that some node computed it with this model just now:
     this one may have asked another. Choose --deadline by the seconds that each
@@ -112,11 +116,13 @@ def command(
         --every 10m --deadline 20 --json challenges.json
     """
     with open_session(EXIT_NO_VERDICT) as session:
-        tally = challenge.Tally(str(url))
+        daily = challenge.DailyAlpha(alpha, every) if every is not None else None
+        tally = challenge.Tally(str(url), daily)
         try:
             with session.interrupts.allowed():
                 measured = read(calibration) if calibration else None
-                judging = JudgingOptions((), alpha, beta, share, threshold=measured)
+                of_one = daily.of_one if daily else alpha
+                judging = JudgingOptions((), of_one, beta, share, threshold=measured)
                 order = recompute.calibrated_order(measured)
                 work = recompute.workload_of(order)
                 recompute.warn_of_few_values(work, session)
@@ -143,10 +149,7 @@ def command(
             session.tell(tally.text)
         if json is not None:
             write_json(json, tally.record())
-        codes = {
-            EXIT_CODES[outcome] if isinstance(outcome, SequentialResult) else EXIT_NO_VERDICT
-            for outcome in tally.counts
-        }
+        codes = {EXIT_CODES[outcome] for outcome in tally.counts}
         raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
 
 
@@ -169,15 +172,13 @@ class _Challenger:
         try:
             with NodeClient(self.url, self.api_key, _DESCRIBES_ITSELF_S) as client:
                 found = challenge.answer(client, asked, self.deadline_s)
-        except challenge.NoAnswer as error:
-            return challenge.ChallengeResult(error.kind, asked, str(error), error.seconds)
-        truth = self.truth(found.work)
-        try:
-            found.claimed.require_digest(truth.weights_digest)
-        except LabError as error:
-            other = challenge.Unanswered.OTHER_WEIGHTS
-            return challenge.ChallengeResult(other, asked, str(error), found.seconds)
-        report = judged(found.claimed, truth, self.judging, fresh_seed(), None, progress)
+            truth = self.truth(found.work)
+            report = judged(found.claimed, truth, self.judging, fresh_seed(), None, progress)
+        except UnprovedError as error:
+            unproved = SequentialResult.UNPROVED
+            return challenge.ChallengeResult(
+                unproved, asked, str(error), error.seconds, kind=error.kind
+            )
         outcome = report.outcome
         deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
         said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
@@ -198,11 +199,11 @@ def _challenge(
     while True:
         began = time.monotonic()
         result = challenger.once(session.line)
-        tally.add(result)
-        verdict = result.report.outcome.verdict if result.report else SequentialResult.UNEXPLAINED
+        tally.add(result, time.monotonic())
         if every is None and result.report is not None:
-            show(session, verdict, result.report.lines())
-        session.tell(result.line, COLOURS[verdict])
+            show(session, result.outcome, result.report.lines())
+        left = f"; {tally.alpha_left}" if tally.alpha else ""
+        session.tell(f"{result.line}{left}", COLOURS[result.outcome])
         if every is None:
             return
         if json is not None:

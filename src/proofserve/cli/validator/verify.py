@@ -1,6 +1,7 @@
 """``proofserve verify``: whether a node runs the model that it claims."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -11,9 +12,10 @@ from proofserve.cli import options
 from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file, warn_of_few_values
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.lab.node_client import NodeClient
+from proofserve.lab.owed import UnprovedError, owed_by
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
-from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile
@@ -36,12 +38,14 @@ EXIT_CODES = {
     SequentialResult.HONEST: 0,
     SequentialResult.FRAUD: 1,
     SequentialResult.UNDECIDED: 2,
+    SequentialResult.UNPROVED: 2,
     SequentialResult.UNEXPLAINED: EXIT_NO_VERDICT,
 }
 COLOURS = {
     SequentialResult.HONEST: "green",
     SequentialResult.FRAUD: "red",
     SequentialResult.UNDECIDED: "yellow",
+    SequentialResult.UNPROVED: "yellow",
     SequentialResult.UNEXPLAINED: "yellow",
 }
 BELIEVED = "Block and key are believed as {source} says; --expect-block and --expect-key check."
@@ -50,6 +54,16 @@ ENGINES_DIFFER = (
     " --dist-threshold."
 )
 GIVEN_SEED = "The seed was given: this holds only if the node did not know it before it published."
+
+
+def lane_of(text: str) -> NonceLane:
+    """The lane FIRST:STEP. Raises typer.BadParameter."""
+    first, _, step = text.partition(":")
+    try:
+        return NonceLane(int(first), int(step or "1"))
+    except ValueError as error:
+        how = "give FIRST:STEP with FIRST below STEP, such as 3:8; 0:1 for all nonces"
+        raise typer.BadParameter(f"{text!r}: {how}") from error
 
 
 @app.command("verify", cls=VerdictCommand)
@@ -109,6 +123,14 @@ def command(
         ),
     ] = None,
     block_height: options.BlockHeight = None,
+    lane: Annotated[
+        NonceLane | None,
+        typer.Option(
+            parser=lane_of,
+            metavar="FIRST:STEP",
+            help="The nonces that were owed, up to the last claimed one: FIRST, FIRST + STEP, ...",
+        ),
+    ] = None,
     block_hash: Annotated[
         str | None,
         typer.Option(
@@ -152,9 +174,10 @@ def command(
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
-    nonces, or exact ran alone and the bits differ. 3: no verdict: an option, a
-    source or the recomputation is wrong, or neither an honest kernel nor a fraud
-    that is known explains the errors.
+    nonces, or exact ran alone and the bits differ; or unproved, because the node
+    owes what it does not show: it refuses, is late or away, or has another
+    checkpoint. 3: no verdict: an option, a source or the recomputation is wrong,
+    or neither an honest kernel nor a fraud that is known explains the errors.
 
     A node chooses what it says of block and key: name those that the network
     expects. `proofserve challenge` has a node compute what it cannot know before.
@@ -180,7 +203,11 @@ def command(
     run. Without one, direction convicts only what leans to a suspect further
     than every honest kernel that is emulated on the same nonces.
 
-    A missing, repeated, malformed or non-finite artifact is a mismatch. An
+    A missing, repeated, malformed or non-finite artifact is a mismatch. So is a
+    nonce of the lane that is left out below the last claimed one. A node and
+    roots say their lane; for a receiver's vectors, or a file without node_count,
+    give --lane: without it no node is cleared by artifact-v1, whose inputs depend
+    on 32 bits, so that a node that chooses nonces can answer from a store. An
     honest node is cleared after some 70 nonces, or 10 in a sample below 80.
 
     There is no default threshold. Measure honest engines first:
@@ -189,7 +216,8 @@ def command(
     proofserve calibrate noise ./model --out calibration.json
     proofserve verify --plan --model ./model --scheme sketch-v2
     proofserve verify artifacts.json --model ./model --calibration calibration.json
-    proofserve verify received.sqlite --model ./model --calibration calibration.json
+    proofserve verify received.sqlite --lane 0:1 --model ./model
+        --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
     proofserve verify http://node:8000 --model ./model --test direction --suspect ./model-awq
     proofserve verify received.sqlite --open http://node:8000 --model ./model
@@ -198,7 +226,7 @@ def command(
     proofserve verify http://node:8000 --model ./model --engine vllm
         --calibration calibration.json
     """
-    with open_session(EXIT_NO_VERDICT) as session:
+    with open_session(EXIT_NO_VERDICT) as session, _unproved(session, json):
         engines = EngineOptions(
             model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
         )
@@ -209,7 +237,7 @@ def command(
         given_tests = (tests.others, dist_threshold, calibration, p_mismatch)
         threshold = threshold_of(*given_tests) if tests.judges and (figures or not plan) else None
         judging = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
-        wanted = Selection(block_hash, public_key)
+        wanted = Selection(block_hash, public_key, lane)
         drawn_by = seed or fresh_seed()
         with session.interrupts.allowed():
             session.line.step(f"reading {source}" if source else "loading torch")
@@ -218,11 +246,14 @@ def command(
             elif open_url is None:
                 claimed = _read(source, api_key, wanted)
             else:
-                roots, most = read_committed(Path(source), wanted, round_id), nonces or SAMPLE
+                roots = read_committed(Path(source), wanted, round_id)
                 with NodeClient(open_url, api_key, timeout_s=PATIENCE_S) as node:
-                    claimed = open_sample(roots, node, drawn_by, most, session.line)
+                    claimed = open_sample(roots, node, drawn_by, nonces or SAMPLE, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         work = _work_of(claimed, given, judging.calibration)
+        # What a node sends is asked for by this length, or refused; a file may have any.
+        if k_dim is None and open_url is None and not _is_url(source or ""):
+            require_width(claimed, work.scheme)
         warn_of_few_values(work, session)
         if plan:
             _end_with_plan(engines, claimed, work, (judging, nonces), session)
@@ -242,10 +273,7 @@ def command(
 def _work_of(
     claimed: ClaimedArtifacts, given: WorkOptions, measured: CalibrationFile | None
 ) -> Workload:
-    work = workload(claimed, given if measured is None else measured.completed(given, claimed))
-    if given.k_dim is None:
-        require_width(claimed, work.scheme)
-    return work
+    return workload(claimed, given if measured is None else measured.completed(given, claimed))
 
 
 def _end_with_plan(
@@ -271,13 +299,30 @@ def _imagined(
     )
 
 
+@contextmanager
+def _unproved(session: CommandSession, json: Path | None) -> Iterator[None]:
+    """Ends the command with that word, and why, if the prover owes what it does not show."""
+    try:
+        yield
+    except UnprovedError as error:
+        verdict = SequentialResult.UNPROVED
+        show(session, verdict, [f"{error.kind}: {error}"])
+        if json is not None:
+            write_json(json, {"verdict": verdict, "reason": error.kind, "text": str(error)})
+        raise typer.Exit(EXIT_CODES[verdict]) from error
+
+
+def _is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
 def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
-    if not source.startswith(("http://", "https://")):
+    if not _is_url(source):
         return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:
-        claimed = replace(from_node(node), ran_on=kernel_facts(source, node.kernels()))
-    wanted.require(source, claimed.block_hash, claimed.public_key)
-    return claimed
+        claimed = from_node(node, wanted)
+        with owed_by(source):
+            return replace(claimed, ran_on=kernel_facts(source, node.kernels()))
 
 
 def show(session: CommandSession, verdict: SequentialResult, lines: Iterable[str]) -> None:

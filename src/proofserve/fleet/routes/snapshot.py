@@ -16,6 +16,7 @@ from proofserve.api.response_models import ResponseModel
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import MemberSource, MemberState, Wish
 from proofserve.fleet.verification_records import (
+    RECENT,
     DistanceCounts,
     JobPhase,
     MemberVerdict,
@@ -67,6 +68,7 @@ class LastVerdictAnswer(ResponseModel):
     distance: float | None
     threshold: float | None
     at: float
+    unproved: int
 
 
 class MemberAnswer(ResponseModel):
@@ -295,6 +297,7 @@ def report_page(verdict: MemberVerdict, report: Mapping[str, Any] | None) -> str
         "Reason": verdict.reason,
         "Test": verdict.test,
         "Nonces recomputed": verdict.nonces,
+        f"Unproved among its newest {RECENT}": verdict.unproved,
         "Median distance": verdict.distance,
         "Threshold of honest distances": verdict.threshold,
         "Logarithm of the evidence": verdict.log_evidence,

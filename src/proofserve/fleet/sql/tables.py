@@ -347,10 +347,16 @@ verdicts = Table(
     Column("alpha", Double),
     # float32, little-endian: the distance of each nonce that was recomputed.
     Column("distances", LargeBinary, nullable=False),
-    # The report of ``verify`` as JSON; null for an abstention.
+    # The report of ``verify`` as JSON; null for an abstention, and where a member showed nothing.
     Column("report", Text),
-    CheckConstraint("outcome IN ('honest', 'fraud', 'undecided', 'abstained')", name="outcome"),
-    CheckConstraint("(outcome = 'abstained') = (report IS NULL)", name="report"),
+    # Of the member's newest verdicts, up to this one.
+    Column("unproved", Integer, nullable=False),
+    CheckConstraint(
+        "outcome IN ('honest', 'fraud', 'undecided', 'unproved', 'abstained')", name="outcome"
+    ),
+    CheckConstraint(
+        "outcome = 'unproved' OR (outcome = 'abstained') = (report IS NULL)", name="report"
+    ),
 )
 Index("ix_fleet_verdicts_member", verdicts.c.member, verdicts.c.number)
 

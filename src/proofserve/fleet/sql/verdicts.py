@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +21,7 @@ from proofserve.fleet.sql.tables import (
     AnyRow,
     batches,
     calibrations,
+    deleted_spans,
     insert_into,
     jobs,
     kept,
@@ -34,6 +34,7 @@ from proofserve.fleet.sql.tables import (
 )
 from proofserve.fleet.verification_records import (
     DAY_S,
+    RECENT,
     AfterConviction,
     DistanceCounts,
     JobCause,
@@ -47,7 +48,7 @@ from proofserve.fleet.verification_records import (
     VerificationView,
     share_of_day,
 )
-from proofserve.protocol.nonces import draw
+from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.wire.paths import CONVICTED
 
 # The newest rounds that are looked at, however fast they follow each other.
@@ -66,7 +67,7 @@ _VERDICT = (
     *(verdicts.c.lane, jobs.c.cause, verdicts.c.outcome, verdicts.c.reason, verdicts.c.test),
     *(verdicts.c.nonces, verdicts.c.distance, verdicts.c.threshold, verdicts.c.log_evidence),
     *(verdicts.c.p_value, verdicts.c.at, verdicts.c.seconds, verdicts.c.worker),
-    verdicts.c.alpha,
+    *(verdicts.c.alpha, verdicts.c.unproved),
 )
 
 
@@ -169,6 +170,7 @@ class VerdictStore(StorePart):
             return None
         row = _columns(found) | {"job": job.id, "member": job.member_id, "round": job.round_number}
         row |= {"lane": job.lane, "at": now, "worker": worker[0], "alpha": job.alpha}
+        row["unproved"] = _unproved(connection, job.member_id, found.outcome)
         inserted = verdicts.insert().values(row).returning(verdicts.c.number)
         number = connection.execute(inserted).scalar_one()
         of_member = update(members).where(members.c.id == job.member_id)
@@ -181,6 +183,10 @@ class VerdictStore(StorePart):
         stored = _verdict(connection.execute(_joined().where(verdicts.c.number == number)).one())
         if stored.outcome is VerdictOutcome.FRAUD:
             _convict(connection, job, stored, now)
+        limit = job.rule.unproved_share * RECENT
+        if stored.outcome is VerdictOutcome.UNPROVED and stored.unproved > limit:
+            text = f"unproved in {stored.unproved} of its newest {RECENT} jobs: {stored.reason}"
+            _cordon(connection, job.member_id, text)
         return stored
 
     @reads
@@ -261,6 +267,43 @@ def _share(connection: Connection, job: VerificationJob) -> float:
     return share_of_day(spent, verified, job.rule.planned_per_day)
 
 
+def _owed(
+    connection: Connection, job: VerificationJob, lane: NonceLane, rows: Sequence[AnyRow]
+) -> Iterable[int]:
+    """The nonces from which a job's sample is drawn; ``rows`` are its batches."""
+    before = select(func.max(batches.c.last_index)).where(
+        batches.c.round == job.round_number,
+        batches.c.lane == job.lane,
+        batches.c.number <= job.after_batch,
+    )
+    deleted = select(func.max(deleted_spans.c.end_index)).where(
+        deleted_spans.c.round == job.round_number, deleted_spans.c.lane == job.lane
+    )
+    last, gone = connection.execute(before).scalar(), connection.execute(deleted).scalar()
+    start, total = max(0 if last is None else last + 1, gone or 0), sum(row.size for row in rows)
+    new = max(row.last_index for row in rows) + 1 - start
+    yield from lane.batch(start, min(max(new, 0), 2 * total))
+    # A callback that had expired comes late: the nonces around it are of earlier jobs.
+    for row in rows:
+        if row.first_index < start:
+            late = select(batches.c.nonces).where(batches.c.number == row.number)
+            for nonce in integers(connection.execute(late).scalar_one()):
+                index = lane.index_of(nonce)
+                if index is not None and index < start:
+                    yield nonce
+
+
+def _unproved(connection: Connection, member_id: str, outcome: VerdictOutcome) -> int:
+    """How many of the newest verdicts about the member are unproved, with a new ``outcome``."""
+    known = (verdicts.c.member == member_id) & (
+        verdicts.c.outcome != VerdictOutcome.ABSTAINED.value
+    )
+    newest = select(verdicts.c.outcome).where(known).order_by(verdicts.c.number.desc())
+    is_new = outcome is not VerdictOutcome.ABSTAINED
+    before = connection.execute(newest.limit(RECENT - is_new)).scalars()
+    return [*before, outcome].count(VerdictOutcome.UNPROVED)
+
+
 def _job(row: AnyRow) -> VerificationJob:
     renamed = {"member_id": row.member, "round_number": row.round, "rule": json.loads(row.rule)}
     return _JOB.validate_python({**row._mapping, **renamed})
@@ -272,12 +315,18 @@ def _task(connection: Connection, job: VerificationJob) -> VerificationTask:
         chosen = select(calibrations.c.content).where(calibrations.c.digest == digest)
         calibration = str(connection.execute(chosen).scalar_one())
     (round_,) = rounds_where(connection, rounds.c.number == job.round_number)
-    member, sample = find_member(connection, job.member_id), _sample(connection, job)
+    lane = round_.nonces_of(job.lane)
+    member, sample = find_member(connection, job.member_id), _sample(connection, job, lane)
     return VerificationTask(job, member, round_, sample, calibration)
 
 
-def _sample(connection: Connection, job: VerificationJob) -> StoredSample:
-    """The artifacts of a job from the lane's stored batches, the same ones each time."""
+def _sample(connection: Connection, job: VerificationJob, lane: NonceLane) -> StoredSample:
+    """The artifacts of a job from the lane's stored batches, the same ones each time.
+
+    They are drawn from all that was owed since the job before: what has not come is missing. Where
+    that is more than what came, only so much of it is drawn from, however high a nonce the member
+    names.
+    """
     of_job = (
         batches.c.round == job.round_number,
         batches.c.lane == job.lane,
@@ -285,29 +334,33 @@ def _sample(connection: Connection, job: VerificationJob) -> StoredSample:
         batches.c.number <= job.through_batch,
         batches.c.count > 0,
     )
-    sizes = select(batches.c.number, batches.c.count.label("size"), batches.c.kind).where(*of_job)
+    place = (batches.c.number, batches.c.first_index, batches.c.last_index)
+    sizes = select(*place, batches.c.count.label("size"), batches.c.kind).where(*of_job)
     rows = connection.execute(sizes.order_by(batches.c.number)).all()
-    ends = np.cumsum([row.size for row in rows], dtype=np.int64)
-    total = int(ends[-1]) if rows else 0
+    total = sum(row.size for row in rows)
     nothing = np.empty((0, 0), np.float16)
     if rows and rows[0].kind == BatchKind.ROOTS.value:
         chosen = select(batches.c.body).where(*of_job).order_by(batches.c.number)
         bodies = tuple(json.loads(body) for body in connection.execute(chosen).scalars())
         return StoredSample(np.empty(0, np.int64), nothing, total, bodies)
-    places: defaultdict[int, list[int]] = defaultdict(list)
-    for place in draw(range(total), job.seed, job.rule.nonces):
-        batch = int(np.searchsorted(ends, place, side="right"))
-        places[rows[batch].number].append(place - int(ends[batch]) + rows[batch].size)
-    nonces: list[int] = []
-    found = []
-    for number, own in sorted(places.items()):
-        columns = (batches.c.nonces, batches.c.found, batches.c.row_bytes)
-        row = connection.execute(select(*columns).where(batches.c.number == number)).one()
-        stored = integers(row.nonces)
-        nonces += [stored[place] for place in own]
-        found.append(vectors(row.found, row.row_bytes)[own])
-    drawn = np.concatenate(found) if found else nothing
-    return StoredSample(np.array(nonces, np.int64), drawn, total)
+    if not rows:
+        return StoredSample(np.empty(0, np.int64), nothing, 0)
+    owed = _owed(connection, job, lane, rows)
+    drawn = np.array(draw(owed, job.seed, job.rule.nonces), np.int64)
+    nonces, found = [], []
+    for number, low, high, *_ in rows:
+        within = (drawn >= lane.nonce(low)) & (drawn <= lane.nonce(high))
+        if asked := drawn[within].tolist():
+            columns = (batches.c.nonces, batches.c.found, batches.c.row_bytes)
+            row = connection.execute(select(*columns).where(batches.c.number == number)).one()
+            stored = integers(row.nonces)
+            places = {nonce: place for place, nonce in enumerate(stored)}
+            own = [places[nonce] for nonce in asked if nonce in places]
+            nonces += [stored[each] for each in own]
+            found.append(vectors(row.found, row.row_bytes)[own])
+    all_found = np.concatenate(found) if found else nothing
+    missing = len(drawn) - len(nonces)
+    return StoredSample(np.array(nonces, np.int64), all_found, total, missing=missing)
 
 
 def _convict(
@@ -316,13 +369,17 @@ def _convict(
     rule = job.rule
     if rule.conviction is AfterConviction.CORDON:
         text = f"convicted by verdict {stored.id}: {stored.reason or stored.test}"
-        wish = {"wish": Wish.CORDONED.value, "wish_reason": kept(text)}
-        # A member that is drained stays drained.
-        active = (members.c.id == job.member_id) & (members.c.wish == Wish.ACTIVE.value)
-        connection.execute(update(members).where(active).values(**wish))
+        _cordon(connection, job.member_id, text)
     if rule.conviction is AfterConviction.CALLBACK and rule.callback_url is not None:
         body = json.dumps(stored.model_dump(), allow_nan=False)
         add_callback(connection, CONVICTED, rule.callback_url, now, body=body)
+
+
+def _cordon(connection: Connection, member_id: str, text: str) -> None:
+    wish = {"wish": Wish.CORDONED.value, "wish_reason": kept(text)}
+    # A member that is drained stays drained.
+    active = (members.c.id == member_id) & (members.c.wish == Wish.ACTIVE.value)
+    connection.execute(update(members).where(active).values(**wish))
 
 
 def _distances(connection: Connection) -> DistanceCounts | None:

@@ -24,8 +24,9 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     NOT_FINITE = "not finite"
     TOO_FAR = "too far"
-    # Of vectors under a root: the node shows none, or one that is not under it.
-    NOT_OPENED = "not opened"
+    # Of a lane: the prover claims later nonces, and leaves this one out.
+    GAP = "left out"
+    # Of vectors under a root: the node shows one that is not under it.
     NOT_COMMITTED = "not committed"
 
 

@@ -31,6 +31,8 @@ class SequentialResult(StrEnum):
     FRAUD = "fraud"
     # There were too few nonces.
     UNDECIDED = "undecided"
+    # The prover owed something that it did not show. It is neither cleared nor convicted.
+    UNPROVED = "unproved"
     # The errors are like those of no known honest kernel, and like no known fraud either.
     UNEXPLAINED = "no verdict"
 
