@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from proofserve.protocol.verdict.leaning import cosine
 from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
@@ -15,7 +16,6 @@ from proofserve.models.architectures import ARCHITECTURES, SHAPES
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.protocol.verdict.leaning import cosine
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.attacks import attacks
 from proofserve.verifier.audit.deployment import (

@@ -1,4 +1,4 @@
-"""Honest kernels that exist only as numbers: how large their errors are, and how these lean."""
+"""Honest kernels that exist only as numbers: how large their errors are, and what they keep."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,60 +7,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.protocol.verdict.leaning import cosine
-from proofserve.protocol.verdict.twins import alikeness
-from proofserve.verifier.judges import OWN, BankRun, Vectors
-from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
+from proofserve.verifier.judges import BankRun, OwnRun, Vectors
+from proofserve.verifier.noise import RunMeasurement
+from proofserve.verifier.populations import (
+    HonestPopulations,
+    HonestRuns,
+    RunFigures,
+    populations,
+    uncalibrated,
+)
 
-K = 32
-WIDTH = 2 * K
+WIDTH = 128
 NAMES = ("int8", "fp8", "int4")
-# How far the errors of a node with a suspect's weights point along its prediction.
-LEANS = {"int8": 0.6, "fp8": 0.9, "int4": 0.99}
-OTHERS_OWN = 0.8
+# How far a suspect's weights move results, in honest errors.
+REACHES = {"int8": 1.2, "fp8": 5.0, "int4": 25.0}
+OTHERS = 1.6
+REFERENCE, SECOND = "reference", "second reference"
 Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """``size`` in that of our own errors; ``alike`` and ``lean`` are mean cosines."""
+    """``size`` in that of the reference's errors; ``kept`` is the mean cosine with one of them.
+
+    ``lean`` is a part of every suspect's prediction that the kernel's errors have, too.
+    """
 
     size: float = 1.0
-    alike: float = 0.2
+    kept: float = 0.6
+    like: str = REFERENCE
     lean: float = 0.0
 
 
+# What a node keeps of a footprint whose weights are others.
+LOST = 0.05
+SERVER = Kernel()
+
+
 class ToyBank:
-    """Each suspect moves each nonce in a direction of its own; ``kernels`` are emulated ones."""
+    """Each suspect moves each nonce in a direction of its own; ``kernels`` are emulated ones.
+
+    Both references are among them, and are 0.35 like each other.
+    """
 
     def __init__(self, kernels: Mapping[str, Kernel], names: Sequence[str] = NAMES) -> None:
         self.names = names
         self.asked: list[tuple[str, int]] = []
         self.expected: list[Mapping[BankRun, Sequence[int]]] = []
+        self.references = (REFERENCE, SECOND)
         self._kernels = kernels
 
     @property
     def kernels(self) -> Sequence[str]:
-        return tuple(self._kernels)
+        return (*self.references, *self._kernels)
 
     def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
         self.expected.append({run: tuple(nonces) for run, nonces in runs.items()})
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         self.asked += [(name, nonce) for nonce in nonces]
-        return {nonce: self.direction(name, nonce) for nonce in nonces}
+        return {nonce: self.prediction(name, nonce) for nonce in nonces}
 
-    def direction(self, name: str, nonce: int) -> Vector:
-        return _unit(np.random.default_rng([nonce, self.names.index(name)]), WIDTH)
-
-    def own_errors(self, nonces: Sequence[int]) -> Vectors:
-        return self.errors_by(Kernel(), nonces, seed=1)
+    def prediction(self, name: str, nonce: int) -> Vector:
+        drawn = np.random.default_rng([nonce, 5, self.names.index(name)])
+        length = 0.01 * REACHES.get(name, OTHERS) * np.exp(drawn.normal(0.0, 0.15))
+        return (length * _unit(drawn)).astype(np.float32)
 
     def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
-        if run.kernels == OWN.kernels:
-            return self.own_errors(nonces)
-        seed = 2 + self.kernels.index(run.kernels)
-        return self.errors_by(self._kernels[run.kernels], nonces, seed)
+        if run.kernels in self.references:
+            made = {n: 0.01 * self._direction(str(run.kernels), n) for n in nonces}
+            return {n: each.astype(np.float32) for n, each in made.items()}
+        seed = 2 + self.kernels.index(str(run.kernels))
+        return self.errors_by(self._kernels[str(run.kernels)], nonces, seed)
 
     def errors_by(
         self, kernel: Kernel, nonces: Sequence[int], seed: int, served: str | None = None
@@ -72,62 +90,64 @@ class ToyBank:
         self, kernel: Kernel, nonce: int, seed: int, served: str | None
     ) -> NDArray[np.float64]:
         drawn = np.random.default_rng([nonce, seed, 17])
-        shared = drawn.normal(size=K)
-        twins = [
-            np.sqrt(kernel.alike) * shared + np.sqrt(1 - kernel.alike) * drawn.normal(size=K)
-            for _ in range(2)
-        ]
-        noise = np.concatenate(twins)
-        noise = noise / np.linalg.norm(noise) * np.exp(drawn.normal(0.0, 0.1))
-        leans = (
-            {served: LEANS.get(served, OTHERS_OWN)}
-            if served
-            else dict.fromkeys(self.names, kernel.lean)
-        )
-        made = noise
-        for name, c in leans.items():
-            made = made + c / np.sqrt(1 - c * c) * self.direction(name, nonce)
-        # Rounding is as long in any case, changed weights come on top.
-        return 0.01 * kernel.size * (made if served else made / np.linalg.norm(made))
+        kept = LOST if served else kernel.kept
+        noise = np.sqrt(1 - kept**2) * _unit(drawn)
+        length = 0.01 * kernel.size * np.exp(drawn.normal(0.0, 0.1))
+        made = length * (kept * self._direction(kernel.like, nonce) + noise)
+        for name in self.names:
+            part = 1.0 if name == served else kernel.lean
+            made = made + part * self.prediction(name, nonce)
+        return made
+
+    def _direction(self, reference: str, nonce: int) -> NDArray[np.float64]:
+        first = _unit(np.random.default_rng([nonce, 1]))
+        if reference == REFERENCE:
+            return first
+        other = 0.35 * first + np.sqrt(1 - 0.35**2) * _unit(np.random.default_rng([nonce, 2]))
+        return other / np.linalg.norm(other)
 
 
 def claims(errors: Vectors) -> list[ClaimError]:
     return [ClaimError(nonce, error) for nonce, error in errors.items()]
 
 
+def measurement(bank: ToyBank, nonces: Sequence[int]) -> RunMeasurement:
+    references = {name: bank.errors(BankRun(kernels=name), nonces) for name in bank.references}
+    predicted = {name: {n: bank.prediction(name, n) for n in nonces} for name in bank.names}
+    return RunMeasurement(tuple(nonces), references, predicted)
+
+
 def figures(bank: ToyBank, errors: Vectors) -> RunFigures:
-    nonces = tuple(errors)
-    predicted = {name: bank.predictions(name, nonces) for name in bank.names}
-    return RunFigures(
-        lengths=np.array([np.linalg.norm(errors[n]) for n in nonces], dtype=np.float64),
-        alike=np.array([alikeness(errors[n]) for n in nonces]),
-        cosines={
-            name: np.array([cosine(errors[n], vectors[n]) for n in nonces])
-            for name, vectors in predicted.items()
-        },
-        rows=np.arange(len(nonces)),
-    )
+    return measurement(bank, tuple(errors)).fields(errors).figures
+
+
+def gathered(bank: ToyBank, kernels: Mapping[str, Kernel], nonces: int = 200) -> HonestRuns:
+    """The runs of a calibration for which these kernels were measured on real servers."""
+    known = range(10_000, 10_000 + nonces)
+    measured = {
+        name: bank.errors_by(kernel, known, 100 + place)
+        for place, (name, kernel) in enumerate(kernels.items())
+    }
+    references = {name: bank.errors(BankRun(kernels=name), known) for name in bank.references}
+    beside = measurement(bank, known)
+    runs = {name: beside.fields(of).figures for name, of in {**references, **measured}.items()}
+    return HonestRuns(runs, set(kernels), beside.lengths, WIDTH)
 
 
 def toy_null(
     bank: ToyBank, kernels: Mapping[str, Kernel], nonces: int = 200, room: float = 1.0
 ) -> HonestPopulations:
-    """The populations of a calibration that measured these kernels."""
-    measured = range(10_000, 10_000 + nonces)
-    own = figures(bank, bank.own_errors(measured))
-    runs = {
-        name: figures(bank, bank.errors_by(kernel, measured, 100 + place))
-        for place, (name, kernel) in enumerate(kernels.items())
-    }
-    cheats = {}
-    for name in bank.names:
-        served = bank.errors_by(Kernel(), measured[:48], 200, served=name)
-        moved = bank.predictions(name, measured[:48])
-        cheats[name] = np.array([cosine(served[n], moved[n]) for n in served])
-    bank.asked.clear()
-    return populations(own, runs, cheats, room=room)
+    """The populations of such a calibration, beside the first reference."""
+    return populations(gathered(bank, kernels, nonces), REFERENCE, room)
 
 
-def _unit(drawn: np.random.Generator, count: int) -> Vector:
-    made = drawn.normal(size=count).astype(np.float32)
+def own_run(bank: ToyBank, known: HonestRuns | None) -> OwnRun:
+    """Our own run of either reference, with what a calibration ``known`` says, or without one."""
+    if known is None:
+        return OwnRun(bank, lambda name: uncalibrated(name, WIDTH), bank.references)
+    return OwnRun(bank, lambda name: populations(known, name), bank.references)
+
+
+def _unit(drawn: np.random.Generator) -> NDArray[np.float64]:
+    made = drawn.normal(size=WIDTH)
     return made / np.linalg.norm(made)

@@ -337,8 +337,9 @@ class FootprintJudge(Judge[ClaimError]):
 
     @property
     def closest(self) -> str:
-        """The kernel whose footprint the node has most of."""
-        return max(self._kept, key=lambda name: self._kept[name].clearing)
+        """The kernel that keeps as much of our run's footprint as the node does."""
+        mean = float(np.mean(self._cosines))
+        return min(self._kept, key=lambda name: abs(self._kept[name].of.mean - mean))
 
     def standing(self) -> Standing:
         every = self._kept.values()

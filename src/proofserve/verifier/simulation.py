@@ -186,12 +186,9 @@ class _Tests:
 
     @property
     def closest(self) -> str:
-        """The kernel that may clear, whose footprint the node has most of."""
-        clearing = {
-            name: float(of.log_clearing(self._node.footprints, np.ones(1)).mean())
-            for name, of in self._honest.footprints.items()
-        }
-        return max(clearing, key=clearing.__getitem__, default="")
+        """The kernel that keeps as much of our run's footprint as the node does."""
+        mean, every = float(self._node.footprints.mean()), self._honest.footprints
+        return min(every, key=lambda name: abs(every[name].mean - mean), default="")
 
     def paired(self, drawn: Draws) -> Counts:
         """When the errors are too long for each of the populations."""
@@ -224,7 +221,7 @@ class _Tests:
         """When a footprint and the innocence of every suspect are shown at once."""
         share, needed = self._chances.share, self._chances.clears_at
         seen = [
-            -np.nan_to_num(mixed(each.log_ratio(self._honest.lengths), share))
+            -mixed(each.log_ratio(self._honest.lengths), share)
             for each in self._node.suspects.values()
             if np.median(each.predicted) >= LEAST_REACH
         ]

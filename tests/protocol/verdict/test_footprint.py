@@ -1,0 +1,91 @@
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.footprint import EMULATED, KEPT, Footprint, cosine, footprint
+
+OF_A_SERVER = Footprint(0.6, 0.08)
+ALL, TENTH = np.array([1.0]), np.array([0.1])
+
+
+def kept(mean: float, count: int, seed: int = 0, sd: float = 0.08) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).normal(mean, sd, count)
+
+
+def test_a_cosine_has_a_sign_and_no_unit() -> None:
+    ones = np.ones(4, np.float32)
+    assert cosine(ones, 3 * ones) == pytest.approx(1.0)
+    assert cosine(ones, -ones) == pytest.approx(-1.0)
+    assert cosine(ones, np.zeros(4, np.float32)) == 0.0
+
+
+def test_an_honest_node_is_cleared_after_few_nonces_and_of_a_share_after_more() -> None:
+    figures = kept(0.6, 100)
+    of_all = OF_A_SERVER.log_clearing(figures, ALL)[:, 0].cumsum()
+    of_tenth = OF_A_SERVER.log_clearing(figures, TENTH)[:, 0].cumsum()
+    assert 1 <= int(np.argmax(of_all >= math.log(1e3))) + 1 <= 3
+    # 0.9^66 is a thousandth: no evidence about single nonces excludes a tenth sooner.
+    assert 66 <= int(np.argmax(of_tenth >= math.log(1e3))) + 1 <= 90
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 1.0])
+def test_other_weights_are_cleared_as_rarely_as_beta_says(share: float) -> None:
+    drawn, most = np.random.default_rng(1), 200
+    shape = (4000, most)
+    lies = np.where(
+        drawn.random(shape) < share,
+        drawn.normal(KEPT * 0.6, 0.08, shape),
+        drawn.normal(0.6, 0.08, shape),
+    )
+    clearing = OF_A_SERVER.log_clearing(lies.ravel(), np.array([share])).reshape(shape)
+    cleared = (clearing.cumsum(axis=1) >= math.log(1e3)).any(axis=1)
+    assert cleared.mean() <= 2e-3
+
+
+def test_what_keeps_three_quarters_is_between_honest_and_other_weights() -> None:
+    middle = (1 + KEPT) / 2 * 0.6
+    assert OF_A_SERVER.log_lie(np.array([middle]))[0] == pytest.approx(0.0, abs=1e-9)
+    assert OF_A_SERVER.log_lie(np.array([0.6]))[0] < -1.0
+    assert OF_A_SERVER.log_lie(np.array([0.1]))[0] == pytest.approx(math.log(1000.0))
+
+
+def refuted_after(of: Footprint, figures: NDArray[np.float64]) -> int | None:
+    evidence = Evidence(3)
+    for number, factors in enumerate(of.log_refuting(figures), 1):
+        evidence.add(factors)
+        if evidence.peak >= math.log(1e6):
+            return number
+    return None
+
+
+def test_a_kernel_that_a_node_does_not_have_is_refuted_and_its_own_is_not() -> None:
+    assert all(refuted_after(OF_A_SERVER, kept(0.6, 1000, seed)) is None for seed in range(50))
+    assert all((refuted_after(OF_A_SERVER, kept(0.1, 20, seed)) or 99) <= 8 for seed in range(50))
+    half = np.where(np.arange(60) % 2, kept(0.6, 60), kept(0.1, 60))
+    assert refuted_after(OF_A_SERVER, half) is not None
+
+
+@pytest.mark.parametrize("mean", [0.44, 0.54, 0.6, 0.68])
+def test_what_servers_were_seen_to_keep_is_cleared_by_an_emulation(mean: float) -> None:
+    """Means of vLLM 0.32 on three models and two processors."""
+    clearing = EMULATED.log_clearing(kept(mean, 100, sd=0.1), np.array([0.3]))[:, 0].cumsum()
+    assert (clearing >= math.log(1e3)).any()
+
+
+def test_the_spread_of_few_figures_is_taken_wider() -> None:
+    few, many = footprint(kept(0.6, 8)), footprint(kept(0.6, 800))
+    assert many.mean == pytest.approx(0.6, abs=0.01)
+    assert many.sd == pytest.approx(0.08, rel=0.15)
+    assert few.sd > 1.2 * many.sd
+    assert footprint(np.full(20, 0.7)).sd > 0.0
+    with pytest.raises(ProtocolError, match="footprints"):
+        footprint(np.array([0.5]))
+
+
+def test_a_kernel_unlike_the_reference_has_no_footprint_that_clears() -> None:
+    assert OF_A_SERVER.is_known
+    assert not Footprint(0.02, 0.1).is_known
