@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.footprint import EMULATED, Footprint, footprint
+from proofserve.protocol.verdict.footprint import Footprint, emulated_footprint, footprint
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit, SizeBets, fitted
 from proofserve.protocol.verdict.suspicion import Reach, reach
 
@@ -110,7 +110,7 @@ def uncalibrated(reference: str, width: int) -> HonestPopulations:
     """What honest means where nothing was measured, of vectors of ``width`` values."""
     dimensions = min(DIMENSIONS, width / 2)
     fit = ScaleFit(1.0, dimensions, dimensions)
-    return HonestPopulations(reference, Unit(), (), {reference: EMULATED}, {}, fit)
+    return HonestPopulations(reference, Unit(), (), {reference: emulated_footprint(width)}, {}, fit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,12 +191,17 @@ class _Tests:
         return min(every, key=lambda name: abs(every[name].mean - mean), default="")
 
     def paired(self, drawn: Draws) -> Counts:
-        """When the errors are too long for each of the populations."""
-        ends = [
-            first_passages(member.sizes.log_factors(self._node.ratios), drawn, self._limit)
-            for member in self._honest.members
-        ]
-        return np.max(ends, axis=0) if ends else np.full(len(drawn.rows), drawn.never)
+        """When the errors are too long for each of the populations, whose nearest comes first."""
+        if not self._honest.members:
+            return np.full(len(drawn.rows), drawn.never)
+        factors = [each.sizes.log_factors(self._node.ratios) for each in self._honest.members]
+        stops, still = np.zeros(len(drawn.rows), dtype=np.int64), np.arange(len(drawn.rows))
+        for each in sorted(factors, key=lambda of: float(of.mean(axis=0).max())):
+            ends = first_passages(each, drawn.of(still), self._limit)
+            stops[still] = np.maximum(stops[still], ends)
+            # A run that one of them explains needs no other.
+            still = still[stops[still] < drawn.never]
+        return stops
 
     def direction(self, drawn: Draws) -> Counts:
         limit = self._limit + math.log(max(1, len(self._node.suspects)))

@@ -6,7 +6,13 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import Evidence
-from proofserve.protocol.verdict.footprint import EMULATED, KEPT, Footprint, cosine, footprint
+from proofserve.protocol.verdict.footprint import (
+    KEPT,
+    Footprint,
+    cosine,
+    emulated_footprint,
+    footprint,
+)
 
 OF_A_SERVER = Footprint(0.6, 0.08)
 ALL, TENTH = np.array([1.0]), np.array([0.1])
@@ -72,7 +78,8 @@ def test_a_kernel_that_a_node_does_not_have_is_refuted_and_its_own_is_not() -> N
 @pytest.mark.parametrize("mean", [0.44, 0.54, 0.6, 0.68])
 def test_what_servers_were_seen_to_keep_is_cleared_by_an_emulation(mean: float) -> None:
     """Means of vLLM 0.32 on three models and two processors."""
-    clearing = EMULATED.log_clearing(kept(mean, 100, sd=0.1), np.array([0.3]))[:, 0].cumsum()
+    known = emulated_footprint(128)
+    clearing = known.log_clearing(kept(mean, 100, sd=0.1), np.array([0.3]))[:, 0].cumsum()
     assert (clearing >= math.log(1e3)).any()
 
 
@@ -89,3 +96,11 @@ def test_the_spread_of_few_figures_is_taken_wider() -> None:
 def test_a_kernel_unlike_the_reference_has_no_footprint_that_clears() -> None:
     assert OF_A_SERVER.is_known
     assert not Footprint(0.02, 0.1).is_known
+
+
+def test_few_values_spread_more_and_are_not_refuted_by_that() -> None:
+    few, many = emulated_footprint(12), emulated_footprint(128)
+    assert (few.mean, round(many.sd, 2)) == (many.mean, 0.12)
+    assert few.sd > 0.24
+    for seed in range(50):
+        assert refuted_after(few, kept(0.45, 200, seed, sd=0.27)) is None

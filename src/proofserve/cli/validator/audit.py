@@ -242,6 +242,7 @@ def _show(
     session.console.print(report.table())
     for sentence in (
         *report.missed,
+        *([report.prices] if report.prices else []),
         report.honest_cleared,
         report.cleared_first,
         *([report.routing] if report.routing else []),

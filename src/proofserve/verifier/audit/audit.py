@@ -14,7 +14,7 @@ from proofserve.protocol.verdict.counting import (
     root,
     sample_size,
 )
-from proofserve.protocol.verdict.footprint import EMULATED
+from proofserve.protocol.verdict.footprint import emulated_footprint
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.verifier.audit.attacks import (
@@ -29,6 +29,7 @@ from proofserve.verifier.audit.attacks import (
     vectors_by,
 )
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
+from proofserve.verifier.audit.lies import SAMPLES, ClearedLie, LieDetector, lies
 from proofserve.verifier.judges import ALPHA, Chances, Vectors, default_share, few
 from proofserve.verifier.populations import (
     LEAST_FIGURES,
@@ -185,7 +186,8 @@ class Audit:
     """The results: of honest provers, the deployed one first, and of the attacks.
 
     ``suspects`` are the columns of the results' cosines, ``populations`` the honest kernels behind
-    the verdicts, ``runs`` the number of simulated verifications of each prover.
+    the verdicts, ``runs`` the number of simulated verifications of each prover. ``prices`` are of
+    cleared lies, for each size of a sample; none where only some attacks were asked for.
     """
 
     rule: ConvictionRule
@@ -195,6 +197,7 @@ class Audit:
     suspects: tuple[str, ...]
     honest: tuple[ProverResult, ...]
     attacks: tuple[ProverResult, ...]
+    prices: tuple[ClearedLie, ...] = ()
 
     @property
     def unfit(self) -> ProverResult | None:
@@ -253,6 +256,27 @@ class AuditOptions:
     only: Collection[str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What provers are compared with: our run of the ``reference``, and suspects' predictions."""
+
+    reference: tuple[str, Errors]
+    predictions: Mapping[str, Errors]
+
+    def figures(self, errors: Errors) -> RunFigures:
+        return figures_of(errors, self.reference, self.predictions)
+
+    def of_node(self, errors: Errors, null: HonestPopulations) -> NodeFigures:
+        own = self.figures(self.reference[1])
+        return node_figures(self.figures(errors), own, null, self.lengths)
+
+    @property
+    def lengths(self) -> dict[str, Floats]:
+        """Of the predictions, float64 [nonces] each."""
+        of = self.predictions.items()
+        return {name: np.linalg.norm(each, axis=1).astype(np.float64) for name, each in of}
+
+
 def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Progress) -> Audit:
     """Run every attack on the same nonces, and work out what convicts it.
 
@@ -293,28 +317,36 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
         runs=options.runs,
         honest=judged(kernels),
         attacks=judged([*seen, *mixtures(kernels[0], seen)]),
+        prices=_prices(deployment, options, null, beside, (truth, kernels[0]), progress)
+        if options.only is None
+        else (),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What provers are compared with: our run of the ``reference``, and suspects' predictions."""
-
-    reference: tuple[str, Errors]
-    predictions: Mapping[str, Errors]
-
-    def figures(self, errors: Errors) -> RunFigures:
-        return figures_of(errors, self.reference, self.predictions)
-
-    def of_node(self, errors: Errors, null: HonestPopulations) -> NodeFigures:
-        own = self.figures(self.reference[1])
-        return node_figures(self.figures(errors), own, null, self.lengths)
-
-    @property
-    def lengths(self) -> dict[str, Floats]:
-        """Of the predictions, float64 [nonces] each."""
-        of = self.predictions.items()
-        return {name: np.linalg.norm(each, axis=1).astype(np.float64) for name, each in of}
+def _prices(
+    deployment: CheckpointDeployment,
+    options: AuditOptions,
+    null: HonestPopulations,
+    beside: Beside,
+    honest: tuple[Vectors, ProverMeasurement],
+    progress: Progress,
+) -> tuple[ClearedLie, ...]:
+    truth, deployed = honest
+    tried = list(lies(deployment, truth, deployed.mean, progress))
+    detector = LieDetector(
+        null,
+        beside.reference,
+        beside.predictions,
+        deployed.errors,
+        options.rule.alpha,
+        options.runs,
+    )
+    progress.step("the price of a cleared lie", len(SAMPLES))
+    found = []
+    for nonces in SAMPLES:
+        found.append(detector.dearest(tried, nonces))
+        progress.advance()
+    return tuple(found)
 
 
 def _null(
@@ -327,7 +359,10 @@ def _null(
     runs = HonestRuns(shown, {DEPLOYED}, beside.lengths, deployment.width)
     here = populations(runs, deployment.reference)
     known = options.honest(deployment.reference) if options.honest else here
-    return replace(known, footprints={DEPLOYED: here.footprints.get(DEPLOYED, EMULATED)})
+    return replace(
+        known,
+        footprints={DEPLOYED: here.footprints.get(DEPLOYED, emulated_footprint(deployment.width))},
+    )
 
 
 def _all_of(prover: AuditedProver, nonces: Sequence[int], progress: Progress) -> Vectors:

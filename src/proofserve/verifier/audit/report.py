@@ -117,6 +117,14 @@ class AuditReport:
         )
 
     @property
+    def prices(self) -> str:
+        """The price of a cleared lie; empty if it was not measured."""
+        if not self.audit.prices:
+            return ""
+        found = "; ".join(each.text for each in self.audit.prices)
+        return f"The price of a cleared lie, the most work saved at a sample of {found}."
+
+    @property
     def honest_cleared(self) -> str:
         """What it takes to clear the honest kernel that is cleared last."""
         audit, power = self.audit, self.audit.rule.power
@@ -154,6 +162,7 @@ class AuditReport:
             "suspects": list(audit.suspects),
             "honest": [self._record(each) for each in audit.honest],
             "attacks": [self._record(each) for each in audit.attacks],
+            "price_of_a_cleared_lie": [asdict(each) for each in audit.prices],
             "beside": {
                 scheme: [self._record(each) for each in (other.honest[0], *other.attacks)]
                 for scheme, other in self.beside.items()
