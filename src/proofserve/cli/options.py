@@ -95,8 +95,8 @@ Beta = Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")]
 Share = Annotated[
     float | None,
     typer.Option(
-        help="Clear only if a node that forges this share would have shown; half if unset, a"
-        " tenth with a sample of 80 nonces or more."
+        help="Clear only if a node that forges this share would have shown; three tenths if"
+        " unset, a tenth with a sample of 80 nonces or more."
     ),
 ]
 # In "--models qwen llama" typer passes "llama" on as an extra argument of the command.

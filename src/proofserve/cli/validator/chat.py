@@ -86,18 +86,17 @@ def verify_chat(
     prompt     the node read the prompt of the request, by the checkpoint's template
     answer     the receipt is of these tokens
     sampling   the tokens were drawn by the parameters of the request
-    paired     how large the sketches' errors are beside those of honest kernels
-    direction  whether they point to where suspected weights would move them
+    paired     how long the sketches' errors are beside those of honest kernels
+    direction  whether they are shorter without what suspected weights would add
+    footprint  whether they point where our run of the server's kernel errs
     tokens     whether the model itself wrote the answer, not a cheaper one
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
     tokens. 3: no verdict: an option, a file or the recomputation is wrong, or
     neither an honest kernel nor a fraud that is known explains the errors.
 
-    A server is honest if it is like one of the calibration's kernels, and a
-    fraud only if it is like none of them. Without a calibration direction and
-    tokens convict only what goes further than every honest kernel that is
-    emulated on the same answers.
+    Without a calibration direction and tokens convict only what goes further
+    than honest kernels that are emulated on the same answers.
 
     \b
     proofserve calibrate chat ./model --out chat.json

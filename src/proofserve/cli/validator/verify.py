@@ -183,14 +183,14 @@ def command(
     expects. `proofserve challenge` has a node compute what it cannot know before.
 
     The published vectors are computed in float32. Beside each, the validator
-    emulates an honest node, and every test looks at the node's error beside it:
+    emulates the honest kernel that is most like the node:
 
     \b
-    paired     is it larger than those of the calibration's honest kernels?
-    direction  does it point to where suspected weights, such as rounded ones,
-               would move the results? Names them
-    twins      do both prompts of a nonce of a sketch err more alike than those
-               of honest kernels? A node that does is not cleared
+    footprint  does the node's error point where this kernel errs? It clears
+    direction  is the error shorter without what suspected weights, such as
+               rounded ones, would add? It clears, or convicts and names them
+    paired     is it more than twice as long as those of the calibration's
+               kernels? It convicts
     count      how many distances exceed a threshold? The network's own test
     exact      has an engine that you trust the same bits? It is the node at
                --recompute-url, or a vLLM that --engine starts, and it runs first
@@ -198,19 +198,17 @@ def command(
     Equal bits clear a node, whatever the model. Other bits say nothing, because
     honest engines differ: then the other tests judge, as if exact had not run.
 
-    A node is honest if it is like one of the kernels in the calibration, and a
-    fraud only if it is like none of them. With a calibration all but the count
-    run. Without one, direction convicts only what leans to a suspect further
-    than every honest kernel that is emulated on the same nonces.
+    By default footprint and direction run, with a calibration paired too, and
+    with a threshold alone only the count. A node whose kernel is emulated badly
+    has no verdict until a calibration has one of its kind.
 
     A missing, repeated, malformed or non-finite artifact is a mismatch. So is a
     nonce of the lane that is left out below the last claimed one. A node and
     roots say their lane; for a receiver's vectors, or a file without node_count,
     give --lane: without it no node is cleared by artifact-v1, whose inputs depend
-    on 32 bits, so that a node that chooses nonces can answer from a store. An
-    honest node is cleared after some 70 nonces, or 10 in a sample below 80.
+    on 32 bits, so that a node that chooses nonces can answer from a store.
 
-    There is no default threshold. Measure honest engines first:
+    There is no default threshold.
 
     \b
     proofserve calibrate noise ./model --out calibration.json
@@ -219,7 +217,7 @@ def command(
     proofserve verify received.sqlite --lane 0:1 --model ./model
         --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
-    proofserve verify http://node:8000 --model ./model --test direction --suspect ./model-awq
+    proofserve verify http://node:8000 --model ./model --suspect ./model-awq
     proofserve verify received.sqlite --open http://node:8000 --model ./model
         --calibration calibration.json
     proofserve verify http://node:8000 --recompute-url http://mine:8000         (exact alone)
