@@ -248,10 +248,8 @@ def command(
                 with NodeClient(open_url, api_key, timeout_s=PATIENCE_S) as node:
                     claimed = open_sample(roots, node, drawn_by, nonces or SAMPLE, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
-        work = _work_of(claimed, given, judging.calibration)
-        # What a node sends is asked for by this length, or refused; a file may have any.
-        if k_dim is None and open_url is None and not _is_url(source or ""):
-            require_width(claimed, work.scheme)
+        is_file = open_url is None and not _is_url(source or "")
+        work = _work_of(claimed, given, judging.calibration, is_file)
         warn_of_few_values(work, session)
         if plan:
             _end_with_plan(engines, claimed, work, (judging, nonces), session)
@@ -269,9 +267,16 @@ def command(
 
 
 def _work_of(
-    claimed: ClaimedArtifacts, given: WorkOptions, measured: CalibrationFile | None
+    claimed: ClaimedArtifacts,
+    given: WorkOptions,
+    measured: CalibrationFile | None,
+    is_file: bool,
 ) -> Workload:
-    return workload(claimed, given if measured is None else measured.completed(given, claimed))
+    """A file may have vectors of any length; a node is asked for those of the scheme."""
+    work = workload(claimed, given if measured is None else measured.completed(given, claimed))
+    if is_file and given.k_dim is None:
+        require_width(claimed, work.scheme)
+    return work
 
 
 def _end_with_plan(
