@@ -128,7 +128,7 @@ def test_another_routing_stands_beside_and_decides_nothing(report: AuditReport) 
 
 def test_shortcuts_are_those_of_the_scheme(report: AuditReport) -> None:
     assert "queries, keys and values depend on the token alone" in report.shortcuts
-    other = made(ToyDeployment(has_twins=False))
+    other = made(ToyDeployment(every_position=False))
     assert f"{other.price.unread_mlp:.1%} of a whole forward" in other.shortcuts
     assert other.json()["exact_shortcuts"]["first_projections"] == 0.0
 

@@ -15,7 +15,7 @@ from proofserve.models.architectures import ARCHITECTURES, SHAPES
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.protocol.verdict.leaning import cosine
+from proofserve.protocol.verdict.footprint import cosine
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.attacks import attacks
 from proofserve.verifier.audit.deployment import (
@@ -61,7 +61,6 @@ def test_the_shape_is_the_checkpoints(deployment: CheckpointDeployment, setup: A
     sketches = setup.scheme.name == "sketch-v1"
     assert deployment.price == Price(256, 6, 4, 2, 64, 512, setup.seq_len, sketches)
     assert deployment.width == (128 if sketches else 12)
-    assert deployment.has_twins is sketches
     assert not deployment.mixes_experts
 
 

@@ -224,7 +224,7 @@ class _Tests:
         """When a footprint and the innocence of every suspect are shown at once."""
         share, needed = self._chances.share, self._chances.clears_at
         seen = [
-            -np.nan_to_num(mixed(each.log_ratio(self._honest.lengths), share))
+            -mixed(each.log_ratio(self._honest.lengths), share)
             for each in self._node.suspects.values()
             if np.median(each.predicted) >= LEAST_REACH
         ]
@@ -252,7 +252,7 @@ def first_of(
     """
     stops = np.full(len(drawn.rows), drawn.never) if until is None else until
     # The strongest first, since a run need not be followed beyond the end it has found.
-    for factors in sorted(each, key=lambda factors: -float(np.nan_to_num(factors).mean(0).max())):
+    for factors in sorted(each, key=lambda factors: -float(factors.mean(0).max())):
         stops = np.minimum(stops, first_passages(factors, drawn, limit, stops))
     return stops
 
@@ -262,13 +262,12 @@ def first_passages(
 ) -> Counts:
     """The nonces after which each run's evidence is at least ``limit``: int64 [runs].
 
-    ``factors`` [n, bets] are logarithms; NaN, of a claim without a vector, gives nothing. Where no
-    nonces of the run up to ``until`` are enough it is ``drawn.never``.
+    ``factors`` [n, bets] are logarithms. Where no nonces of the run up to ``until`` are enough it is
+    ``drawn.never``.
     """
-    known = np.nan_to_num(factors)
-    if _bound(known, drawn, limit) * len(drawn.rows) < NEGLIGIBLE:
+    if _bound(factors, drawn, limit) * len(drawn.rows) < NEGLIGIBLE:
         return np.full(len(drawn.rows), drawn.never)
-    return _first(known, drawn, lambda paths, *_: _reached(paths, limit), until)
+    return _first(factors, drawn, lambda paths, *_: _reached(paths, limit), until)
 
 
 # Whether runs have ended: of their sums [runs, step, columns], the numbers of the runs and of the

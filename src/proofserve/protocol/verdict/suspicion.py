@@ -73,12 +73,13 @@ class Compared:
     cosines: Floats
 
     def log_ratio(self, fit: ScaleFit, part: float = 1.0) -> Floats:
-        """The ratio of the suspect over honest kernels: float64 [n]."""
+        """The ratio of the suspect over honest kernels: float64 [n], 0 without a vector."""
         taken = part * self.predicted
         before = self.ratios**2
         after = before + taken**2 - 2.0 * self.cosines * self.ratios * taken
         ratio: Floats = fit.log_remaining(before, np.maximum(after, 0.0))
-        return ratio.clip(-_LOG_CAP, _LOG_CAP)
+        # NaN would warn in what is made of it.
+        return np.nan_to_num(ratio.clip(-_LOG_CAP, _LOG_CAP))
 
     def log_factors(self, fit: ScaleFit) -> Floats:
         """What each nonce gives to every bet on the suspect: float64 [n, SUSPECT_BETS]."""
