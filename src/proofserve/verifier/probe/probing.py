@@ -56,7 +56,7 @@ UNEXPLAINED: Final = "no honest kernel that is emulated explains the answers, an
 # tokens is a bound and has no alpha.
 _WITHOUT_LOGS, _WITH_LOGS = 2, 3
 _TOKENS_CLEAR: Final = ("tokens", "likelihood")
-_LOGS_CLEAR: Final = ("tokens", "paired", "direction")
+_LOGS_CLEAR: Final = ("tokens", "direction", "footprint")
 
 
 def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePrompt]:
