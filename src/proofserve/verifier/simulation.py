@@ -303,7 +303,10 @@ def _bound(factors: Floats, drawn: Draws, limit: float) -> float:
     the limit with a chance of at most m^most / limit^p, whatever p.
     """
     powers = _POWERS[:, np.newaxis]
-    logs = powers[:, np.newaxis] * factors + np.log(drawn.chances)[:, np.newaxis]
+    # A nonce of no chance has the logarithm minus infinity, and adds nothing.
+    with np.errstate(divide="ignore"):
+        chances = np.log(drawn.chances)
+    logs = powers[:, np.newaxis] * factors + chances[:, np.newaxis]
     # scipy's logsumexp takes most of the time of a simulation.
     highest = logs.max(axis=1)
     means = highest + np.log(np.exp(logs - highest[:, np.newaxis]).sum(axis=1))
