@@ -24,7 +24,7 @@ SUSPECTS = ("int4 g128", "int8 per channel")
 MIXTURE = Subject(
     "qwen3_moe", "mixture", SUSPECTS[:1], seq_len=16, nonces=16, calibrating=64, bank=32
 )
-TRIAL = Trial(runs=200, most=100, runs_of_cheats=200, most_of_cheats=200)
+TRIAL = Trial(runs=200, most=100, runs_of_cheats=200, most_of_cheats=300)
 
 
 @pytest.fixture(scope="module")
