@@ -262,8 +262,8 @@ def first_passages(
 ) -> Counts:
     """The nonces after which each run's evidence is at least ``limit``: int64 [runs].
 
-    ``factors`` [n, bets] are logarithms. Where no nonces of the run up to ``until`` are enough it is
-    ``drawn.never``.
+    ``factors`` [n, bets] are logarithms. Where no nonces of the run up to ``until`` are enough it
+    is ``drawn.never``.
     """
     if _bound(factors, drawn, limit) * len(drawn.rows) < NEGLIGIBLE:
         return np.full(len(drawn.rows), drawn.never)

@@ -33,7 +33,7 @@ def written(model: Path) -> list[Conversation]:
     digest = network.facts.weights_digest
     assert digest is not None
     writer = Writer(network, CheckpointTokenizer(model), digest)
-    return [writer.chat(n, tokens=48, temperature=float(n % 2)) for n in range(6)]
+    return [writer.chat(n, tokens=48, temperature=float(n % 2)) for n in range(10)]
 
 
 @pytest.fixture

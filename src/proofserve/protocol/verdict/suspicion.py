@@ -79,7 +79,8 @@ class Compared:
         after = before + taken**2 - 2.0 * self.cosines * self.ratios * taken
         ratio: Floats = fit.log_remaining(before, np.maximum(after, 0.0))
         # NaN would warn in what is made of it.
-        return np.nan_to_num(ratio.clip(-_LOG_CAP, _LOG_CAP))
+        known: Floats = np.nan_to_num(ratio.clip(-_LOG_CAP, _LOG_CAP))
+        return known
 
     def log_factors(self, fit: ScaleFit) -> Floats:
         """What each nonce gives to every bet on the suspect: float64 [n, SUSPECT_BETS]."""

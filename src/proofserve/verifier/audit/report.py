@@ -90,7 +90,8 @@ class AuditReport:
             convicted = endings.convicted / self.audit.runs
             sentences.append(
                 f"{text}. Of the verifications {convicted:.1%} convict it,"
-                f" {each.cleared_share:.1%} clear it, and {each.unexplained_share:.1%} find that nothing explains it."
+                f" {each.cleared_share:.1%} clear it, and {each.unexplained_share:.1%} find that"
+                " nothing explains it."
             )
         return sentences
 
