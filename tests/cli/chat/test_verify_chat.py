@@ -83,9 +83,9 @@ def test_honest_files_are_cleared(model: Path, files: list[Path], tmp_path: Path
         options = ("--model", model, "--calibration", calibration, "--json", out)
         result = run(*files, *options, "--public-key", KEY.public_key.hex())
     assert result.exit_code == HONEST, result.output
-    assert "6 answers with a receipt checked" in result.output
+    assert "10 answers with a receipt checked" in result.output
     record = json.loads(out.read_text())
-    assert (record["verdict"], record["choices"], record["failures"]) == ("honest", 6, [])
+    assert (record["verdict"], record["choices"], record["failures"]) == ("honest", 10, [])
 
 
 def test_one_altered_file_convicts(model: Path, files: list[Path]) -> None:
