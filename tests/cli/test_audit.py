@@ -46,7 +46,10 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     # Each of them is named by the direction of its errors.
     for index, name in enumerate(found["suspects"]):
         assert max(attacks[name]["cosines"]) == attacks[name]["cosines"][index] > 0.5
-    assert [each["name"] for each in found["honest"]] == ["as deployed", *found["populations"]]
+    honest = [each["name"] for each in found["honest"]]
+    assert honest[0] == "as deployed"
+    # All but that of the validator's own run.
+    assert {*honest} - {*found["populations"]} == {"vLLM on x86 with AMX"}
     assert {each["convicted"] for each in found["honest"]} == {0.0}
     assert page.read_text().startswith("<!DOCTYPE html>")
 
