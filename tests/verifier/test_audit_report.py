@@ -61,7 +61,8 @@ def test_what_is_missed_comes_with_how_near_it_is(report: AuditReport) -> None:
     first, *others = report.missed
     assert re.fullmatch(
         rf"{PRIVATE}: 0\.98 times as far as an honest node, cosine -?0\.\d\d with"
-        r" int. \S+( channel)?\. Of the verifications 0\.0% convict it, 100\.0% clear it, and 0\.0% find that nothing"
+        r" int. \S+( channel)?\. Of the verifications 0\.0% "
+        r"convict it, 100\.0% clear it, and 0\.0% find that nothing"
         r" explains it\.",
         first,
     )
