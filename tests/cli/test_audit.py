@@ -46,14 +46,16 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     # Each of them is named by the direction of its errors.
     for index, name in enumerate(found["suspects"]):
         assert max(attacks[name]["cosines"]) == attacks[name]["cosines"][index] > 0.5
-    assert [each["name"] for each in found["honest"]] == ["our own run", *found["populations"]]
+    honest = [each["name"] for each in found["honest"]]
+    assert honest[0] == "as deployed"
+    # All but that of the validator's own run.
+    assert {*honest} - {*found["populations"]} == {"vLLM on x86 with AMX"}
     assert {each["convicted"] for each in found["honest"]} == {0.0}
-    assert {each["closest"] for each in found["attacks"]} <= {*found["populations"]}
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.usefixtures("few_kernels")
-def test_the_network_s_scheme_has_no_twins(tiny: Path, tmp_path: Path) -> None:
+def test_the_network_s_scheme_is_audited(tiny: Path, tmp_path: Path) -> None:
     record = tmp_path / "audit.json"
     result = run(tiny, *FEW, "--dist-threshold", TINY_THRESHOLD, "--json", record)
     assert result.exit_code in {0, 1}, result.output
@@ -76,7 +78,7 @@ def test_pruned_experts_are_shown_under_both_routings(
     own, *natural = found["beside"]["sketch-v1"]
     names = ["a quarter of the experts pruned", "half of the experts pruned"]
     assert [each["name"] for each in natural] == names
-    assert own["name"] == "our own run"
+    assert own["name"] == "as deployed"
     for each, name in zip(natural, names, strict=True):
         assert each["saving"] == attacks[name]["saving"] > 0.1
         assert each["distances"] != attacks[name]["distances"]

@@ -33,7 +33,7 @@ def test_every_attack_is_in_the_table() -> None:
 
 
 def test_a_scheme_of_the_last_position_is_attacked_from_there() -> None:
-    names = list(table(ToyDeployment(has_twins=False)))
+    names = list(table(ToyDeployment(every_position=False)))
     assert "last 4 tokens only" in names
     assert "first 4 tokens only" not in names
     assert "first layer's projections kept per token" not in names

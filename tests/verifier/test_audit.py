@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,8 +9,8 @@ from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.verifier.audit.audit import Audit, AuditOptions, ConvictionRule, ProverResult, audit
 from proofserve.verifier.audit.report import UNEXPLAINED, verdict_of
-from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
-from verifier.toy_deployment import HONEST, PRIVATE, ToyDeployment
+from proofserve.verifier.populations import HonestPopulations, HonestRuns, RunFigures, populations
+from verifier.toy_deployment import HONEST, PRIVATE, SHARED, ToyDeployment
 
 RULE = ConvictionRule(max_nonces=200)
 OPTIONS = AuditOptions(RULE, 64, runs=300)
@@ -26,15 +28,19 @@ def missed(found: Audit) -> list[str]:
     return [e.measurement.name for e in found.attacks if not (e.noticed or e.measurement.exact)]
 
 
-def other_kernels(size: float) -> HonestPopulations:
+def other_kernels(size: float) -> Callable[[str], HonestPopulations]:
     """A calibration whose one kernel errs ``size`` times as much as our own run."""
     random = np.random.default_rng(0)
-    rows, none = np.arange(256), np.zeros(256)
-    own = RunFigures(HONEST * np.exp(0.1 * random.normal(size=256)), none, {}, rows)
-    lengths = HONEST * size * np.exp(0.1 * random.normal(size=256))
-    return populations(
-        own, {"far": RunFigures(lengths, 0.1 * random.normal(size=256), {}, rows)}, {}
-    )
+    rows = np.arange(256)
+
+    def run(length: float, kept: float) -> RunFigures:
+        lengths = length * np.exp(0.1 * random.normal(size=256))
+        footprint = kept + 0.05 * random.normal(size=256)
+        return RunFigures(lengths, {ToyDeployment.reference: footprint}, {}, rows)
+
+    runs = {ToyDeployment.reference: run(HONEST, 1.0), "far": run(size * HONEST, SHARED)}
+    known = HonestRuns(runs, {"far"}, {}, ToyDeployment.width)
+    return partial(populations, known)
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +49,16 @@ def found() -> Audit:
 
 
 def test_honest_provers_are_safe_and_what_is_worth_it_is_noticed(found: Audit) -> None:
-    names = ["our own run", "one kernel", "another kernel"]
+    names = ["as deployed", "one kernel", "another kernel"]
     assert [each.measurement.name for each in found.honest] == names
-    assert found.populations == ("one kernel", "another kernel")
+    # The validator's own run of one kernel is what the others are judged beside.
+    assert found.populations == ("as deployed", "another kernel")
     assert found.unfit is None
     assert all(each.cleared_share == 1.0 for each in found.honest)
     assert found.passed
     assert missed(found) == [name for name in missed(found) if name.startswith("honest on")]
     assert found.verdict.startswith("CAUGHT: every attack worth 10% within 200 nonces; not honest")
-    # A tenth of the nonces shows too seldom for a verdict on 99.9 % of the samples.
-    assert f"; no verdict on {PRIVATE} (saves 49%), honest on 90%" in found.verdict
+    assert f"; no verdict on {PRIVATE} (saves 49%)" in found.verdict
 
 
 def test_each_attack_is_caught_by_the_test_that_is_made_for_it(found: Audit) -> None:
@@ -66,7 +72,7 @@ def test_each_attack_is_caught_by_the_test_that_is_made_for_it(found: Audit) -> 
     assert skipped.nonces_to(skipped.by_test["paired"], 0.999) == 3
 
 
-def test_no_suspect_predicts_private_weights_but_twins_refute_all_kernels(found: Audit) -> None:
+def test_no_suspect_predicts_private_weights_but_they_lose_the_footprint(found: Audit) -> None:
     private = by_name(found)[PRIVATE]
     assert not private.caught
     assert private.unexplained_share == 1.0
@@ -85,15 +91,6 @@ def test_errors_point_to_the_weights_that_made_them(found: Audit) -> None:
     assert max(map(abs, honest)) < 0.1
 
 
-def test_the_kernel_that_explains_a_prover_best_is_named(found: Audit) -> None:
-    closest = {name: each.endings.closest for name, each in by_name(found).items()}
-    assert set(closest.values()) <= set(found.populations)
-    far = run(ToyDeployment(noisy=0.03))
-    closest = {name: each.endings.closest for name, each in by_name(far).items()}
-    assert closest["one kernel"] == "one kernel"
-    assert closest["another kernel"] == "another kernel"
-
-
 def test_an_exact_shortcut_is_neither_caught_nor_missed(found: Audit) -> None:
     (exact,) = (each for each in found.attacks if each.measurement.exact)
     assert not exact.caught
@@ -101,20 +98,11 @@ def test_an_exact_shortcut_is_neither_caught_nor_missed(found: Audit) -> None:
     assert exact.measurement.mean == found.honest[0].measurement.mean
 
 
-def test_without_twins_private_weights_escape() -> None:
-    found = run(ToyDeployment(has_twins=False))
+def test_private_weights_that_keep_the_footprint_escape() -> None:
+    found = run(ToyDeployment(apart={PRIVATE: 0.1}))
     assert PRIVATE in missed(found)
     assert not found.passed
     assert found.verdict.startswith(f"NOT CAUGHT within 200 nonces: {PRIVATE} (saves 49%)")
-
-
-def test_private_weights_are_noticed_by_the_test_of_twins_alone() -> None:
-    with_it, without = (
-        by_name(run(ToyDeployment(), replace(OPTIONS, only={PRIVATE}, twins=twins)))[PRIVATE]
-        for twins in (True, False)
-    )
-    assert with_it.unexplained_share == 1.0
-    assert not without.noticed
 
 
 def test_an_audit_can_be_of_some_attacks_only() -> None:
@@ -154,7 +142,7 @@ def test_a_deployment_whose_honest_nodes_would_be_convicted_is_unfit() -> None:
 def test_a_threshold_below_the_noise_is_unfit() -> None:
     found = run(ToyDeployment(), replace(OPTIONS, dist_threshold=0.005))
     assert found.dist_threshold == 0.005
-    assert found.verdict.startswith("UNFIT: an honest node would be convicted: our own run; 100.0%")
+    assert found.verdict.startswith("UNFIT: an honest node would be convicted: as deployed; 100.0%")
 
 
 def test_without_a_threshold_the_farthest_kernel_gives_one(found: Audit) -> None:
@@ -164,14 +152,15 @@ def test_without_a_threshold_the_farthest_kernel_gives_one(found: Audit) -> None
 
 
 def test_a_calibration_decides_what_is_honest() -> None:
-    # Its nodes are three times as noisy: weights in 8 bits are no larger, and have no direction.
+    # Its nodes are three times as noisy, so a prediction says less of an error.
     found = run(ToyDeployment(noisy=0.03), replace(OPTIONS, honest=other_kernels(3.0)))
     assert found.unfit is None
     assert by_name(found)["another kernel"].cleared_share == 1.0
     assert by_name(found)["model skipped"].caught
-    # It has no cosines with suspects.
     eight = by_name(found)["int8 per channel"].endings
-    assert eight.nonces_to(eight.by_test["direction"], 0.5) is None
+    needed = eight.nonces_to(eight.by_test["direction"], 0.5)
+    assert needed is not None
+    assert 20 < needed < 100
 
 
 def test_a_vector_that_is_missing_is_a_mismatch() -> None:
@@ -183,13 +172,13 @@ def test_a_vector_that_is_missing_is_a_mismatch() -> None:
 
 def test_a_kernel_that_gives_no_numbers_is_left_out() -> None:
     found = run(ToyDeployment(silent=["another kernel"]))
-    assert [each.measurement.name for each in found.honest] == ["our own run", "one kernel"]
+    assert [each.measurement.name for each in found.honest] == ["as deployed", "one kernel"]
 
 
 def test_a_validator_that_fails_gives_no_verdict() -> None:
     with pytest.raises(LabError, match="not all finite"):
         run(ToyDeployment(missing=[5]))
-    with pytest.raises(LabError, match="the vectors of our own run are not all finite"):
+    with pytest.raises(LabError, match="the vectors of as deployed are not all finite"):
         run(ToyDeployment(silent=["honest"]))
     with pytest.raises(ValueError, match=r"nonces: 1 is below 8"):
         run(ToyDeployment(), replace(OPTIONS, nonces=1))

@@ -42,7 +42,7 @@ def test_the_table_has_a_row_for_each_and_no_cell_is_cut(report: AuditReport) ->
         assert f" {found.measurement.mean:.4f} " in line
     (skipped,) = (each for each in lines if each.strip().startswith("model skipped"))
     assert " 3/3 " in skipped
-    (own,) = (each for each in lines if each.strip().startswith("our own run "))
+    (own,) = (each for each in lines if each.strip().startswith("as deployed "))
     assert own.rstrip().endswith("honest")
 
 
@@ -60,9 +60,10 @@ def test_a_terminal_of_80_columns_cuts_names_only(report: AuditReport) -> None:
 def test_what_is_missed_comes_with_how_near_it_is(report: AuditReport) -> None:
     first, *others = report.missed
     assert re.fullmatch(
-        rf"{PRIVATE}: 1\.00 times as far as our own run, cosine -?0\.\d\d with int. \S+( channel)?;"
-        r" closest to (one|another) kernel\. Of the verifications 0\.0% convict it, 100\.0% clear"
-        r" it, and 0\.0% find that nothing explains it\.",
+        rf"{PRIVATE}: 0\.98 times as far as an honest node, cosine -?0\.\d\d with"
+        r" int. \S+( channel)?\. Of the verifications 0\.0% "
+        r"convict it, 100\.0% clear it, and 0\.0% find that nothing"
+        r" explains it\.",
         first,
     )
     assert all(sentence.startswith("honest on 9") for sentence in others)
@@ -78,7 +79,8 @@ def test_what_a_verification_clears_is_said(report: AuditReport) -> None:
 
 
 def test_the_rule_says_what_is_honest(report: AuditReport) -> None:
-    assert "Honest are 2 kernels: a node is convicted only if each" in report.rule
+    assert "Honest are 2 kernels: a node is convicted only if its errors" in report.rule
+    assert "It is cleared if its errors have the footprint of the deployed kernel" in report.rule
     assert f"further than {report.audit.dist_threshold:.4g}" in report.rule
 
 
@@ -88,13 +90,12 @@ def test_the_json_says_it_all(report: AuditReport) -> None:
     assert record["verdict"].startswith(f"NOT CAUGHT within 200 nonces: {PRIVATE}")
     assert record["rule"]["dist_threshold"] == report.audit.dist_threshold
     assert record["suspects"] == ["int8 per channel", "int4 g128"]
-    assert record["populations"] == ["one kernel", "another kernel"]
+    assert record["populations"] == ["as deployed", "another kernel"]
     assert [each["convicted"] for each in record["honest"]] == [0.0, 0.0, 0.0]
     attacks = {each["name"]: each for each in record["attacks"]}
     first = attacks["int8 per channel"]
     assert first["caught"] is True
     assert first["nonces"]["direction"]["median"] == first["nonces"]["verify"]["median"] < 10
-    assert first["closest"] in record["populations"]
     assert first["cosines"][0] > 0.5
     assert len(first["distances"]) == 32
     silent = attacks["int4 g128"]
@@ -115,20 +116,20 @@ def test_another_routing_stands_beside_and_decides_nothing(report: AuditReport) 
     both = replace(report, beside={"sketch-v1": other})
     *rows, own, last = both.rows
     assert rows == report.rows
-    assert (own[0], own[-1]) == ("our own run, sketch-v1", "honest")
+    assert (own[0], own[-1]) == ("as deployed, sketch-v1", "honest")
     assert (last[0], last[-1]) == ("int4 g128, sketch-v1", "NOT CAUGHT")
     assert both.routing.startswith(
         "Rows that end in sketch-v1 show the same with experts that the routers"
     )
     record = both.json()
-    assert [each["name"] for each in record["beside"]["sketch-v1"]] == ["our own run", "int4 g128"]
+    assert [each["name"] for each in record["beside"]["sketch-v1"]] == ["as deployed", "int4 g128"]
     assert (record["verdict"], report.json()["beside"]) == (report.audit.verdict, {})
     assert both.routing in page(both)
 
 
 def test_shortcuts_are_those_of_the_scheme(report: AuditReport) -> None:
     assert "queries, keys and values depend on the token alone" in report.shortcuts
-    other = made(ToyDeployment(has_twins=False))
+    other = made(ToyDeployment(every_position=False))
     assert f"{other.price.unread_mlp:.1%} of a whole forward" in other.shortcuts
     assert other.json()["exact_shortcuts"]["first_projections"] == 0.0
 

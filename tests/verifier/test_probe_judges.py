@@ -17,7 +17,9 @@ VOCABULARY, TOKENS = 60, 32
 CHANCES = Chances(alpha=1e-6, beta=1e-3)
 # What suspects' weights move, and what honest rounding does, in nats.
 MOVED, ROUNDED = 0.3, 0.05
-KERNELS = tuple(f"kernel {n}" for n in range(8))
+# The first of them are those that servers have.
+SERVED = 4
+KERNELS = (str(OWN.kernels), *(f"kernel {n}" for n in range(8)))
 SUSPECTS = ("int8", "fp8", "int4")
 
 Logits = NDArray[np.float32]
@@ -34,21 +36,22 @@ class MadeUpModel:
     """``lean`` is the part of a suspect's change that every honest kernel makes too.
 
     So do those of a mixture near a tie between experts. ``rounded`` is what they do to each logit
-    besides.
+    besides, and ``shared`` the part of its square that all honest kernels have in common.
     """
 
     lean: float = 0.0
     rounded: float = ROUNDED
+    shared: float = 0.5
     names: Sequence[str] = SUSPECTS
     kernels: Sequence[str] = KERNELS
+    references: Sequence[str] = KERNELS[:SERVED]
 
     def read(self, run: BankRun, answers: Sequence[Read]) -> Iterator[Logits]:
         if run == PUBLISHED:
             return map(self.exact, answers)
         if run.weights is not None:
             return map(partial(self.suspected, run.weights), answers)
-        kernel = "served" if run == OWN else run.kernels
-        return map(partial(self.honest, kernel), answers)
+        return map(partial(self.honest, run.kernels), answers)
 
     def exact(self, read: Read) -> Logits:
         # Only the prompt decides, so that an answer can be drawn at once.
@@ -59,10 +62,15 @@ class MadeUpModel:
 
     def honest(self, kernel: str, read: Read) -> Logits:
         lean = self.lean * self._moved("int8", read)
-        return self.exact(read) + lean + self._noise(kernel, read)
+        shared, own = np.sqrt([self.shared, 1.0 - self.shared], dtype=np.float32)
+        noise = shared * self._noise("footprint", read) + own * self._noise(kernel, read)
+        return self.exact(read) + lean + noise
 
     def cheat(self, name: str, read: Read) -> Logits:
-        return self.honest("a foreign kernel", read) + self._moved(name, read)
+        """Other weights change what is rounded everywhere."""
+        lean = self.lean * self._moved("int8", read)
+        moved = lean + self._moved(name, read)
+        return self.exact(read) + moved + self._noise(f"rounding of {name}", read)
 
     def rough(self, read: Read) -> Logits:
         """Weights changed in no known way."""
@@ -153,11 +161,15 @@ def test_errors_far_larger_than_those_of_all_kernels_convict_by_their_size() -> 
     assert [each.test for each in found.opinions if each.result == "fraud"] == ["sizes", "paired"]
 
 
-def test_a_kernel_that_is_twice_as_rough_as_all_known_ones_is_no_fraud() -> None:
-    model = MadeUpModel()
-    rougher = MadeUpModel(rounded=2 * ROUNDED)
-    found = probed(model, partial(rougher.honest, "a foreign kernel"))
-    assert found.label == "cannot tell"
+@pytest.mark.parametrize(("shared", "label"), [(0.5, "honest"), (0.0, "cannot tell")])
+@pytest.mark.parametrize("times", [1, 2])
+def test_only_a_footprint_clears_a_kernel_however_rough(
+    times: float, shared: float, label: str
+) -> None:
+    """Nor is a kernel a fraud that is twice as rough as all known ones."""
+    other = MadeUpModel(rounded=times * ROUNDED, shared=shared)
+    found = probed(MadeUpModel(), partial(other.honest, "a foreign kernel"))
+    assert found.label == label, found.opinions
 
 
 @pytest.mark.parametrize("rounded", [0.05, 0.8])

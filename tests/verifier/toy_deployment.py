@@ -9,26 +9,29 @@ from numpy.typing import NDArray
 from proofserve.verifier.audit.deployment import AuditedProver, Price
 from proofserve.verifier.judges import Recompute, Vectors
 
-# Two twins of 64 values each.
 WIDTH = 128
 # The suspects, and how far each moves a vector, beside the honest distance of 0.01.
 HONEST = 0.01
 SUSPECTS = {"int8 per channel": 0.008, "int4 g128": 0.1}
-# Weights that no suspect predicts, but that move both twins alike.
+# Weights that no suspect predicts, but that change what is rounded.
 PRIVATE = "int8 by chance"
+# The share of squared errors that honest kernels have in common, so their mean cosine.
+SHARED = 0.5
 
 
 class ToyDeployment:
     """Notes what it is asked for in ``asked``.
 
     ``apart`` says how far the vectors of a cheat are from the validator's on average, by what it is
-    asked for; 1 if it says nothing. Nonces ``missing`` get no vector from any prover, and a prover
-    in ``silent`` has no vector for any nonce. ``noisy`` is how far one of the two honest kernels
-    is; the other is as far as our own run.
+    asked for; their errors then have the honest footprint. Those of others are at 1, and point
+    anywhere. Nonces ``missing`` get no vector from any prover, and a prover in ``silent`` has no
+    vector for any nonce. ``noisy`` is how far one of the two honest kernels is; the other is as far
+    as the deployed one.
     """
 
     names = tuple(SUSPECTS)
     width = WIDTH
+    reference = "one kernel"
 
     def __init__(  # noqa: PLR0917
         self,
@@ -38,10 +41,9 @@ class ToyDeployment:
         missing: Sequence[int] = (),
         silent: Sequence[str] = (),
         noisy: float = HONEST,
-        has_twins: bool = True,
+        every_position: bool = True,
     ) -> None:
-        self.price = Price(768, layers, 12, 4, 64, 3072, seq_len, has_twins)
-        self.has_twins = has_twins
+        self.price = Price(768, layers, 12, 4, 64, 3072, seq_len, every_position)
         self.asked: list[object] = []
         kernels = {"one kernel": HONEST, "another kernel": noisy}
         self._apart = {"truth": 0.0, "honest": HONEST, **kernels, **(apart or {})}
@@ -52,7 +54,7 @@ class ToyDeployment:
         return {n: _unit(n, "truth") for n in nonces if n not in self._missing}
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
-        return {nonce: SUSPECTS[name] * _alike(nonce, name) for nonce in nonces}
+        return {nonce: SUSPECTS[name] * _unit(nonce, name) for nonce in nonces}
 
     def deployed(self, nonces: Sequence[int]) -> Vectors:
         return self._answers("honest")(nonces)
@@ -83,14 +85,14 @@ class ToyDeployment:
 
     def _answers(self, asked: object) -> Recompute:
         self.asked.append(asked)
-        apart = self._apart.get(str(asked), 1.0)
+        label = str(asked)
+        error = self._honest_error if label in self._apart else _unit
 
         def answer(nonces: Sequence[int]) -> Vectors:
-            given = () if str(asked) in self._silent else nonces
             return {
-                n: _unit(n, "truth") + apart * _spread(n, str(asked)) * _unit(n, str(asked))
-                for n in given
-                if n not in self._missing
+                n: _unit(n, "truth")
+                + self._apart.get(label, 1.0) * _spread(n, label) * error(n, label)
+                for n in self._given(label, nonces)
             }
 
         return answer
@@ -99,19 +101,26 @@ class ToyDeployment:
         self.asked.append(name)
         # An apart of 0 leaves the honest vectors alone.
         length *= self._apart.get(name, 1.0)
-        honest = self.deployed
+        error = self._honest_error if name in self._apart else _unit
 
         def answer(nonces: Sequence[int]) -> Vectors:
-            given = () if name in self._silent else nonces
-            return {n: vector + length * _alike(n, name) for n, vector in honest(given).items()}
+            return {
+                n: _unit(n, "truth")
+                + HONEST * _spread(n, name) * error(n, f"rounding of {name}")
+                + length * _unit(n, name)
+                for n in self._given(name, nonces)
+            }
 
         return answer
 
+    def _given(self, label: str, nonces: Sequence[int]) -> Sequence[int]:
+        return [] if label in self._silent else [n for n in nonces if n not in self._missing]
 
-def _alike(nonce: int, label: str) -> NDArray[np.float32]:
-    """A unit vector whose halves are equal, as wrong weights move twins."""
-    half = _unit(nonce, label)[: WIDTH // 2]
-    return np.tile(half / np.linalg.norm(half), 2) / np.float32(np.sqrt(2))
+    @staticmethod
+    def _honest_error(nonce: int, label: str) -> NDArray[np.float32]:
+        """A part of it is that of every honest kernel."""
+        shared, own = np.sqrt([SHARED, 1.0 - SHARED], dtype=np.float32)
+        return shared * _unit(nonce, "footprint") + own * _unit(nonce, label)
 
 
 def _spread(nonce: int, label: str) -> np.float32:

@@ -254,7 +254,7 @@ def first_of(
     """
     stops = np.full(len(drawn.rows), drawn.never) if until is None else until
     # The strongest first, since a run need not be followed beyond the end it has found.
-    for factors in sorted(each, key=lambda factors: -float(np.nan_to_num(factors).mean(0).max())):
+    for factors in sorted(each, key=lambda factors: -float(factors.mean(0).max())):
         stops = np.minimum(stops, first_passages(factors, drawn, limit, stops))
     return stops
 
@@ -264,13 +264,12 @@ def first_passages(
 ) -> Counts:
     """The nonces after which each run's evidence is at least ``limit``: int64 [runs].
 
-    ``factors`` [n, bets] are logarithms; NaN, of a claim without a vector, gives nothing. Where no
-    nonces of the run up to ``until`` are enough it is ``drawn.never``.
+    ``factors`` [n, bets] are logarithms. Where no nonces of the run up to ``until`` are enough it
+    is ``drawn.never``.
     """
-    known = np.nan_to_num(factors)
-    if _bound(known, drawn, limit) * len(drawn.rows) < NEGLIGIBLE:
+    if _bound(factors, drawn, limit) * len(drawn.rows) < NEGLIGIBLE:
         return np.full(len(drawn.rows), drawn.never)
-    return _first(known, drawn, lambda paths, *_: _reached(paths, limit), until)
+    return _first(factors, drawn, lambda paths, *_: _reached(paths, limit), until)
 
 
 # Whether runs have ended: of their sums [runs, step, columns], the numbers of the runs and of the
@@ -306,7 +305,10 @@ def _bound(factors: Floats, drawn: Draws, limit: float) -> float:
     the limit with a chance of at most m^most / limit^p, whatever p.
     """
     powers = _POWERS[:, np.newaxis]
-    logs = powers[:, np.newaxis] * factors + np.log(drawn.chances)[:, np.newaxis]
+    # A nonce of no chance has the logarithm minus infinity, and adds nothing.
+    with np.errstate(divide="ignore"):
+        chances = np.log(drawn.chances)
+    logs = powers[:, np.newaxis] * factors + chances[:, np.newaxis]
     # scipy's logsumexp takes most of the time of a simulation.
     highest = logs.max(axis=1)
     means = highest + np.log(np.exp(logs - highest[:, np.newaxis]).sum(axis=1))

@@ -52,7 +52,7 @@ def test_an_honest_endpoint_is_cleared_with_few_prompts(
     with stub_endpoint(honest) as (stub, url):
         code, found = record(tmp_path, url, trained, "--html", page, "--prompts", 24)
     assert (code, found["label"], found["suspect"]) == (0, "honest", None)
-    assert found["prompts_asked"] <= 12
+    assert found["prompts_asked"] <= 16
     assert 0.7 < found["error_over_own_rounding"] < 1.4
     assert {each["ids_from"] for each in found["prompts"]} == {"token ids"}
     assert {(each["kind"], each["greedy"]) for each in found["prompts"]} == {
@@ -128,7 +128,7 @@ def test_a_strict_endpoint_with_five_log_probabilities(
 ) -> None:
     manners = Manners(most_logs=5, strict=True)
     with stub_endpoint(honest, manners) as (stub, url):
-        code, found = record(tmp_path, url + "/v1", trained, "--prompts", 40)
+        code, found = record(tmp_path, url + "/v1", trained, "--prompts", 80)
     assert (code, found["label"]) == (0, "honest")
     assert "log-probabilities" in {each["ids_from"] for each in found["prompts"]}
     # 20 with and without our fields, 5 with them: those that were refused, once for each route.
@@ -240,7 +240,7 @@ def test_a_route_that_is_missing_is_not_asked_again(
     honest: Writer, trained: Path, tmp_path: Path
 ) -> None:
     with stub_endpoint(honest, Manners(chat=False)) as (stub, url):
-        code, found = record(tmp_path, url, trained, "--prompts", 40)
+        code, found = record(tmp_path, url, trained, "--prompts", 80)
     assert (code, found["label"]) == (0, "honest")
     assert any("refuses /chat/completions: 400" in note for note in found["notes"])
     assert all("prompt" in body for body in stub.bodies)

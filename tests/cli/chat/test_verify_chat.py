@@ -33,7 +33,7 @@ def written(model: Path) -> list[Conversation]:
     digest = network.facts.weights_digest
     assert digest is not None
     writer = Writer(network, CheckpointTokenizer(model), digest)
-    return [writer.chat(n, tokens=48, temperature=float(n % 2)) for n in range(6)]
+    return [writer.chat(n, tokens=48, temperature=float(n % 2)) for n in range(10)]
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_honest_files_are_cleared(model: Path, files: list[Path], tmp_path: Path
         options = ("--model", model, "--calibration", calibration, "--json", out)
         result = run(*files, *options, "--public-key", KEY.public_key.hex())
     assert result.exit_code == HONEST, result.output
-    assert "6 answers with a receipt checked" in result.output
+    assert "10 answers with a receipt checked" in result.output
     record = json.loads(out.read_text())
-    assert (record["verdict"], record["choices"], record["failures"]) == ("honest", 6, [])
+    assert (record["verdict"], record["choices"], record["failures"]) == ("honest", 10, [])
 
 
 def test_one_altered_file_convicts(model: Path, files: list[Path]) -> None:

@@ -1,5 +1,7 @@
 """A calibration of chat: a population for every server and every emulated kernel."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +20,12 @@ from proofserve.verifier.noise import checked
 
 K_DIM, BLOCKS, VOCABULARY = 16, 4, 12
 ROUNDED, MOVED = 0.01, 0.03
-KERNELS = {"rough": 1.5 * ROUNDED, "fine": 0.8 * ROUNDED}
+REFERENCE = str(OWN.kernels)
+KERNELS = {REFERENCE: ROUNDED, "rough": 1.5 * ROUNDED, "fine": 0.8 * ROUNDED}
+SUSPECTS = ("int8", "fp8")
+# The share of squared errors that servers and our own rounding have in common, and the others.
+SHARED = 0.5
+OTHERS = ("rough", "fine")
 
 Floats = NDArray[np.float32]
 
@@ -33,9 +40,13 @@ def exact(answer: str) -> Floats:
 
 def noise(kind: str, answer: str, size: float) -> Floats:
     """The errors of one conversation are alike: they share their size."""
-    draw = seeded(kind, answer)
     scale = size * np.exp(seeded("of", kind, answer).normal(0, 0.2))
-    return draw.normal(0, scale, (BLOCKS * BLOCK_TOKENS, K_DIM)).astype("f4")
+    own, footprint = (
+        seeded(each, answer).normal(0, scale, (BLOCKS * BLOCK_TOKENS, K_DIM)).astype("f4")
+        for each in (kind, f"footprint {kind in OTHERS}")
+    )
+    shared, apart = np.sqrt([SHARED, 1.0 - SHARED], dtype=np.float32)
+    return own if kind in SUSPECTS else shared * footprint + apart * own
 
 
 def answer(number: int, server: str) -> Answer:
@@ -50,8 +61,9 @@ def answer(number: int, server: str) -> Answer:
 @dataclass
 class MadeUpValidator:
     blocks: Blocks
-    names: Sequence[str] = ("int8", "fp8")
+    names: Sequence[str] = SUSPECTS
     kernels: Sequence[str] = tuple(KERNELS)
+    references: Sequence[str] = (REFERENCE, "rough")
     weights_digest: str | None = "ab" * 32
     served_dtype: str = "bfloat16"
 
@@ -62,11 +74,9 @@ class MadeUpValidator:
         return self._vectors(nonces, {})
 
     def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
-        rounded = (
-            {"own": ROUNDED} if run.kernels == OWN.kernels else {run.kernels: KERNELS[run.kernels]}
-        )
-        moved = {run.weights: MOVED} if run.weights else {}
-        return self._vectors(nonces, {**moved, **rounded}, of_errors=True)
+        assert run.kernels is not None
+        assert run.weights is None
+        return self._vectors(nonces, {run.kernels: KERNELS[run.kernels]}, of_errors=True)
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         return self._vectors(nonces, {name: MOVED}, of_errors=True)
@@ -117,10 +127,11 @@ def made(blocks: Blocks) -> CalibrationFile:
 
 def test_every_server_and_every_kernel_is_a_population(made: CalibrationFile) -> None:
     names = [each.facts.name for each in made.populations]
-    assert names == ["vLLM", "vLLM (2)", "rough", "fine"]
-    assert [each.facts.emulated for each in made.populations] == [False, False, True, True]
-    assert [len(each.figures.lengths) for each in made.populations] == [96, 96, 192, 192]
-    assert (made.version, made.scheme, made.seq_len, made.k_dim) == (3, "receipt-v1", 16, K_DIM)
+    assert names == ["vLLM", "vLLM (2)", *KERNELS]
+    assert [each.facts.emulated for each in made.populations] == [False, False, True, True, True]
+    assert [len(each.figures.lengths) for each in made.populations] == [96, 96, 192, 192, 192]
+    assert made.references == (REFERENCE, "rough")
+    assert (made.version, made.scheme, made.seq_len, made.k_dim) == (4, "receipt-v1", 16, K_DIM)
     assert (made.block_hash, made.public_key, made.kv_dtype) == ("", "", "auto")
     assert CalibrationFile.model_validate_json(made.model_dump_json()) == made
 
@@ -130,7 +141,7 @@ def test_figures_stand_beside_our_own_of_the_same_block(
 ) -> None:
     conversations = blocks.conversations()
     assert made.groups is not None
-    assert len(made.own.lengths) == len(made.groups) == len(blocks)
+    assert len(made.own(REFERENCE).lengths) == len(made.groups) == len(blocks)
     for population, server in zip(made.populations, ("key a", "key b"), strict=False):
         rows = population.figures.rows
         assert rows is not None
@@ -147,15 +158,22 @@ def test_figures_stand_beside_our_own_of_the_same_block(
 def test_suspects_are_measured_on_blocks_of_all_servers(made: CalibrationFile) -> None:
     for population in made.populations[:2]:
         assert {len(each) for each in population.figures.cosines.values()} == {96}
-    honest = made.honest
-    assert honest.shares.suspects == ("int8", "fp8")
-    assert all(abs(member.leans["int8"].mean) < 0.1 for member in honest.members)
-    assert honest.expected["int8"].mean > 0.8
+        assert all(abs(np.mean(each)) < 0.1 for each in population.figures.cosines.values())
+    reaches = made.honest(REFERENCE).reaches
+    moved = {name: round(math.exp(of.log_mean)) for name, of in reaches.items()}
+    assert moved == dict.fromkeys(SUSPECTS, MOVED / ROUNDED)
+
+
+def test_the_footprints_of_servers_clear(made: CalibrationFile) -> None:
+    kept = made.honest(REFERENCE).footprints
+    assert set(kept) == {"vLLM", "vLLM (2)", REFERENCE}
+    assert kept["vLLM"].mean == pytest.approx(SHARED, abs=0.02)
+    assert set(made.honest("rough").footprints) == {"rough"}
 
 
 def test_blocks_of_one_conversation_widen_what_is_honest(made: CalibrationFile) -> None:
     apart = made.model_copy(update={"groups": list(range(len(made.groups or ())))})
-    together, independent = made.null(1.0).members[0], apart.null(1.0).members[0]
+    together, independent = (each.null(REFERENCE, 1.0).members[0] for each in (made, apart))
     assert np.log(together.ratios).std() > 1.3 * np.log(independent.ratios).std()
 
 
@@ -163,7 +181,9 @@ def test_the_output_names_kernels_and_the_check_without_each(made: CalibrationFi
     lines = list(calibration_lines(made, 48))
     assert lines[0] == "48 chats, 192 blocks of 16 tokens"
     assert lines[1].startswith("vLLM (measured): errors ")
-    assert lines[3].startswith("rough (emulated): errors 1.")
+    assert re.fullmatch(
+        r"fine \(emulated\): errors 0\.\d+ times, footprint 0\.5\d of rough", lines[5]
+    )
     assert "left out" in lines[-1]
     assert made.left_out is not None
     assert made.left_out.convicted == {}

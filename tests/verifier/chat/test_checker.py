@@ -24,10 +24,11 @@ from proofserve.verifier.validator import CheckpointTokenizer, ValidatorSetup
 from support.chats import Writer, unchanged
 
 CHANCES = Chances(alpha=1e-6, beta=1e-3)
-FRAUD, HONEST, UNDECIDED = (
+FRAUD, HONEST, UNDECIDED, UNEXPLAINED = (
     SequentialResult.FRAUD,
     SequentialResult.HONEST,
     SequentialResult.UNDECIDED,
+    SequentialResult.UNEXPLAINED,
 )
 
 
@@ -67,7 +68,7 @@ def fraud_by(outcome: ChatVerification) -> set[str]:
 
 
 def test_an_honest_node_is_cleared(checker: ChatChecker, honest: Writer) -> None:
-    chats = [honest.chat(n, temperature=float(n % 2)) for n in range(6)]
+    chats = [honest.chat(n, temperature=float(n % 2)) for n in range(8)]
     outcome = judged(checker, *chats)
     assert outcome.verdict is HONEST
     assert outcome.answers == len(chats)
@@ -76,7 +77,7 @@ def test_an_honest_node_is_cleared(checker: ChatChecker, honest: Writer) -> None
 
 
 @pytest.mark.parametrize(
-    ("weights", "chats"), [("int4 g128", 1), ("fp8 per channel", 1), ("int8 per channel", 2)]
+    ("weights", "chats"), [("int4 g128", 1), ("fp8 per channel", 2), ("int8 per channel", 2)]
 )
 def test_rounded_weights_are_named(
     checker: ChatChecker, honest: Writer, served: Network, weights: str, chats: int
@@ -149,23 +150,36 @@ def test_answers_without_a_receipt_are_counted(checker: ChatChecker, honest: Wri
 
 
 @pytest.mark.usefixtures("few_kernels")
-def test_without_a_calibration_a_verdict_takes_longer(
+def test_without_a_calibration_a_suspect_is_named_and_an_honest_node_cleared(
     model: Path, honest: Writer, served: Network
 ) -> None:
-    """A suspect convicts if errors lean to it more than those of every emulated kernel."""
     unsure = ChatChecker(ValidatorSetup(model), None, "seed")
     cheat = replace(honest, writes=suspect(served, "int4 g128"))
-    chats = [cheat.chat(n) for n in range(14)]
-    assert judged(unsure, *chats[:2]).verdict is UNDECIDED
-    outcome = judged(unsure, *chats)
+    outcome = judged(unsure, *(cheat.chat(n) for n in range(2)))
     assert outcome.verdict is FRAUD
     assert fraud_by(outcome) == {"direction"}
     assert "int4" in outcome.opinions[0].text
     assert "kernels were emulated" in outcome.origin
-    assert "greedy" in outcome.origin
+    assert "Greedy" in outcome.origin
+    assert judged(unsure, *(honest.chat(n) for n in range(8))).verdict is HONEST
 
 
-# Of the kernels the coarsest and the finest; one between them is rare here.
+def with_kernel(model: Path, honest: Writer, kernel: str) -> Writer:
+    return replace(honest, reads=with_kernels(load(model, "float32", "cpu"), PROFILES[kernel]))
+
+
+@pytest.mark.parametrize(
+    "kernel", ["vLLM on a GPU", pytest.param("vLLM on x86 with AMX", marks=pytest.mark.slow)]
+)
+def test_an_honest_node_with_the_kernels_of_some_server_is_cleared(
+    model: Path, honest: Writer, checker: ChatChecker, kernel: str
+) -> None:
+    """Its footprint is that of our own run of these kernels."""
+    other = with_kernel(model, honest, kernel)
+    assert judged(checker, *(other.chat(n) for n in range(6))).verdict is HONEST
+
+
+# The coarsest and the finest of those that no server has.
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -173,13 +187,11 @@ def test_without_a_calibration_a_verdict_takes_longer(
         *("sums of 32 in bfloat16", "float32"),
     ],
 )
-def test_an_honest_node_of_other_kernels_is_cleared(
+def test_an_honest_node_without_a_known_footprint_gets_no_verdict(
     model: Path, honest: Writer, checker: ChatChecker, kernel: str
 ) -> None:
-    """Where nodes round elsewhere, or less: each kernel of the calibration is an honest one."""
-    other = with_kernels(load(model, "float32", "cpu"), PROFILES[kernel])
-    chats = [replace(honest, reads=other).chat(n) for n in range(6)]
-    assert judged(checker, *chats).verdict is HONEST
+    other = with_kernel(model, honest, kernel)
+    assert judged(checker, *(other.chat(n) for n in range(6))).verdict is UNEXPLAINED
 
 
 def test_a_calibration_of_other_sketches_is_refused(checker: ChatChecker, honest: Writer) -> None:

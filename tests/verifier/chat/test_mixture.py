@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from proofserve.protocol.verdict.leaning import cosine
 
 from proofserve.engines.reference.engine import Run
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
+from proofserve.protocol.verdict.footprint import cosine
 from proofserve.verifier.chat.answers import Answer, Blocks
 from proofserve.verifier.judges import OWN, BankRun, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup

@@ -112,7 +112,6 @@ def test_the_record_is_json_from_the_start(node: Node) -> None:
             "not_checked": [],
             "failures": [{"check": "answer", "text": "it lies"}],
             "findings": [],
-            "closest": None,
             "figures_from": "of a file",
             "seed": "a seed",
         },
@@ -150,8 +149,6 @@ def test_a_report_of_what_no_kernel_explains_says_what_to_measure() -> None:
     said = " ".join(outcome.lines())
     assert "measure it: proofserve calibrate chat MODEL --url URL --out FILE" in said
     assert "More answers" not in said
-    near = replace(outcome, closest="vLLM on a GPU")
-    assert "Closest honest kernel: vLLM on a GPU." in near.lines()
 
 
 @pytest.mark.parametrize(("result", "verdict"), [(HONEST, UNDECIDED), (FRAUD, FRAUD)])

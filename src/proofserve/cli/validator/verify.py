@@ -267,10 +267,7 @@ def command(
 
 
 def _work_of(
-    claimed: ClaimedArtifacts,
-    given: WorkOptions,
-    measured: CalibrationFile | None,
-    is_file: bool,
+    claimed: ClaimedArtifacts, given: WorkOptions, measured: CalibrationFile | None, is_file: bool
 ) -> Workload:
     """A file may have vectors of any length; a node is asked for those of the scheme."""
     work = workload(claimed, given if measured is None else measured.completed(given, claimed))

@@ -78,7 +78,9 @@ class Compared:
         before = self.ratios**2
         after = before + taken**2 - 2.0 * self.cosines * self.ratios * taken
         ratio: Floats = fit.log_remaining(before, np.maximum(after, 0.0))
-        return np.nan_to_num(ratio).clip(-_LOG_CAP, _LOG_CAP)
+        # NaN would warn in what is made of it.
+        known: Floats = np.nan_to_num(ratio.clip(-_LOG_CAP, _LOG_CAP))
+        return known
 
     def log_factors(self, fit: ScaleFit) -> Floats:
         """What each nonce gives to every bet on the suspect: float64 [n, SUSPECT_BETS]."""

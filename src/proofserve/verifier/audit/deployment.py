@@ -42,7 +42,6 @@ from proofserve.engines.reference.variants import (
 )
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
-from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
 from proofserve.verifier.judges import BankRun, Recompute, Vectors
 from proofserve.verifier.validator import (
@@ -273,7 +272,6 @@ class CheckpointDeployment:
         block = setup.scheme.for_block(BLOCK, self._network.facts, self._network.device)
         self.price = price_of(self._network, setup.seq_len, block.reads_every_position)
         self.width = setup.scheme.width
-        self.has_twins = setup.scheme.sequences_per_nonce == TWINS
         self.mixes_experts = bool(routers_of(self._network))
         bank, added = setup.bank, {folder.name for folder in setup.suspects}
         every = self._validator.names

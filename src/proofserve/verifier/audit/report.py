@@ -22,7 +22,7 @@ TESTS: Final = ("paired", "direction")
 COLUMNS: Final = (
     *("prover", "saves", "distance", "spread", "beyond", "count"),
     *TESTS,
-    *("verify", "cleared", "no verdict", "closest", "verdict"),
+    *("verify", "cleared", "no verdict", "verdict"),
 )
 # The others do not fit on a terminal of 80 columns.
 ON_TERMINALS: Final = frozenset({"prover", "saves", "distance", *TESTS, "verify", "verdict"})
@@ -83,15 +83,15 @@ class AuditReport:
                 continue
             measurement, endings = each.measurement, each.endings
             times = measurement.mean / self.audit.honest[0].measurement.mean
-            text = f"{measurement.name}: {times:.2f} times as far as our own run"
+            text = f"{measurement.name}: {times:.2f} times as far as an honest node"
             if means := each.mean_cosines:
                 nearest = int(np.argmax(means))
                 text += f", cosine {means[nearest]:.2f} with {self.audit.suspects[nearest]}"
             convicted = endings.convicted / self.audit.runs
             sentences.append(
-                f"{text}; closest to {endings.closest}. Of the verifications"
-                f" {convicted:.1%} convict it, {each.cleared_share:.1%} clear it, and"
-                f" {each.unexplained_share:.1%} find that nothing explains it."
+                f"{text}. Of the verifications {convicted:.1%} convict it,"
+                f" {each.cleared_share:.1%} clear it, and {each.unexplained_share:.1%} find that"
+                " nothing explains it."
             )
         return sentences
 
@@ -191,7 +191,6 @@ class AuditReport:
             *(self._nonces(found, name) for name in (*TESTS, "verify")),
             f"{found.cleared_share:.1%}",
             f"{found.unexplained_share:.1%}",
-            found.endings.closest,
             verdict,
         )
 
@@ -233,7 +232,6 @@ class AuditReport:
             "convicted": found.endings.convicted / self.audit.runs,
             "cleared": found.cleared_share,
             "no_verdict": found.unexplained_share,
-            "closest": found.endings.closest,
             "cosines": found.mean_cosines,
         }
 

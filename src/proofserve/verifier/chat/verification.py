@@ -52,8 +52,8 @@ WHAT_TO_MEASURE: Final = (
 # measured. They are those of whole conversations, whose blocks are alike.
 EMULATED_BLOCKS, BANK_BLOCKS = 256, 128
 NO_CALIBRATION = (
-    "none; kernels were emulated on the same answers. So it takes some 40 blocks to convict, and"
-    " greedy answers' tokens are not tested; write a calibration by `calibrate chat`"
+    "none; kernels were emulated on the same answers. Greedy answers' tokens are not tested; for"
+    " that write a calibration by `calibrate chat`"
 )
 
 
