@@ -195,11 +195,14 @@ class _Tests:
 
     def paired(self, drawn: Draws) -> Counts:
         """When the errors are too long for each of the populations."""
-        ends = [
-            first_passages(member.sizes.log_factors(self._node.ratios), drawn, self._limit)
-            for member in self._honest.members
-        ]
-        return np.max(ends, axis=0) if ends else np.full(len(drawn.rows), drawn.never)
+        every = [member.sizes.log_factors(self._node.ratios) for member in self._honest.members]
+        found = np.full(len(drawn.rows), 0 if every else drawn.never)
+        # The one that explains the errors best first: the others cannot convict what it explains.
+        for factors in sorted(every, key=lambda factors: float(factors.mean(axis=0).max())):
+            found = np.maximum(found, first_passages(factors, drawn, self._limit))
+            if (found == drawn.never).all():
+                break
+        return found
 
     def direction(self, drawn: Draws) -> Counts:
         limit = self._limit + math.log(max(1, len(self._node.suspects)))
