@@ -160,7 +160,9 @@ def test_the_command_starts_the_named_servers(
     deployments: list[ServerOptions], tiny: Path, tmp_path: Path
 ) -> None:
     engines = ("--other", "vllm", "--other", "vllm:tp2")
-    result = run(tiny, *engines, *FEW, *NO_BANK, "--forward-batch", "4")
+    # In their places are servers that send random vectors.
+    trust = ("--trust", "vLLM 0", "--trust", "vLLM 0 (2)")
+    result = run(tiny, *engines, *trust, *FEW, *NO_BANK, "--forward-batch", "4")
     assert result.exit_code == 0, result.output
     assert [(each.checkpoint, each.ranks) for each in deployments] == [(tiny, 1), (tiny, 2)]
     assert {each.forward_batch for each in deployments} == {4}
