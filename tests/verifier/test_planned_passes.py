@@ -70,7 +70,7 @@ def test_an_audit_makes_no_more_than_planned(tiny: Path, made: list[list[int]]) 
     deployment = CheckpointDeployment(setup)
     audit(deployment, AuditOptions(ConvictionRule(), 20, runs=10), Progress())
     cheats = [each.name for each in attacks(deployment, 0.0)]
-    kernels = [each.name for each in deployment.kernels()]
+    kernels = CheckpointValidator(ValidatorSetup(tiny)).kernels
     planned = audit_passes(20, (deployment.names, kernels, ()), cheats)
     # Random and fixed vectors need no model, and are planned as if they did.
     free = 3 * -(-20 // AT_ONCE)
