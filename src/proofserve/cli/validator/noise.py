@@ -62,8 +62,8 @@ def noise(
     trust: Annotated[
         list[str] | None,
         typer.Option(
-            help="The name of a measured node to take for honest although the emulated kernels alone"
-            " would convict it. Repeat it."
+            help="A measured node, by its name, to take for honest although the emulated kernels"
+            " alone would convict it. Repeat it."
         ),
     ] = None,
     add: Annotated[
