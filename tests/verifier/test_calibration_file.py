@@ -18,7 +18,7 @@ from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
 from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions
 from proofserve.verifier.judges import OWN
-from proofserve.verifier.noise import left_out, left_out_lines
+from proofserve.verifier.noise import left_out, left_out_lines, require_explained
 from proofserve.verifier.populations import LEAST_RATIO
 
 SHAPE = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 512}
@@ -330,6 +330,41 @@ def test_margins_that_would_have_to_be_too_wide_are_refused_with_the_kernel() ->
     message = r"populations: vLLM there would be convicted by the others, even with margins 1\.5 "
     with pytest.raises(LabError, match=message):
         left_out(file, Progress(), verifications=500)
+
+
+def test_a_few_nonces_of_many_suspects_convict_no_honest_kernel() -> None:
+    """Honest errors lean to some of them by chance: vectors have 12 values, and eight are few."""
+    drawn = np.random.default_rng(0)
+    names = [f"suspect {number}" for number in range(20)]
+
+    def leaning(fields: dict[str, Any]) -> dict[str, Any]:
+        errors = drawn.normal(size=(len(names), 8, 12))
+        cosines = (errors[..., 0] / np.linalg.norm(errors, axis=-1)).tolist()
+        return {
+            **fields,
+            "figures": {**fields["figures"], "cosines": dict(zip(names, cosines, strict=True))},
+        }
+
+    kernels = [leaning(each) for each in (ours(), HERE, RANKS)]
+    found = left_out(
+        made(populations=kernels, suspects=dict.fromkeys(names, [0.012] * 8)), Progress(), 500
+    )
+    assert found is not None
+    assert (found.room, found.convicted) == (1.0, {})
+
+
+def test_a_measured_node_that_emulated_kernels_convict_has_to_be_trusted_by_name() -> None:
+    """Beside another node of its kind it would be explained."""
+    cheats = [population(name, 3 + n, size=6.0) for n, name in enumerate(("theirs", "theirs (2)"))]
+    file = made(populations=[ours(), HERE, RANKS, *cheats])
+    with pytest.raises(LabError, match=r"populations: theirs would be .* emulated kernels alone"):
+        require_explained(file, (), verifications=100)
+    with pytest.raises(LabError, match=r"populations: theirs \(2\) would .*--trust 'theirs \(2\)'"):
+        require_explained(file, ["theirs"], verifications=100)
+    require_explained(file, ["theirs", "theirs (2)"], verifications=100)
+    require_explained(made(), (), verifications=100)
+    with pytest.raises(LabError, match=r"--trust mine: no such node .*; measured: vLLM here"):
+        require_explained(made(), ["mine"], verifications=100)
 
 
 @pytest.mark.parametrize("nest", [lambda config: config, lambda config: {"text_config": config}])
