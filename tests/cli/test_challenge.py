@@ -75,7 +75,7 @@ def test_an_honest_node_is_honest_by_nonces_of_a_new_block_each_time(
         file = tmp_path / "challenge.json"
         result = challenge(usual.url, *measured, "--json", str(file))
         assert result.exit_code == 0, result.output
-        assert "paired    honest" in result.output
+        assert "footprint honest" in result.output
         found = json.loads(file.read_text())
         (one,) = found["challenges"]
         assert found["counts"] == {**dict.fromkeys(found["counts"], 0), "honest": 1}

@@ -5,14 +5,22 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from cli.challenged import OPERATOR, challenged_node
 from lab.stub_node import stub_node
 from proofserve.cli.main import app
+from proofserve.cli.recompute import claims_of_vectors
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import ProgressLine
-from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.kernels import PROFILES, SERVED
 from proofserve.engines.reference.suspects import SUSPECTS
-from proofserve.verifier.calibration_file import read
-from proofserve.verifier.claims import Selection, from_file
+from proofserve.lab.report import write_json
+from proofserve.protocol.identity import Block
+from proofserve.protocol.sketch import SketchScheme
+from proofserve.rounds.records import Workload
+from proofserve.verifier.calibration_file import KernelFacts, read
+from proofserve.verifier.claims import Selection, document, from_file
+from proofserve.verifier.judges import OWN, BankRun
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.four_bits import one_thread
 from support.models import SmallModels
 
@@ -21,6 +29,7 @@ SIMULATED = ("--verifications", "100")
 FEW = ("--nonces", "16", "--emulated", "16", "--seq-len", "8", *SIMULATED)
 NO_BANK = ("--bank", "0")
 SKETCH = ("--scheme", "sketch-v1")
+OURS = str(OWN.kernels)
 
 
 def run(*args: str | Path) -> Result:
@@ -45,12 +54,14 @@ def test_without_any_trusted_node_the_emulated_kernels_make_a_calibration(
     assert (calibration.model, calibration.served_dtype) == (tiny.name, "bfloat16")
     assert (calibration.scheme, calibration.seq_len, calibration.k_dim) == ("sketch-v1", 8, 64)
     assert calibration.weights_digest
-    # Our own run is no population: it has no spread beside itself.
-    assert set(calibration.honest.names) == {*PROFILES} - {"torch"}
+    kernels = [each.facts.name for each in calibration.populations]
+    assert set(kernels) == {OURS, *PROFILES} - {"torch"}
+    assert calibration.references == (OURS, *SERVED)
+    # Our own run is no population beside itself: it has no spread.
+    assert set(calibration.honest(OURS).names) == {*kernels} - {OURS}
     assert all(each.facts.emulated for each in calibration.populations)
     assert set(calibration.suspects) == {*SUSPECTS, "qwen3-1"}
-    assert calibration.honest.expected["int4 g128"].mean > 0.5
-    assert calibration.honest.has_twins
+    assert calibration.honest(OURS).reaches["int4 g128"].log_mean > 1.0
     assert calibration.left_out is not None
     assert "left out" in " ".join(made.output.split())
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -70,15 +81,16 @@ def test_a_cache_in_8_bits_is_honest_only_where_it_is_allowed(
     assert passed == {(index, 6) for index in range(1, 7)}
     calibration = read(out)
     assert calibration.kv_dtype == "fp8"
-    assert "KV cache in fp8" in calibration.honest.names
+    assert "KV cache in fp8" in calibration.honest(OURS).names
     assert "KV cache in fp8" not in calibration.suspects
 
 
 @pytest.mark.usefixtures("few_kernels")
 def test_nodes_and_files_of_other_machines_are_populations(tiny: Path, tmp_path: Path) -> None:
     there, out, both = (tmp_path / f"{name}.json" for name in ("there", "out", "both"))
-    with stub_node() as (_, url):
-        saved = run(tiny, *FEW, "--other", url, "--save", there)
+    with challenged_node(tiny, tmp_path) as node:
+        honest = ("--other", node.url, "--api-key", OPERATOR)
+        saved = run(tiny, *FEW, *honest, "--save", there)
         assert saved.exit_code == 0, saved.output
         claimed = from_file(there, Selection())
         assert claimed.nonces == tuple(range(16))
@@ -86,12 +98,12 @@ def test_nodes_and_files_of_other_machines_are_populations(tiny: Path, tmp_path:
         # The file names the block, key and nonces, and says what they ran on.
         measured = run(tiny, *NO_BANK, *FEW[2:4], *SIMULATED, "--other", there, "--out", out)
         assert measured.exit_code == 0, measured.output
-        joined = run(tiny, *FEW, *NO_BANK, "--other", url, "--add", out, "--out", both)
+        joined = run(tiny, *FEW, *NO_BANK, *honest, "--add", out, "--out", both)
         assert joined.exit_code == 0, joined.output
     facts = [each.facts for each in read(out).populations if not each.facts.emulated]
-    assert [each.engine for each in facts] == ["vLLM 0"]
+    assert [each.engine for each in facts] == ["vLLM none"]
     # The same node measured twice is one population.
-    assert read(both).honest.names == read(out).honest.names
+    assert read(both).honest(OURS).names == read(out).honest(OURS).names
     other = run(tiny, *FEW, "--seq-len", "4", *NO_BANK, "--add", out)
     assert other.exit_code == 2
     assert "seq_len: this calibration has 4, the added one 8" in other.output
@@ -108,11 +120,49 @@ def test_without_a_length_nonces_have_256_tokens_as_those_of_a_round(
 
 
 @pytest.mark.usefixtures("few_kernels")
+def test_a_node_with_other_weights_is_refused_unless_it_is_trusted(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """Whoever measures a cheat as honest would have its like cleared."""
+    honest, cheat, out = (tmp_path / f"{name}.json" for name in ("honest", "cheat", "out"))
+    compute_elsewhere(tiny, honest, "mine")
+    compute_elsewhere(tiny, cheat, "a neighbour", "int8 per channel")
+    options = (tiny, "--emulated", "16", "--bank", "16", *SIMULATED, "--out", out)
+    refused = run(*options, "--other", honest, "--other", cheat)
+    assert refused.exit_code == 2, refused.output
+    text = "populations: a neighbour would be convicted by the emulated kernels alone"
+    assert text in " ".join(refused.output.split())
+    assert "--trust 'a neighbour'" in " ".join(refused.output.split())
+    assert not out.exists()
+    unknown = run(*options, "--other", honest, "--trust", "neighbour")
+    assert unknown.exit_code == 2, unknown.output
+    assert "--trust neighbour: no such node was measured; measured: mine" in unknown.output
+    known = run(*options, "--other", honest)
+    assert known.exit_code == 0, known.output
+    trusted = run(*options, "--other", honest, "--other", cheat, "--trust", "a neighbour")
+    assert "by the emulated kernels alone" not in trusted.output
+    assert "each kernel left out, margins times 1 ..." in trusted.output
+
+
+def compute_elsewhere(model: Path, file: Path, name: str, weights: str | None = None) -> None:
+    """Save what a node in bfloat16 computes with these weights, as ``--save`` does."""
+    work = Workload(SketchScheme(), Block("0xabc", 7), "key", 8)
+    with one_thread():
+        node = CheckpointValidator(ValidatorSetup(model), proofs_of(work, 8))
+        vectors = node.vectors(BankRun(weights, "vLLM on a GPU"), range(16))
+    said = ("engine", "processor", "torch", "dtype", "kv_dtype", "attention", "ranks")
+    facts = KernelFacts(name=name, emulated=False, **dict.fromkeys(said))
+    write_json(file, document(work, claims_of_vectors(vectors), facts.model_dump()))
+
+
+@pytest.mark.usefixtures("few_kernels")
 def test_the_command_starts_the_named_servers(
     deployments: list[ServerOptions], tiny: Path, tmp_path: Path
 ) -> None:
     engines = ("--other", "vllm", "--other", "vllm:tp2")
-    result = run(tiny, *engines, *FEW, *NO_BANK, "--forward-batch", "4")
+    # In their places are servers that send random vectors.
+    trust = ("--trust", "vLLM 0", "--trust", "vLLM 0 (2)")
+    result = run(tiny, *engines, *trust, *FEW, *NO_BANK, "--forward-batch", "4")
     assert result.exit_code == 0, result.output
     assert [(each.checkpoint, each.ranks) for each in deployments] == [(tiny, 1), (tiny, 2)]
     assert {each.forward_batch for each in deployments} == {4}

@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
+from proofserve.engines.reference.kernels import SERVED
 from proofserve.models.trained import CALIBRATIONS, DENSE
 from proofserve.protocol import SKETCH
 from support.models import SmallModels
@@ -48,7 +49,7 @@ def plan_of(output: str) -> list[str]:
 
 def forwards(output: str) -> dict[str, int]:
     (line,) = (line for line in plan_of(output) if "forwards of a nonce" in line)
-    return {kind: int(n) for kind, n in re.findall(r"(truth|own run|kernels|suspects) (\d+)", line)}
+    return {kind: int(n) for kind, n in re.findall(r"(truth|own runs|suspects) (\d+)", line)}
 
 
 @pytest.fixture
@@ -90,19 +91,25 @@ def test_no_plan_writes_anything(config: Path, tmp_path: Path) -> None:
     assert [*tmp_path.rglob("*")] == [config, home, config / "config.json"]
 
 
-def test_a_verdict_is_planned_as_if_by_a_calibration(config: Path) -> None:
-    usual = run("verify", "--model", config, "--scheme", "sketch-v2", "--nonces", "100")
-    assert usual.exit_code == 0, usual.output
-    assert "plan: without --calibration" in usual.output
-    assert "of 100 nonces until an honest node is cleared (512 tokens each)" in usual.output
-    found = forwards(usual.output)
-    assert found["truth"] == found["own run"] > 0
-    assert "kernels" not in found
-    # Without one the direction test emulates them.
-    alone = run("verify", "--model", config, "--test", "direction", "--nonces", "3")
-    assert "without --calibration" not in alone.output
-    assert forwards(alone.output)["kernels"] > 3
-    assert "(256 tokens each)" in alone.output
+def test_a_verdict_is_planned_with_a_calibration_and_without(
+    config: Path, calibrated: Path
+) -> None:
+    sketches = ("--scheme", "sketch-v2", "--nonces", "100")
+    alone = run("verify", "--model", config, *sketches)
+    assert alone.exit_code == 0, alone.output
+    assert "of 100 nonces until an honest node is cleared (512 tokens each)" in alone.output
+    found = forwards(alone.output)
+    # Of the first three nonces our own run of each reference, then of the likeliest.
+    assert found["own runs"] == found["truth"] + 3 * len(SERVED)
+    # Two nonces show how far a suspect reaches; a calibration has measured that.
+    assert found["suspects"] > 0
+    known = run("verify", "--model", config, "--calibration", calibrated, "--nonces", "100")
+    assert known.exit_code == 0, known.output
+    assert forwards(known.output) == {each: found[each] for each in ("truth", "own runs")}
+    counted = run("verify", "--model", config, "--dist-threshold", "0.1", *sketches)
+    assert forwards(counted.output).keys() == {"truth"}
+    usual = run("verify", "--model", config, "--nonces", "3")
+    assert "(256 tokens each)" in usual.output
 
 
 @pytest.mark.parametrize("command", ["verify", "challenge"])
@@ -113,12 +120,6 @@ def test_without_a_plan_something_has_to_be_judged(
     refused = CliRunner().invoke(app, [command, *options])
     assert refused.exit_code == 3
     assert "only --plan needs none" in " ".join(refused.output.split())
-
-
-def test_a_challenge_needs_a_calibration(config: Path) -> None:
-    refused = CliRunner().invoke(app, ["challenge", "http://x", "--model", str(config)])
-    assert refused.exit_code == 3
-    assert "give --calibration" in refused.output
 
 
 @pytest.fixture

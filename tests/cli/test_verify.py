@@ -125,11 +125,42 @@ def test_something_has_to_recompute() -> None:
     assert "a node is no judge of itself" in itself.output
 
 
-def test_without_a_threshold_one_line_says_how_to_measure_it(tiny: Path) -> None:
-    result = run("a.json", "--model", tiny)
+@pytest.mark.parametrize("test", ["count", "paired"])
+def test_without_a_threshold_one_line_says_how_to_measure_it(
+    tiny: Path, published: Body, write: Callable[[Body], Path], test: str
+) -> None:
+    result = run(write(published), "--model", tiny, "--test", test)
     assert result.exit_code == 3, result.output
-    assert "proofserve calibrate noise MODEL --seq-len N --out FILE" in result.output
-    assert result.output.count("\n") == 1
+    (said,) = [line for line in result.output.splitlines() if "calibrate" in line]
+    assert "proofserve calibrate noise MODEL --seq-len N --out FILE" in said
+
+
+def test_without_a_calibration_an_honest_node_is_cleared_and_four_bits_are_fraud(
+    tiny: Path, published: Body, write: Callable[[Body], Path], tmp_path: Path
+) -> None:
+    record = tmp_path / "outcome.json"
+    with one_thread():
+        honest = run(write(published), "--model", tiny, "--json", record)
+    assert honest.exit_code == 0, honest.output
+    assert "Honest nodes: none; kernels were emulated instead." in honest.output
+    outcome = json.loads(record.read_text())
+    assert {each["test"]: each["result"] for each in outcome["findings"]} == {
+        "direction": "honest",
+        "footprint": "honest",
+    }
+    assert outcome["closest"] == "our own rounding"
+    with one_thread():
+        fraud = run(write(published | {"artifacts": in_four_bits(tiny)}), "--model", tiny)
+    assert fraud.exit_code == 1, fraud.output
+    assert "direction fraud: int4" in fraud.output
+
+
+def in_four_bits(model: Path) -> list[Body]:
+    """The artifacts of a node that serves the tiny model's weights in 4 bits."""
+    work = Workload(ArtifactScheme(), Block(WORK.block_hash, 7), WORK.public_key, WORK.seq_len)
+    with one_thread():
+        forged = engine_of(model, "bfloat16", four_bits=True).compute(work, range(12)).values
+    return [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]
 
 
 def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
@@ -142,24 +173,25 @@ def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     record = tmp_path / "outcome.json"
     result = run(write(published), *measured, "--json", record)
     assert result.exit_code == 0, result.output
-    origin = "calibration of qwen3-0: 0 measured and 5 emulated kernels, 48 nonces"
+    origin = "calibration of qwen3-0: 0 measured and 6 emulated kernels, 48 nonces"
     assert f"Honest nodes: {origin}." in result.output
-    assert "Closest honest kernel: " in result.output
     assert "A node that forges 10% of its nonces or more would have been cleared" in result.output
     outcome, fields = json.loads(record.read_text()), json.loads(Path(measured[-1]).read_text())
-    assert [each["test"] for each in outcome["findings"]] == ["paired", "direction"]
-    assert [each["result"] for each in outcome["findings"]] == ["honest", "honest"]
+    # Sizes alone clear nobody.
+    assert {each["test"]: each["result"] for each in outcome["findings"]} == {
+        "paired": "undecided",
+        "direction": "honest",
+        "footprint": "honest",
+    }
+    assert outcome["excluded_share"] == 0.1
+    assert outcome["closest"] == "our own rounding"
     assert outcome["threshold_from"] == origin
     counted = run(write(published), *measured, "--test", "count", "--json", record)
     assert counted.exit_code == 0, counted.output
     rule = json.loads(record.read_text())["count"]
     assert rule["dist_threshold"] == fields["dist_threshold"] < 0.05
     assert rule["test"]["p_honest"] == fields["p_mismatch"] == 0.01
-    work = Workload(ArtifactScheme(), Block(WORK.block_hash, 7), WORK.public_key, WORK.seq_len)
-    with one_thread():
-        forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(NONCES)).values
-    artifacts = [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]
-    fraud = run(write(published | {"artifacts": artifacts}), *measured)
+    fraud = run(write(published | {"artifacts": in_four_bits(tiny)}), *measured)
     assert fraud.exit_code == 1, fraud.output
     assert "fraud: int4" in fraud.output or "paired    fraud" in fraud.output
 
@@ -239,10 +271,7 @@ def test_a_fixed_test_recomputes_all_nonces_and_may_be_undecided(
 def test_weights_of_four_bits_are_fraud(
     tiny: Path, published: Body, write: Callable[[Body], Path]
 ) -> None:
-    work = Workload(ArtifactScheme(), Block(WORK.block_hash, 7), WORK.public_key, WORK.seq_len)
-    with one_thread():
-        forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(12)).values
-    artifacts = [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]
+    artifacts = in_four_bits(tiny)
     result = run(write(published | {"artifacts": artifacts}), "--model", tiny, *CLOSE)
     assert result.exit_code == 1, result.output
     assert "3 of 12 nonces recomputed" in result.output
@@ -307,7 +336,7 @@ def test_missing_artifacts_convict(
         ({}, ("--engine", "vllm:tp65"), "vllm:tp65: 65 ranks are outside 1..64"),
         ({}, ("--engine", "vllm", "--test", "count"), "add --test exact"),
         ({}, ("--test", "exact"), "give an engine, --recompute-url NODE or --engine vllm"),
-        ({}, ("--test", "scale"), "choose from exact, count, paired, direction, twins"),
+        ({}, ("--test", "scale"), "choose from exact, count, paired, direction, footprint"),
         ({}, ("--dist-threshold", "nan"), "dist_threshold: nan is not a finite number"),
         ({"scheme": "artifact-v1-layers"}, ("--scheme", "artifact-v1"), "contradicts the source"),
         ({"params": {"seq_len": 32}}, ("--seq-len", "64"), "--seq-len 64 contradicts the source"),
@@ -369,7 +398,7 @@ def test_verify_reads_the_scheme_from_the_source(
 
 def test_two_nodes_need_no_checkpoint(write: Callable[[Body], Path]) -> None:
     with stub_node() as (stub, url), NodeClient(url) as node:
-        claims = node.artifacts(Work("stub", seq_len=32), range(16))
+        claims = node.artifacts(Work("stub", seq_len=32), range(20))
         body = {
             "public_key": "lab-key",
             "block_hash": "lab-block",

@@ -1,5 +1,6 @@
 """The models that we trained: that the package has those, and that they work."""
 
+import math
 from pathlib import Path
 from typing import Final
 
@@ -7,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from proofserve.engines.checkpoints import CACHE, weights_digest
-from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.kernels import PROFILES, SERVED
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.models import writer
 from proofserve.models.architectures import build_tokenizer
@@ -16,6 +17,7 @@ from proofserve.models.writer import ModelSummary, write_trained
 from proofserve.protocol import default_k_dim
 from proofserve.protocol.receipts.record import SCHEME as RECEIPT
 from proofserve.verifier.calibration_file import checkpoint_shape, read
+from proofserve.verifier.judges import OWN
 from training.chats import written_chats
 
 # Bytes of the weights, and of all files in the package.
@@ -119,10 +121,17 @@ def test_its_calibrations_are_of_this_model_and_of_emulated_kernels_alone(
     assert (found.scheme, found.seq_len, found.k_dim) == (scheme, 256, default_k_dim(scheme))
     assert (found.served_dtype, found.kv_dtype) == ("bfloat16", "auto")
     assert all(each.facts.emulated for each in found.populations)
-    # Our own run is no population: it has no spread beside itself.
-    assert set(found.honest.names) == {*PROFILES} - {"torch"}
+    assert {each.facts.name for each in found.populations} == {OWN.kernels, *PROFILES} - {"torch"}
+    assert found.references == (OWN.kernels, *SERVED)
     assert found.left_out is not None
     assert set(found.suspects) == set(SUSPECTS)
-    # Weights in 4 bits are plain to see, and honest errors do not lean to them.
-    assert found.honest.expected["int4 g128"].mean > 0.8
-    assert max(member.leans["int4 g128"].mean for member in found.honest.members) < 0.1
+    runs = {each.facts.name: each.figures.figures for each in found.populations}
+    for reference in found.references:
+        honest = found.honest(reference)
+        # No server was measured, so our run alone clears.
+        assert set(honest.footprints) == {reference}
+        # Weights in 4 bits are plain to see, and honest errors do not point to them.
+        assert honest.reaches["int4 g128"].log_mean > math.log(10.0)
+        assert abs(runs[reference].cosines["int4 g128"].mean()) < 0.1
+    # Kernels that add up in another order keep a footprint.
+    assert runs["vLLM on x86 with AMX"].footprints["vLLM on x86 with bfloat16"].mean() > 0.3

@@ -17,24 +17,29 @@ from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
 from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions
-from proofserve.verifier.noise import left_out, left_out_lines
+from proofserve.verifier.judges import OWN
+from proofserve.verifier.noise import left_out, left_out_lines, require_explained
 from proofserve.verifier.populations import LEAST_RATIO
 
 SHAPE = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 512}
 WORK = Workload(ArtifactScheme(k_dim=12), Block("block", 7), "key", 64)
 DIGEST = "d5644de1"
 NONCES = 64
+OURS = str(OWN.kernels)
 
 
-def run_of(seed: int, size: float = 1.0, lean: float = 0.0) -> dict[str, Any]:
-    """The figures of an honest run whose errors are ``size`` times as long as ours."""
+def run_of(seed: int, size: float = 1.0, kept: float = 0.5) -> dict[str, Any]:
+    """The figures of an honest run whose errors are ``size`` times as long as ours.
+
+    They have ``kept`` of our footprint, as a cosine.
+    """
     drawn = np.random.default_rng(seed)
     lengths = 0.01 * size * np.exp(drawn.normal(0.0, 0.2, NONCES))
-    cosines = np.clip(drawn.normal(lean, 0.2, NONCES), -1, 1)
+    footprints = np.clip(drawn.normal(kept, 0.0 if kept == 1.0 else 0.1, NONCES), -1, 1)
     return {
         "lengths": lengths.round(6).tolist(),
-        "alike": None,
-        "cosines": {"int8 g32": cosines.round(4).tolist()},
+        "footprints": {OURS: footprints.round(4).tolist()},
+        "cosines": {"int8 g32": drawn.normal(0.0, 0.05, 3).round(4).tolist()},
         "rows": None,
     }
 
@@ -48,9 +53,21 @@ def population(name: str, seed: int, *, emulated: bool = False, **run: float) ->
     return {"facts": facts(name, emulated=emulated), "figures": run_of(seed, **run)}
 
 
+def ours(**changes: Any) -> dict[str, Any]:
+    """Our own run, the one reference, with some of its figures changed."""
+    made = population(OURS, 0, emulated=True, kept=1.0)
+    return {**made, "figures": {**made["figures"], **changes}}
+
+
+def of_amx() -> dict[str, Any]:
+    run = {**run_of(0, kept=1.0), "footprints": {"AMX": [1.0] * NONCES}}
+    return {"facts": facts("AMX", emulated=True), "figures": run}
+
+
+HERE, RANKS = population("vLLM here", 1), population("ranks", 2, emulated=True)
 FIELDS: dict[str, Any] = {
     "format": "proofserve-calibration",
-    "version": 3,
+    "version": 4,
     "model": "tiny-qwen3",
     "shape": SHAPE,
     "weights_digest": DIGEST,
@@ -62,13 +79,13 @@ FIELDS: dict[str, Any] = {
     "k_dim": 12,
     "block_hash": "block",
     "public_key": "key",
-    "own": run_of(0),
-    "populations": [population("vLLM here", 1), population("ranks", 2, emulated=True)],
-    "suspects": {"int8 g32": [0.44, 0.5, 0.41]},
+    "populations": [ours(), HERE, RANKS],
+    "suspects": {"int8 g32": [0.02, 0.03, 0.025]},
     "dist_threshold": 0.0261,
     "p_mismatch": 0.01,
     "left_out": None,
 }
+OTHER_REFERENCE = {**RANKS, "figures": {**RANKS["figures"], "footprints": {"AMX": [0.5] * NONCES}}}
 
 
 @pytest.fixture
@@ -99,7 +116,7 @@ def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: 
     ("change", "named"),
     [
         ({"format": "something"}, "format: "),
-        ({"version": 4}, "version: "),
+        ({"version": 5}, "version: "),
         ({"model": ""}, "model: "),
         ({"shape": {"hidden_size": "256"}}, r"shape\.hidden_size: "),
         ({"seq_len": 64.5}, "seq_len: "),
@@ -111,11 +128,17 @@ def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: 
         ({"treshold": 0.1}, "treshold: "),
         ({"populations": []}, "populations: "),
         ({"populations": [population("a", 1), population("a", 2)]}, ".*two have the same name"),
-        ({"own": {**run_of(0), "lengths": [0.01]}}, r"own\.lengths: "),
-        ({"own": {**run_of(0), "lengths": [0.01, -0.1]}}, r"own\.lengths\.1: "),
-        ({"own": {**run_of(0), "lengths": [0.01, 0.0]}}, ".*own: our own run has no error"),
-        ({"suspects": {"int4": [1.5]}}, r"suspects\.int4\.0: "),
-        ({"own": {**run_of(0), "lengths": [0.01, 0.01]}}, ".*vLLM here has nonces that our run"),
+        ({"populations": [ours(lengths=[0.01])]}, r"populations\.0\.figures\.lengths: "),
+        ({"populations": [ours(lengths=[0.1, -1.0])]}, r"populations\.0\.figures\.lengths\.1: "),
+        ({"populations": [ours(footprints={})]}, r"populations\.0\.figures\.footprints: "),
+        ({"populations": [ours(footprints={OURS: [1.5]})]}, r"populations\.0\.figures\.foot.*"),
+        ({"populations": [ours(cosines={"int4": [1.5]})]}, r"populations\.0\.figures\.cosines.*"),
+        ({"populations": [ours(lengths=[0.01, 0.0])]}, ".*our own rounding has no error, so"),
+        ({"suspects": {"int4": [0.0]}}, r"suspects\.int4\.0: "),
+        ({"populations": [ours(lengths=[0.01, 0.01]), HERE]}, ".*vLLM here has nonces that our"),
+        ({"populations": [HERE]}, ".*the reference our own rounding is not one of them"),
+        ({"populations": [population(OURS, 0)]}, ".*the reference our own rounding is not one"),
+        ({"populations": [ours(), OTHER_REFERENCE]}, ".*footprints: ranks has others than the"),
     ],
 )
 def test_a_broken_field_is_named(path: Path, change: dict[str, Any], named: str) -> None:
@@ -129,9 +152,9 @@ def test_a_kernel_may_send_the_published_vector(path: Path) -> None:
     exact = population("exact", 3)
     exact["figures"]["lengths"] = [0.0, *exact["figures"]["lengths"][1:]]
     path.write_text(json.dumps(FIELDS | {"populations": [*FIELDS["populations"], exact]}))
-    found = read(path).honest.members[-1]
+    found = read(path).honest(OURS).members[-1]
     assert found.ratios[0] == pytest.approx(LEAST_RATIO)
-    assert np.isfinite(found.convicting.log_factors(found.ratios)).all()
+    assert np.isfinite(found.sizes.log_factors(found.ratios)).all()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "0.02", "\xff", "[" * 100_000])
@@ -213,12 +236,14 @@ def test_other_dtypes_are_refused(path: Path) -> None:
         calibration.require_served("bfloat16", "fp8")
 
 
-def test_a_calibration_of_version_2_is_refused_by_name_and_says_how_to_measure_anew(
-    path: Path,
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_older_calibration_is_refused_by_its_version_and_says_how_to_measure_anew(
+    path: Path, version: int
 ) -> None:
-    old = {"format": "proofserve-calibration", "version": 2, "model": "mine", "seq_len": 256}
+    old = {"format": "proofserve-calibration", "version": version, "model": "mine", "seq_len": 256}
     path.write_text(json.dumps(old))
-    with pytest.raises(LabError, match="is a calibration of version 2, this program reads 3"):
+    message = f"is a calibration of version {version}, this program reads 4"
+    with pytest.raises(LabError, match=message):
         read(path)
     with pytest.raises(LabError, match=r"calibrate noise mine --seq-len 256 --out FILE"):
         read(path)
@@ -228,16 +253,20 @@ def made(**changes: Any) -> CalibrationFile:
     return CalibrationFile.model_validate(FIELDS | changes)
 
 
+def names(file: CalibrationFile) -> list[str]:
+    return [each.facts.name for each in file.populations]
+
+
 def test_a_population_added_twice_is_one() -> None:
-    ours = made()
-    assert merged(ours, ours) == ours
+    mine = made()
+    assert merged(mine, mine) == mine
     # A kernel is emulated alike on every machine, up to the noise of float32.
-    theirs = made(populations=[population("vLLM there", 3), population("ranks", 4, emulated=True)])
-    both = merged(ours, theirs)
-    assert both.honest.names == ("vLLM here", "ranks", "vLLM there")
+    there = [ours(), population("vLLM there", 3), population("ranks", 4, emulated=True)]
+    both = merged(mine, made(populations=there))
+    assert names(both) == [OURS, "vLLM here", "ranks", "vLLM there"]
     # Two machines of one kind are two populations.
-    again = merged(ours, made(populations=[population("vLLM here", 5)]))
-    assert again.honest.names == ("vLLM here", "ranks", "vLLM here (2)")
+    again = merged(mine, made(populations=[ours(), population("vLLM here", 5)]))
+    assert names(again) == [OURS, "vLLM here", "ranks", "vLLM here (2)"]
 
 
 @pytest.mark.parametrize(
@@ -249,6 +278,7 @@ def test_a_population_added_twice_is_one() -> None:
         ({"served_dtype": "float16"}, "served_dtype: this calibration has bfloat16"),
         ({"kv_dtype": "fp8"}, "kv_dtype: this calibration has auto, the added one fp8"),
         ({"block_hash": "other"}, "block_hash: this calibration has block, the added one other"),
+        ({"populations": [of_amx()]}, "references: this calibration has .*own.*, the added .*AMX"),
     ],
 )
 def test_a_calibration_of_something_else_is_not_added(change: dict[str, Any], message: str) -> None:
@@ -256,24 +286,85 @@ def test_a_calibration_of_something_else_is_not_added(change: dict[str, Any], me
         merged(made(), made(**change))
 
 
+def test_a_measured_server_clears_beside_the_reference_whose_footprint_it_has() -> None:
+    found = made().honest(OURS)
+    assert found.reference == OURS
+    # Our own run is no population beside itself, and an emulated kernel clears nobody.
+    assert found.names == ("vLLM here", "ranks")
+    assert set(found.footprints) == {OURS, "vLLM here"}
+    cosines = HERE["figures"]["footprints"][OURS]
+    assert found.footprints["vLLM here"].mean == pytest.approx(float(np.mean(cosines)))
+    none = population("no footprint", 3, kept=0.0)
+    lost = made(populations=[ours(), none, RANKS]).honest(OURS)
+    assert (lost.names, set(lost.footprints)) == (("no footprint", "ranks"), {OURS})
+
+
 def test_kernels_that_are_alike_hold_when_one_is_left_out() -> None:
     found = left_out(made(), Progress())
     assert found is not None
     assert (found.room, found.convicted) == (1.0, {})
     assert "in 0 of 10000 verifications of 1000 nonces each" in left_out_lines(found)[0]
-    assert left_out(made(populations=[population("alone", 1)]), Progress()) is None
+    assert left_out(made(populations=[ours(), HERE]), Progress()) is None
+    assert "one kernel alone" in left_out_lines(None)[0]
 
 
 def test_a_kernel_that_the_others_would_convict_widens_the_margins_and_is_named() -> None:
-    populations = [population("a", 1), population("b", 2), population("noisy", 3, size=3.0)]
-    file = made(populations=populations)
+    file = made(populations=[ours(), HERE, RANKS, population("noisy", 3, size=3.6)])
     found = left_out(file, Progress(), verifications=500)
     assert found is not None
     assert list(found.convicted) == ["noisy"]
     assert found.room > 1.0
-    wide = file.model_copy(update={"left_out": found})
-    assert wide.honest.members[0].room == found.room
-    assert "noisy in 500 of 500" in left_out_lines(found)[0]
+    assert "noisy in " in left_out_lines(found)[0]
+    narrow, wide = file.honest(OURS), file.model_copy(update={"left_out": found}).honest(OURS)
+    assert wide.lengths.s == pytest.approx(found.room * narrow.lengths.s)
+    # So an error counts as so many times shorter in the bet on sizes too.
+    of_narrow, of_wide = (each.members[0].sizes for each in (narrow, wide))
+    errors = np.array([2.0])
+    assert of_wide.log_factors(errors).sum() < of_narrow.log_factors(errors).sum()
+
+
+def test_margins_that_would_have_to_be_too_wide_are_refused_with_the_kernel() -> None:
+    """A node with other weights, measured as one that is trusted, would have its like cleared."""
+    cheat = population("vLLM there", 3, size=6.0, kept=0.0)
+    file = made(populations=[ours(), HERE, RANKS, cheat])
+    message = r"populations: vLLM there would be convicted by the others, even with margins 1\.5 "
+    with pytest.raises(LabError, match=message):
+        left_out(file, Progress(), verifications=500)
+
+
+def test_a_few_nonces_of_many_suspects_convict_no_honest_kernel() -> None:
+    """Honest errors lean to some of them by chance: vectors have 12 values, and eight are few."""
+    drawn = np.random.default_rng(0)
+    names = [f"suspect {number}" for number in range(20)]
+
+    def leaning(fields: dict[str, Any]) -> dict[str, Any]:
+        errors = drawn.normal(size=(len(names), 8, 12))
+        cosines = (errors[..., 0] / np.linalg.norm(errors, axis=-1)).tolist()
+        return {
+            **fields,
+            "figures": {**fields["figures"], "cosines": dict(zip(names, cosines, strict=True))},
+        }
+
+    kernels = [leaning(each) for each in (ours(), HERE, RANKS)]
+    found = left_out(
+        made(populations=kernels, suspects=dict.fromkeys(names, [0.012] * 8)), Progress(), 500
+    )
+    assert found is not None
+    assert (found.room, found.convicted) == (1.0, {})
+
+
+def test_a_measured_node_that_emulated_kernels_convict_has_to_be_trusted_by_name() -> None:
+    """Beside another node of its kind it would be explained."""
+    cheats = [population(name, 3 + n, size=6.0) for n, name in enumerate(("theirs", "theirs (2)"))]
+    file = made(populations=[ours(), HERE, RANKS, *cheats])
+    with pytest.raises(LabError, match=r"populations: theirs would be .* emulated kernels alone"):
+        require_explained(file, (), verifications=100)
+    with pytest.raises(LabError, match=r"populations: theirs \(2\) would .*--trust 'theirs \(2\)'"):
+        require_explained(file, ["theirs"], verifications=100)
+    require_explained(file, ["theirs", "theirs (2)"], verifications=100)
+    require_explained(made(), (), verifications=100)
+    with pytest.raises(LabError, match=r"--trust mine: no such node .*; measured: vLLM here"):
+        require_explained(made(), ["mine"], verifications=100)
 
 
 @pytest.mark.parametrize("nest", [lambda config: config, lambda config: {"text_config": config}])

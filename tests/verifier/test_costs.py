@@ -16,12 +16,13 @@ from proofserve.engines.reference.forward import states
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.verifier.costs import CostPlan, expected_passes, layer_size
 from proofserve.verifier.judges import OWN, PUBLISHED, BankRun
-from proofserve.verifier.judging import COUNT, DIRECTION, GivenThreshold, JudgingOptions
+from proofserve.verifier.judging import COUNT, DIRECTION, FOOTPRINT, GivenThreshold, JudgingOptions
 from proofserve.verifier.rates import disk_rate
 from support.mixtures import CHOSEN, EXPERTS, MIXTURES, mixture, network_of
 
 ROOT = Path(__file__).parents[2]
-BANK = (("int4 g128", "fp8 per channel"), ("torch",))
+REFERENCE = BankRun(kernels="vLLM on a GPU")
+BANK = (("int4 g128", "fp8 per channel"), (str(OWN.kernels), str(REFERENCE.kernels)))
 SEQ_LEN = 24
 
 
@@ -68,14 +69,22 @@ def test_files_hold_what_layers_take() -> None:
 
 def test_passes_grow_until_every_suspect_is_ruled_out() -> None:
     passes = expected_passes(options(DIRECTION), 100, BANK, at_once=8)
-    assert [each[PUBLISHED] for each in passes] == [1, 2, 4, 8]
+    # Ten nonces would do, as bits that agree; an honest error says a little less.
+    assert [each[PUBLISHED] for each in passes] == [3, 6, 8]
     both = {BankRun("int4 g128"), BankRun("fp8 per channel")}
-    assert passes[0].keys() == {PUBLISHED, OWN, BankRun(kernels="torch"), *both}
-    # Fourteen nonces rule a suspect out that no calibration has, and the last pass has more.
+    assert passes[0].keys() == {PUBLISHED, OWN, REFERENCE, *both}
+    # Two nonces say how far suspects reach, the first three which reference to go on with.
+    assert {passes[0][suspect] for suspect in both} == {2}
+    assert all(each.keys() == {PUBLISHED, OWN} for each in passes[1:])
+
+
+def test_a_footprint_needs_no_suspect() -> None:
+    first, *_ = expected_passes(options(FOOTPRINT), 100, BANK, at_once=8)
+    assert first == {PUBLISHED: 3, OWN: 3, REFERENCE: 3}
 
 
 def test_a_count_computes_the_truth_alone_and_no_more_than_the_sample() -> None:
-    assert expected_passes(options(COUNT), 5, BANK, 8) == [{PUBLISHED: n} for n in (1, 2, 2)]
+    assert expected_passes(options(COUNT), 5, BANK, 8) == [{PUBLISHED: n} for n in (3, 2)]
 
 
 def test_a_plan_reads_no_weights_of_layers(

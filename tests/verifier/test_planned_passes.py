@@ -57,10 +57,10 @@ def sizes(passes: Sequence[Pass]) -> list[list[int]]:
 def test_a_calibration(tiny: Path, made: list[list[int]], emulated: int, bank: int) -> None:
     work = Workload(SCHEME, Block("block", 7), "key", 8)
     validator = CheckpointValidator(ValidatorSetup(tiny), proofs_of(work, 4))
-    plan = MeasuringPlan(tuple(range(40)), emulated, bank, has_twins=True)
+    plan = MeasuringPlan(tuple(range(40)), emulated, bank)
     validator.truth(plan.nonces)
     measured_calibration(validator, (), plan, ABOUT, Progress())
-    planned = measuring_passes(plan, (validator.names, validator.kernels))
+    planned = measuring_passes(plan, (validator.names, validator.kernels, validator.references))
     assert made == sizes(planned)
 
 
@@ -70,8 +70,8 @@ def test_an_audit_makes_no_more_than_planned(tiny: Path, made: list[list[int]]) 
     deployment = CheckpointDeployment(setup)
     audit(deployment, AuditOptions(ConvictionRule(), 20, runs=10), Progress())
     cheats = [each.name for each in attacks(deployment, 0.0)]
-    kernels = [each.name for each in deployment.kernels()]
-    planned = audit_passes(20, (deployment.names, kernels), cheats)
+    kernels = CheckpointValidator(ValidatorSetup(tiny)).kernels
+    planned = audit_passes(20, (deployment.names, kernels, ()), cheats)
     # Random and fixed vectors need no model, and are planned as if they did.
     free = 3 * -(-20 // AT_ONCE)
     assert sorted(made) == sorted(sizes(planned)[:-free])

@@ -1,8 +1,9 @@
 """Measures what honest runs of a model look like, and whether that convicts kernels it lacks."""
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
 from typing import Any, Final, Protocol
@@ -228,6 +229,29 @@ def left_out(
     )
 
 
+def require_explained(
+    file: CalibrationFile, trusted: Sequence[str], verifications: int = VERIFICATIONS
+) -> None:
+    """Raise LabError, with their names, for measured nodes that the emulated kernels convict.
+
+    A cheat that is taken for honest would have its like cleared. ``trusted`` are the measured nodes
+    that are not asked; LabError if one of them was not measured.
+    """
+    measured = [each for each in file.populations if not each.facts.emulated]
+    if unknown := {*trusted} - {each.facts.name for each in measured}:
+        known = ", ".join(each.facts.name for each in measured) or "none"
+        raise LabError(f"--trust {min(unknown)}: no such node was measured; measured: {known}")
+    emulated = [each for each in file.populations if each.facts.emulated]
+    for each in measured:
+        beside = file.model_copy(update={"populations": [*emulated, each]})
+        if each.facts.name not in trusted and _convicted(beside, each, ROOMS[0], verifications):
+            raise LabError(
+                f"populations: {each.facts.name} would be convicted by the emulated kernels alone;"
+                " it may serve other weights than the checkpoint's. If you know that it does not,"
+                f" give --trust {shlex.quote(each.facts.name)}"
+            )
+
+
 def _convicted(
     file: CalibrationFile, each: PopulationFields, room: float, verifications: int
 ) -> int:
@@ -236,9 +260,15 @@ def _convicted(
     others = [other for other in file.references if other != name]
     reference = nearest(run, others or file.references)
     honest = file.null(reference, room).without(name)
-    node = node_figures(run, file.own(reference), honest, file.predicted)
-    drawn = draws(len(node), verifications, NONCES)
-    return int(np.count_nonzero(convictions(node, honest, Chances(), drawn) <= NONCES))
+    own, found = file.own(reference), np.zeros(verifications, dtype=bool)
+    sizes = node_figures(replace(run, cosines={}), own, honest, {})
+    directions = node_figures(run, own, honest, file.predicted)
+    # Chance leans a few nonces to one of many suspects, and drawing them again and again would take
+    # that for what the kernel does. So no more are drawn than there are.
+    for node, most in ((sizes, NONCES), (directions, min(NONCES, len(directions)))):
+        drawn = draws(len(node), verifications, most)
+        found |= convictions(node, honest, Chances(), drawn) <= most
+    return int(np.count_nonzero(found))
 
 
 def left_out_lines(found: LeftOutCheck | None) -> list[str]:

@@ -54,7 +54,10 @@ def test_a_member_has_its_own_fields_and_the_others_of_the_default(tmp_path: Pat
         (GOOD.replace("nonces = 4", "nonces = 0"), "default.nonces"),
         (GOOD.replace("nonces = 4\n", ""), r"\[default\]: nonces: is needed"),
         (GOOD.replace("every_sec = 5\n", ""), r"\[default\]: every_sec: is needed"),
-        (GOOD.replace("dist_threshold = 0.03\n", ""), r"\[default\]: dist_threshold: no threshold"),
+        (
+            GOOD.replace("dist_threshold = 0.03\n", 'tests = ["count"]\n'),
+            r"\[default\]: dist_threshold: no threshold",
+        ),
         (f'{GOOD}tests = ["guess"]', "tests: 'guess' is none of count"),
         (f'{GOOD}tests = ["paired"]', "calibration: the test paired needs"),
         (f'{GOOD}conviction = "callback"', "callback_url: is needed"),

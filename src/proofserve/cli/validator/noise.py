@@ -35,6 +35,7 @@ from proofserve.verifier.noise import (
     honest_runs,
     left_out_lines,
     measured_calibration,
+    require_explained,
 )
 from proofserve.verifier.populations import nearest
 from proofserve.verifier.target import write_noise
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from proofserve.verifier.costs import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
-NONCES, EMULATED, BANK = 48, 24, 8
+NONCES, EMULATED = 48, 24
+# With eight nonces of 12 values, weights in int8 that were measured as honest went unnoticed.
+BANK = 24
 
 
 def noise(
@@ -56,6 +59,13 @@ def noise(
         typer.Option(
             help="An honest engine, repeat it for several: vllm or vllm:tp2 (a server that this"
             " command starts), a node's URL, or a file that --save wrote."
+        ),
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A measured node, by its name, to take for honest although the emulated kernels"
+            " alone would convict it. Repeat it."
         ),
     ] = None,
     add: Annotated[
@@ -109,8 +119,10 @@ def noise(
     each number of ranks. Other machines --save what theirs computed, or write
     a calibration of their own, which --add merges. All compute the same nonces.
 
-    At the end each kernel is left out in turn: the others must not convict it.
-    If they would, verdicts get wider margins, and the output says so.
+    A node that the emulated kernels alone would convict is refused: it may serve
+    other weights. --trust takes it all the same. At the end each kernel is left
+    out in turn: the others must not convict it. If they would, verdicts get wider
+    margins, and the output says so.
 
     A calibration holds for one model, its weights, dtype and KV cache, and one
     scheme, --seq-len and --k-dim: those of your rounds.
@@ -151,6 +163,7 @@ def noise(
             made = measured_calibration(validator, measured, measuring, about, session.line)
             for file in add or ():
                 made = merged(made, read(file))
+            require_explained(made, trust or (), verifications)
             made = checked(made, session.line, verifications)
         session.console.print(_table(made))
         for line in left_out_lines(made.left_out):
