@@ -57,11 +57,3 @@ def test_a_share_of_forged_proofs_is_not_cleared() -> None:
     mixed = row(lines, "8-bit weights for 5 of 16 nonces")
     assert " honest " not in mixed
     assert "should not be" not in mixed
-
-
-def test_without_a_calibration_no_node_is_cleared_and_the_demo_says_so() -> None:
-    right, lines = shown(replace(MIXED, known=replace(DENSE, calibrated=())), None)
-    assert right
-    assert any("no calibration of trained, so it clears no node" in line for line in lines)
-    assert "undecided" in row(lines, "what this server produced")
-    assert " honest " not in row(lines, "8-bit weights")

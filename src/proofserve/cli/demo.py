@@ -47,9 +47,6 @@ CHAT_TOKENS = 16
 ANSWER_TOKENS = 80
 SHOWN = 3
 SHOWN_VALUES = 10
-# Of a model without a calibration, where each nonce costs a forward for every emulated kernel. They
-# decide nothing: the demo then only shows what a validator would compute.
-UNCALIBRATED_NONCES = 2
 # Every second one: a validator who is sure of a node after few nonces has met some of them.
 TAMPER_EVERY = 2
 SCHEME = SketchScheme(seeded_experts=True)
@@ -225,7 +222,7 @@ def _replies(
 
 
 class DemoValidator:
-    """Judges as ``proofserve verify``, in float32, with the calibration of the model if it has one.
+    """Judges as ``proofserve verify``, in float32, with the calibration of the model.
 
     All verdicts draw the same sample, so that few vectors are computed.
     """
@@ -239,19 +236,12 @@ class DemoValidator:
         self._seed = fresh_seed()
         self._validator = honest = self._loaded(mine)
         self._truth = honest.as_truth(WIDTH, FORWARD_BATCH)
-        self._cleared: Set[SequentialResult] = {HONEST}
-        self._most = None
-        name, schemes = shown.known.name, shown.known.calibrated
-        if scheme := next((each for each in SKETCHES if each in schemes), None):
-            with trained_calibration(scheme, shown.known) as file:
-                measured = read(file)
-            self._options = JudgingOptions(threshold=measured, share=shown.share)
-            shape, digest = checkpoint_shape(mine), honest.weights_digest
-            measured.require(WORKLOAD, [name], shape, digest, honest.is_dense)
-        else:
-            session.say("Validator", f"it has no calibration of {name}, so it clears no node")
-            self._options = JudgingOptions(tests=(DIRECTION,))
-            self._cleared, self._most = ANY - {FRAUD}, UNCALIBRATED_NONCES
+        scheme = next(each for each in SKETCHES if each in shown.known.calibrated)
+        with trained_calibration(scheme, shown.known) as file:
+            measured = read(file)
+        self._options = JudgingOptions(threshold=measured, share=shown.share)
+        shape, digest = checkpoint_shape(mine), honest.weights_digest
+        measured.require(WORKLOAD, [shown.known.name], shape, digest, honest.is_dense)
         # The other model is in the bank of the forging node alone: nothing suspects it by name.
         self._forger = self._loaded(mine, other) if other else honest
 
@@ -265,7 +255,7 @@ class DemoValidator:
         self._session.console.print("[bold]Verdicts[/bold]  by a validator in float32:")
         table = Table("", "verdict", Column("nonces", justify="right"), "test", box=None)
         right = []
-        for what, made, expected in self._trials(claims[: self._most]):
+        for what, made, expected in self._trials(claims):
             numbers = tuple(claim.nonce for claim in made)
             claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, numbers, tuple(made))
             line = self._session.line
@@ -281,12 +271,12 @@ class DemoValidator:
         """What a node claims, in words and as proofs, and the verdicts that are right."""
         shown, forged = self._shown, self._shown.forged
         nonces = [claim.nonce for claim in claims[: shown.cheated]]
-        yield "what this server produced", claims, self._cleared
+        yield "what this server produced", claims, {HONEST}
         if self._other:
             self._session.line.step(f"emulating {OTHER_KERNEL}")
             by_kernel = self._validator.vectors(BankRun(kernels=OTHER_KERNEL), nonces)
             other_node = recompute.claims_of_vectors(by_kernel)
-            yield f"an honest node: {OTHER_KERNEL}", other_node, self._cleared
+            yield f"an honest node: {OTHER_KERNEL}", other_node, {HONEST}
             count = f"{len(claims[::TAMPER_EVERY])} of {len(claims)}"
             yield f"a copy with {count} altered", tampered(claims, WIDTH, TAMPER_EVERY), forged
             yield "another model's artifacts", self._served_by(self._other.name, nonces), forged

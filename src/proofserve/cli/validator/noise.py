@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from proofserve.verifier.costs import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
-NONCES, EMULATED = 48, 24
+NONCES, EMULATED = 32, 16
 # With eight nonces of 12 values, weights in int8 that were measured as honest went unnoticed.
 BANK = 24
 
