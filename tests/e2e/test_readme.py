@@ -47,7 +47,7 @@ RUN = (
     "Verifying another node",
     "The distance protocol",
 )
-COUNT = 23
+COUNT = 22
 # A quarter of the time of each of a thousand forwards.
 TOKENS = 64
 # By the beginning of the command, or the section.
