@@ -71,15 +71,11 @@ ADDED = {
     # vLLM would compile the model, start a second process that imports everything again, and
     # multiply in bfloat16 also where that takes ten times as long.
     "proofserve serve": ("--enforce-eager", "--dtype", DTYPE, *IN_ONE_PROCESS),
-    # It would measure 400 nonces, and 256 of each emulated kernel. Of a smaller bank the weakest
-    # suspects have so few figures that a verification may never rule them out.
+    # Its check would take half a minute.
     "proofserve calibrate noise": (
         *("--nonces", "64", "--emulated", "32", "--bank", "64"),
         *("--verifications", "100", "--seq-len", str(TOKENS)),
     ),
-    # The suspects' vectors take most of a verification; that of the node's last round, which the
-    # page shows first, computes them.
-    "proofserve verify received.sqlite": ("--test", "paired"),
     # An answer with an error is a failure.
     "curl": ("--fail-with-body", "--silent", "--show-error"),
 }

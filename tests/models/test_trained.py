@@ -122,7 +122,8 @@ def test_its_calibrations_are_of_this_model_and_of_emulated_kernels_alone(
     assert (found.served_dtype, found.kv_dtype) == ("bfloat16", "auto")
     assert all(each.facts.emulated for each in found.populations)
     assert {each.facts.name for each in found.populations} == {OWN.kernels, *PROFILES} - {"torch"}
-    assert found.references == (OWN.kernels, *SERVED)
+    # The last one was not computed for SmolLM2, whose forwards take a second each.
+    assert found.references == (OWN.kernels, *(SERVED[:-1] if trained.wheel else SERVED))
     assert found.left_out is not None
     assert set(found.suspects) == set(SUSPECTS)
     runs = {each.facts.name: each.figures.figures for each in found.populations}

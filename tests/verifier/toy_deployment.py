@@ -68,6 +68,10 @@ class ToyDeployment:
             saving = self.price.bits(4 if "int4" in name else 8)
             yield AuditedProver(name, saving, lambda n=name, far=length: self._moved(n, far))
 
+    def rotated(self, layers: Sequence[int], kernel: str | None) -> Recompute:
+        """Further the more layers, and without the honest footprint."""
+        return self._moved(f"rotated {len(layers)} {kernel}", HONEST * len(layers))
+
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         return self._answers(list(left_out))
 

@@ -61,7 +61,7 @@ WORK = Work(
 )
 WORKLOAD = recompute.workload_of(WORK)
 # Answers with receipts, tokens of each, and the seed of their prompts.
-ANSWERS, RECEIPT_TOKENS, SEED = 4, 48, 1
+ANSWERS, RECEIPT_TOKENS, SEED = 6, 96, 1
 # An honest node of a machine that is not here.
 OTHER_KERNEL = "vLLM on a GPU"
 HONEST, FRAUD = SequentialResult.HONEST, SequentialResult.FRAUD

@@ -161,6 +161,7 @@ def command(
             known.honest if known else None,
             threshold.dist_threshold if threshold else None,
             verifications,
+            price=not quick,
         )
         if plan:
             _end_with_plan(setup, auditing.nonces, session)
@@ -214,7 +215,7 @@ def _other_routing(
         return {}
     (other,) = (name for name in SKETCHES if name != scheme.name)
     routed = deployment.with_routing(vector_scheme(other, scheme.width // TWINS, False))
-    few = replace(auditing, honest=None, dist_threshold=None, only=PRUNED_EXPERTS)
+    few = replace(auditing, honest=None, dist_threshold=None, only=PRUNED_EXPERTS, price=False)
     line.step(f"pruned experts by {other}")
     return {other: audit(routed, few, line)}
 

@@ -187,7 +187,7 @@ class Audit:
 
     ``suspects`` are the columns of the results' cosines, ``populations`` the honest kernels behind
     the verdicts, ``runs`` the number of simulated verifications of each prover. ``prices`` are of
-    cleared lies, for each size of a sample; none where only some attacks were asked for.
+    cleared lies, for each size of a sample, if the options ask for them.
     """
 
     rule: ConvictionRule
@@ -254,6 +254,7 @@ class AuditOptions:
     dist_threshold: float | None = None
     runs: int = RUNS
     only: Collection[str] | None = None
+    price: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +319,7 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
         honest=judged(kernels),
         attacks=judged([*seen, *mixtures(kernels[0], seen)]),
         prices=_prices(deployment, options, null, beside, (truth, kernels[0]), progress)
-        if options.only is None
+        if options.price
         else (),
     )
 
