@@ -28,12 +28,13 @@ def test_the_demo_tells_honest_from_forged_and_leaves_nothing() -> None:
             ("an honest node: vLLM on a GPU", r"honest +\d+ +paired, direction, twins"),
             ("a copy with 32 of 64 altered", r"fraud +\d+ +paired: errors are .*, E = "),
             ("another model's artifacts", r"fraud +\d+ +paired: errors are .*, E = "),
-            ("4-bit weights", r"fraud +\d+ +direction: int4 g128, E = "),
+            # Their errors are so long that sizes may say it first.
+            ("4-bit weights", r"fraud +\d+ +(direction: int4 g128, E|paired: errors are \d)"),
             ("fp8 weights", r"fraud +\d+ +direction: fp8 \S+ \S+, E = "),
         ):
             (line,) = [line for line in lines if what in line]
             assert re.search(verdict, line), line
-        assert any("4 answers: honest (signature, log, prompt, answer" in line for line in lines)
+        assert any("6 answers: honest (signature, log, prompt, answer" in line for line in lines)
         assert any("one with another token: fraud (answer" in line for line in lines)
         assert demo.processes() == []
         assert demo.leftovers() == []
