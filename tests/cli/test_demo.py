@@ -24,13 +24,13 @@ def test_the_demo_tells_honest_from_forged_and_leaves_nothing() -> None:
         assert re.search(r"nonce 2: [+-]\d\.\d\d", demo.output)
         # Each with the tests that agree on it.
         for what, verdict in (
-            ("what this server produced", r"honest +\d+ +paired, direction, twins"),
-            ("an honest node: vLLM on a GPU", r"honest +\d+ +paired, direction, twins"),
+            ("what this server produced", r"honest +\d+ +direction, footprint"),
+            ("an honest node: vLLM on a GPU", r"honest +\d+ +direction, footprint"),
             ("a copy with 32 of 64 altered", r"fraud +\d+ +paired: errors are .*, E = "),
             ("another model's artifacts", r"fraud +\d+ +paired: errors are .*, E = "),
-            # Their errors are so long that sizes may say it first.
+            # Errors are so long that sizes may say it first.
             ("4-bit weights", r"fraud +\d+ +(direction: int4 g128, E|paired: errors are \d)"),
-            ("fp8 weights", r"fraud +\d+ +direction: fp8 \S+ \S+, E = "),
+            ("fp8 weights", r"fraud +\d+ +(direction: fp8 \S+ \S+, E|paired: errors are \d)"),
         ):
             (line,) = [line for line in lines if what in line]
             assert re.search(verdict, line), line
