@@ -182,3 +182,24 @@ def test_a_validator_that_fails_gives_no_verdict() -> None:
         run(ToyDeployment(silent=["honest"]))
     with pytest.raises(ValueError, match=r"nonces: 1 is below 8"):
         run(ToyDeployment(), replace(OPTIONS, nonces=1))
+
+
+def test_the_price_of_a_cleared_lie_is_what_a_few_forged_nonces_save() -> None:
+    """Lies without the honest footprint are cleared only where the sample meets too few of them."""
+    options = replace(OPTIONS, nonces=16, runs=100, only=(), price=True)
+    prices = run(ToyDeployment(layers=2), options).prices
+    assert [each.nonces for each in prices] == [24, 66, 200]
+    whole = ToyDeployment(layers=2).price.bits(8)
+    for each in prices:
+        # A sample of 24 or 66 excludes three tenths, one of 200 a tenth.
+        share = 0.1 if each.nonces == 200 else 0.3
+        assert each.saving < share * whole
+        assert each.text.startswith(f"{each.nonces} nonces: ")
+
+
+def test_a_lie_that_keeps_the_footprint_costs_all_that_it_saves() -> None:
+    kept = ToyDeployment(layers=2, apart={"rotated 2 None": 0.0})
+    price = run(kept, replace(OPTIONS, nonces=16, runs=100, only=(), price=True)).prices[1]
+    assert price.saving == pytest.approx(kept.price.bits(8))
+    assert price.name == "private int8 in the last 2 of 2 layers"
+    assert price.cleared > 0.001
