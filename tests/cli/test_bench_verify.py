@@ -28,7 +28,8 @@ def test_an_honest_node_is_timed_until_it_is_cleared(tmp_path: Path) -> None:
     # The validator knew none of the vectors before, and needs several for a verdict.
     assert 8 <= read["nonces"] <= 20
     assert read["seconds_to_honest"] > 0
-    assert 0 < read["share_of_suspects"] < 1
+    # None at all where the lengths of the errors rule every suspect out.
+    assert 0 <= read["share_of_suspects"] < 1
 
 
 def test_a_sample_that_is_too_small_to_clear_has_no_time() -> None:

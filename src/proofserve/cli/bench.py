@@ -157,7 +157,7 @@ def verify(
         figures = (
             Figure("seconds_to_honest", seconds, until),
             Figure("nonces", float(outcome.nonces_used), "recomputed until then"),
-            Figure("share_of_suspects", share, "of that time, for the direction test"),
+            Figure("share_of_suspects", share, "of that time; 0 where lengths rule each one out"),
         )
         show(Report(title, figures, plan, {}, machine()), json, session)
 
