@@ -47,7 +47,9 @@ def choosing(index: int, layer: nn.Module, choice: Choice | None, sequences: int
 
     with ExitStack() as hooks:
         for each in routers:
-            hooks.enter_context(each.module.register_forward_hook(partial(chosen, each)))
+            # Before an emulation leaves the router: no kernel rounds what the scheme weighs.
+            hook = each.module.register_forward_hook(partial(chosen, each), prepend=True)
+            hooks.enter_context(hook)
         yield
     if asked != routers:
         name = type(routers[0].module).__name__
