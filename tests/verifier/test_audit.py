@@ -198,7 +198,7 @@ def test_the_price_of_a_cleared_lie_is_what_a_few_forged_nonces_save() -> None:
 
 
 def test_a_lie_that_keeps_the_footprint_costs_all_that_it_saves() -> None:
-    kept = ToyDeployment(layers=2, apart={"rotated 2 None": 0.0})
+    kept = ToyDeployment(layers=2, apart={"rotated 2 0": 0.0})
     price = run(kept, replace(OPTIONS, nonces=16, runs=100, only=(), price=True)).prices[1]
     assert price.saving == pytest.approx(kept.price.bits(8))
     assert price.name == "private int8 in the last 2 of 2 layers"

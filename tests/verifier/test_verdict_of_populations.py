@@ -17,7 +17,7 @@ from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run
 CHANCES = Chances(5e-7, 1e-3, 0.3)
 KERNELS = {
     "one": SERVER,
-    "a larger one": Kernel(size=1.3, kept=0.5),
+    "a larger one": Kernel(size=1.3, kept=0.58),
     "another reference's": Kernel(kept=0.7, like="second reference"),
 }
 SAMPLE = 200
@@ -151,4 +151,4 @@ def test_the_verdict_says_which_share_of_forged_nonces_it_excludes(
         found = verdict(bank, known, of_node(bank, SERVER), replace(CHANCES, share=share))
         (opinion,) = (each for each in found.opinions if each.test == "footprint")
         assert opinion.figures["excluded_share"] == share
-    assert (default_share(79), default_share(80)) == (0.3, 0.1)
+    assert (default_share(199), default_share(200)) == (0.3, 0.1)

@@ -68,9 +68,9 @@ class ToyDeployment:
             saving = self.price.bits(4 if "int4" in name else 8)
             yield AuditedProver(name, saving, lambda n=name, far=length: self._moved(n, far))
 
-    def rotated(self, layers: Sequence[int], kernel: str | None) -> Recompute:
+    def rotated(self, layers: Sequence[int], finer: Sequence[int]) -> Recompute:
         """Further the more layers, and without the honest footprint."""
-        return self._moved(f"rotated {len(layers)} {kernel}", HONEST * len(layers))
+        return self._moved(f"rotated {len(layers)} {len(finer)}", HONEST * len(layers))
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         return self._answers(list(left_out))

@@ -104,7 +104,7 @@ def verify(
         typer.Option(help="The honest node: one of the kernels that are emulated; else the first."),
     ] = None,
     nonces: Annotated[
-        int, typer.Option(help="Size of the sample; from 80 on a forged tenth is excluded.", min=2)
+        int, typer.Option(help="Size of the sample; from 200 on a forged tenth is excluded.", min=2)
     ] = 128,
     size: Annotated[str, typer.Option(help="Of a small model: tiny, small, or 0.6b.")] = "small",
     device: options.Device = "cpu",

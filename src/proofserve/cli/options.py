@@ -96,7 +96,7 @@ Share = Annotated[
     float | None,
     typer.Option(
         help="Clear only if a node that forges this share would have shown; three tenths if"
-        " unset, a tenth with a sample of 80 nonces or more."
+        " unset, a tenth with a sample of 200 nonces or more."
     ),
 ]
 # In "--models qwen llama" typer passes "llama" on as an extra argument of the command.

@@ -267,7 +267,9 @@ def measuring_passes(plan: MeasuringPlan, bank: BankNames) -> list[Pass]:
 def audit_passes(nonces: int, bank: BankNames, attacks: Sequence[str]) -> list[Pass]:
     """At most the passes of an audit: some ``attacks`` compute less than a whole forward."""
     names, kernels, _ = bank
-    honest = [PUBLISHED, *(BankRun(kernels=each) for each in kernels)]
+    # The validator's own run is of a prover's kernel, and adds up in another order.
+    own = BankRun(kernels=kernels[0], order=0)
+    honest = [PUBLISHED, own, *(BankRun(kernels=each) for each in kernels)]
     cheats = [BankRun(each, kernels[0]) for each in attacks]
     predicted: list[Pass] = [{BankRun(name): nonces} for name in names]
     return predicted + [each for run in (*honest, *cheats) for each in _in_parts(run, nonces)]

@@ -25,6 +25,7 @@ from proofserve.verifier.populations import HonestPopulations
 
 T = TypeVar("T")
 Vector = NDArray[np.float32]
+Floats = NDArray[np.float64]
 # Vectors by nonce, float32 [width] each, and a function that computes them.
 Vectors = Mapping[int, Vector]
 Recompute = Callable[[Sequence[int]], Vectors]
@@ -36,11 +37,13 @@ Figures = Mapping[str, float | str]
 class BankRun:
     """A run of a validator: a suspect's ``weights``, None for the published ones, in ``kernels``.
 
-    These are a name of emulated ones, None for exact arithmetic.
+    These are a name of emulated ones, None for exact arithmetic. ``order`` says in which order they
+    add up, None as this machine does.
     """
 
     weights: str | None = None
     kernels: str | None = None
+    order: int | None = None
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.weights or "published", self.kernels)))
@@ -85,7 +88,11 @@ class KernelBank(Protocol):
 ALPHA, BETA = 1e-6, 1e-3
 # By default a cleared node has not forged three tenths of its nonces, nor a tenth if the sample is
 # large enough to tell: 0.9^66 is 1e-3, and an honest nonce says a little less than that.
-COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.3, 0.1, 80
+COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.3, 0.1, 200
+
+
+# Nor keep this much, or less, of the footprint in all of its nonces.
+KEPT_IN_ALL = 0.8
 
 
 def default_share(sample: int) -> float:
@@ -97,13 +104,15 @@ def default_share(sample: int) -> float:
 class Chances:
     """The largest chances of one test to convict an honest node, and to clear a fraud.
 
-    No test clears a fraud that forges at least ``share`` of its nonces; fewer save too little.
-    Raises ProtocolError for a chance or share out of range.
+    No test clears a fraud that forges at least ``share`` of its nonces, or keeps at most ``kept``
+    of the footprint on average; others save too little. Raises ProtocolError for a chance or share
+    out of range.
     """
 
     alpha: float = ALPHA
     beta: float = BETA
     share: float = COARSE_SHARE
+    kept: float = KEPT_IN_ALL
 
     def __post_init__(self) -> None:
         check_inside("alpha", self.alpha)
@@ -196,13 +205,19 @@ class OwnRun:
     """The validator's own honest run, beside which all tests judge a node.
 
     Of the references of ``bank`` it is the one whose errors are most like the node's in the first
-    nonces that show any. ``null`` says what honest means beside it.
+    nonces that show any. ``null`` says what honest means beside it. It adds up in an ``order`` that
+    no node knew when it published, or a liar could have exactly our errors where it does not lie.
     """
 
     def __init__(
-        self, bank: KernelBank, null: Callable[[str], HonestPopulations], references: Sequence[str]
+        self,
+        bank: KernelBank,
+        null: Callable[[str], HonestPopulations],
+        references: Sequence[str],
+        order: int | None = None,
     ) -> None:
         self._bank = bank
+        self._order = order
         self._null = null
         self._references = tuple(references)
         self._honest: HonestPopulations | None = None
@@ -220,14 +235,17 @@ class OwnRun:
         return len(self._references) == 1
 
     def expect(self, nonces: Sequence[int]) -> None:
-        self._bank.expect({BankRun(kernels=name): nonces for name in self._references})
+        self._bank.expect({self._run(name): nonces for name in self._references})
+
+    def _run(self, reference: str) -> BankRun:
+        return BankRun(kernels=reference, order=self._order)
 
     def errors(self, theirs: Sequence[ClaimError]) -> Vectors:
         """Ours of the nonces of ``theirs`` that have a vector. Raises EngineFault."""
         known = {each.nonce: each.error for each in theirs if each.error is not None}
         nonces = tuple(known)
         if not self.is_chosen and nonces:
-            made = {n: self._bank.errors(BankRun(kernels=n), nonces) for n in self._references}
+            made = {n: self._bank.errors(self._run(n), nonces) for n in self._references}
             likeness = {
                 name: sum(cosine(error, ours[nonce]) for nonce, error in known.items())
                 for name, ours in made.items()
@@ -235,7 +253,7 @@ class OwnRun:
             self._references = (max(likeness, key=likeness.__getitem__),)
             self._honest = None
             self._lengths.clear()
-        found = self._bank.errors(BankRun(kernels=self._references[0]), nonces)
+        found = self._bank.errors(self._run(self._references[0]), nonces)
         self._lengths |= {nonce: float(np.linalg.norm(error)) for nonce, error in found.items()}
         return found
 
@@ -296,10 +314,13 @@ class PairedJudge(Judge[ClaimError]):
 
 @dataclass(slots=True)
 class _Kept:
-    """One honest kernel's footprint in a node: the evidence that it has it, and that it has not."""
+    """One honest kernel's footprint in a node: the evidence that it has it, and that it has not.
+
+    ``clearing`` float64 [2] speaks against a lie on a share of the nonces, and on all.
+    """
 
     of: Footprint
-    clearing: float = 0.0
+    clearing: Floats = field(default_factory=lambda: np.zeros(2))
     refuting: Evidence = field(default_factory=lambda: Evidence(len(SHARES)))
 
 
@@ -329,10 +350,10 @@ class FootprintJudge(Judge[ClaimError]):
         has = 0.0 if error.error is None else cosine(error.error, self._known[error.nonce])
         self.nonces += 1
         self._cosines.append(has)
-        figure, share = np.array([has]), np.array([self._chances.share])
+        figure = np.array([has])
         for name, of in self._own.honest.footprints.items():
             kept = self._kept.setdefault(name, _Kept(of))
-            kept.clearing += float(of.log_clearing(figure, share)[0, 0])
+            kept.clearing += of.log_clearing(figure, self._chances.share, self._chances.kept)[0]
             kept.refuting.add(of.log_refuting(figure)[0])
 
     @property
@@ -343,7 +364,7 @@ class FootprintJudge(Judge[ClaimError]):
 
     def standing(self) -> Standing:
         every = self._kept.values()
-        cleared = any(each.clearing >= self._chances.clears_at for each in every)
+        cleared = any(each.clearing.min() >= self._chances.clears_at for each in every)
         lost = bool(every) and all(
             each.refuting.peak >= self._chances.convicts_at for each in every
         )
@@ -352,7 +373,7 @@ class FootprintJudge(Judge[ClaimError]):
     def _says(self, standing: Standing) -> tuple[str, Figures]:
         kept, of = self._kept[self.closest], self.closest
         figures: dict[str, float | str] = {
-            "log_clearing": kept.clearing,
+            "log_clearing": float(kept.clearing.min()),
             "mean": float(np.mean(self._cosines)),
             "expected": kept.of.mean,
             "kernel": of,

@@ -4,6 +4,7 @@ The options choose tests (``judges_of``), the tests judge a sample (``judged``),
 what they found.
 """
 
+import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,6 +26,7 @@ from proofserve.verifier.direction import NO_SUSPECTS, DirectionJudge
 from proofserve.verifier.judges import (
     ALPHA,
     BETA,
+    KEPT_IN_ALL,
     Chances,
     CountJudge,
     CountRule,
@@ -90,7 +92,8 @@ def threshold_of(
 class JudgingOptions:
     """``tests`` is empty for the default ones; ``alpha`` and ``beta`` are of the whole verdict.
 
-    ``share`` of forged nonces is what a cleared node has not done, None for ``default_share``.
+    ``share`` of forged nonces is what a cleared node has not done, None for ``default_share``, and
+    ``kept`` as of ``Chances``.
     """
 
     tests: tuple[str, ...] = ()
@@ -100,6 +103,7 @@ class JudgingOptions:
     p_fraud: float = 0.5
     sequential: bool = True
     threshold: CalibrationFile | GivenThreshold | None = None
+    kept: float = KEPT_IN_ALL
 
     @property
     def calibration(self) -> CalibrationFile | None:
@@ -112,7 +116,7 @@ class JudgingOptions:
     def chances(self, sample: int) -> Chances:
         """Raises ProtocolError for a number out of range."""
         share = default_share(sample) if self.share is None else self.share
-        return Chances(self.alpha, self.beta, share)
+        return Chances(self.alpha, self.beta, share, self.kept)
 
     def count_rule(self) -> CountRule | None:
         """None if the verdict does not count. Raises ProtocolError for a number out of range."""
@@ -125,17 +129,21 @@ class JudgingOptions:
 
 
 def judges_of(
-    options: JudgingOptions, sample: int, validator: KernelBank | None, width: int
+    options: JudgingOptions,
+    sample: int,
+    validator: KernelBank | None,
+    width: int,
+    order: int | None = None,
 ) -> list[Judge[ClaimError]]:
     """A judge for each test, which together convict an honest node with a chance of alpha at most.
 
-    Vectors have ``width`` values. Raises as ``tests_of``, and ProtocolError for a number out of
-    range.
+    Vectors have ``width`` values; ``order`` is as of ``OwnRun``. Raises as ``tests_of``, and
+    ProtocolError for a number out of range.
     """
     tests = tests_of(options, validator.names if validator else None)
     chances = options.chances(sample)
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
-    own = _own_run(options.calibration, validator, width) if validator else None
+    own = _own_run(options.calibration, validator, width, order) if validator else None
     return [_judge(test, options, shared, sample, own, validator) for test in tests]
 
 
@@ -161,11 +169,18 @@ def tests_of(options: JudgingOptions, suspects: Sequence[str] | None) -> tuple[s
     return tests
 
 
-def _own_run(measured: CalibrationFile | None, bank: KernelBank, width: int) -> OwnRun:
+def _own_run(
+    measured: CalibrationFile | None, bank: KernelBank, width: int, order: int | None
+) -> OwnRun:
     if measured is None:
-        return OwnRun(bank, partial(uncalibrated, width=width), bank.references)
+        return OwnRun(bank, partial(uncalibrated, width=width), bank.references, order)
     known = [name for name in bank.references if name in measured.references]
-    return OwnRun(bank, measured.honest, known or measured.references)
+    return OwnRun(bank, measured.honest, known or measured.references, order)
+
+
+def order_by(seed: str) -> int:
+    """The order in which a validator adds up; the ``seed`` is not known before nodes publish."""
+    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8])
 
 
 def _obstacle(test: str, options: JudgingOptions, suspects: Sequence[str] | None) -> str:
@@ -309,7 +324,7 @@ def judged(
     """
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, seed, most)
-    judges = judges_of(options, len(sample), truth.validator, truth.width)
+    judges = judges_of(options, len(sample), truth.validator, truth.width, order_by(seed))
     return VerdictReport(
         outcome=settled(verify(claimed, sample, truth, judges, progress), claimed),
         claimed=claimed,

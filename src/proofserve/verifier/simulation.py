@@ -237,8 +237,8 @@ class _Tests:
 
         found = np.full(len(drawn.rows), drawn.never)
         for of in self._honest.footprints.values():
-            kept = of.log_clearing(self._node.footprints, np.array([share]))[:, 0]
-            columns = np.stack([kept, *seen], axis=1)
+            kept = of.log_clearing(self._node.footprints, share, self._chances.kept)
+            columns = np.column_stack([kept, *seen])
             chances = [_bound(column[:, np.newaxis], drawn, needed) for column in columns.T]
             if min(chances) * len(found) >= NEGLIGIBLE:
                 found = np.minimum(found, _first(columns, drawn, is_clear))

@@ -217,7 +217,7 @@ class CheckpointValidator:
             weights = suspect(weights, run.weights)
         if run.kernels is None:
             return weights
-        return with_kernels(weights, self._kernels[run.kernels])
+        return with_kernels(weights, replace(self._kernels[run.kernels], order=run.order))
 
     def _choice(self, run: BankRun, network: Network) -> ChoiceOfExperts | None:
         """A suspect without roundings is compared with the published weights, expert by expert."""

@@ -24,6 +24,9 @@ from proofserve.verifier.validator import CheckpointTokenizer, ValidatorSetup
 from support.chats import Writer, unchanged
 
 CHANCES = Chances(alpha=1e-6, beta=1e-3)
+# ``honest`` reads by torch's own kernels in bfloat16, of whose footprint our emulation has 0.46:
+# less than of a server's, so without a measured node of its kind it gets no verdict.
+SERVER = "vLLM on x86 with bfloat16"
 FRAUD, HONEST, UNDECIDED, UNEXPLAINED = (
     SequentialResult.FRAUD,
     SequentialResult.HONEST,
@@ -67,8 +70,9 @@ def fraud_by(outcome: ChatVerification) -> set[str]:
     return {opinion.test for opinion in outcome.opinions if opinion.result is FRAUD}
 
 
-def test_an_honest_node_is_cleared(checker: ChatChecker, honest: Writer) -> None:
-    chats = [honest.chat(n, temperature=float(n % 2)) for n in range(8)]
+def test_an_honest_node_is_cleared(model: Path, checker: ChatChecker, honest: Writer) -> None:
+    server = with_kernel(model, honest, SERVER)
+    chats = [server.chat(n, temperature=float(n % 2)) for n in range(8)]
     outcome = judged(checker, *chats)
     assert outcome.verdict is HONEST
     assert outcome.answers == len(chats)
@@ -161,7 +165,8 @@ def test_without_a_calibration_a_suspect_is_named_and_an_honest_node_cleared(
     assert "int4" in outcome.opinions[0].text
     assert "kernels were emulated" in outcome.origin
     assert "Greedy" in outcome.origin
-    assert judged(unsure, *(honest.chat(n) for n in range(8))).verdict is HONEST
+    server = with_kernel(model, honest, SERVER)
+    assert judged(unsure, *(server.chat(n) for n in range(8))).verdict is HONEST
 
 
 def with_kernel(model: Path, honest: Writer, kernel: str) -> Writer:

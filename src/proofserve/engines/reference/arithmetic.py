@@ -45,7 +45,8 @@ class KernelProfile:
     ``partial_sums``: a matrix adds up its inputs in chunks of so many, and keeps the running sum in
     ``format``. ``ranks``: so many devices each add up a part of the inputs of the matrices that
     tensor parallelism splits; the parts are rounded, and so is every sum of them. ``fp8_cache``:
-    attention reads keys and values from a cache in fp8.
+    attention reads keys and values from a cache in fp8. ``order``: a matrix adds up its inputs in
+    two parts, cut where this number says; None leaves it to this machine.
     """
 
     name: str
@@ -55,6 +56,7 @@ class KernelProfile:
     partial_sums: int | None = None
     ranks: int = 1
     fp8_cache: bool = False
+    order: int | None = None
 
 
 def _tf32(values: Tensor) -> Tensor:
@@ -107,9 +109,13 @@ class Arithmetic:
         return self._sum(inputs, weight)
 
     def _sum(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        size = self._profile.partial_sums
-        if size is None:
+        size, order = self._profile.partial_sums, self._profile.order
+        if size is None and order is None:
             return functional.linear(inputs, weight)
+        if size is None:
+            cut = 1 + (order or 0) % (inputs.shape[-1] - 1)
+            first = functional.linear(inputs[..., :cut], weight[:, :cut])
+            return first + functional.linear(inputs[..., cut:], weight[:, cut:])
         weights = torch.split(weight, size, -1)
 
         def added(rows: Tensor) -> Tensor:

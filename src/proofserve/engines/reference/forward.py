@@ -80,7 +80,8 @@ def _through_layer(index: int, of: NetworkForward, batches: Sequence["_Batch"]) 
         layer = copy.deepcopy(layer, {id(weight): weight for weight in layer.parameters()})
         for change in network.changes:
             layer = change(index, layer)
-    with emulated(layer, network.kernels, is_layer=True):
+    kernels = network.kernels_in.get(index, network.kernels)
+    with emulated(layer, kernels, is_layer=True):
         for batch in batches:
             with choosing(index, layer, batch.choice, len(batch.states)):
                 made = layer(batch.states, *batch.called[index][0], **batch.called[index][1])

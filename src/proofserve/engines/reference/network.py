@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class Network:
     changes: tuple[LayerChange, ...] = ()
     kernels: KernelProfile | None = None
     """The kernels to emulate; None for those of this machine."""
+    kernels_in: Mapping[int, KernelProfile] = field(default_factory=dict)
+    """Those of some layers that have others, by the layer's index."""
     positions: slice | None = None
     """Those that the layers read, None for all; the others' states are the norm of embeddings."""
     cache: CacheRounding | None = None

@@ -62,6 +62,10 @@ PRUNED_EXPERTS: Final = {"a quarter of the experts pruned": 0.25, "half of the e
 PRIVATE_GROUP = 48
 # A seed that only the prover knows, of the rotation in which it rounds.
 _TURNED: Final = rotated(in_groups(integers(8), 32), 1)
+# Rounds an eighth as much as bfloat16.
+_FINER: Final = PROFILES["torch in float16"]
+# In which the validator adds up; provers do as this machine does.
+_ORDER: Final = 7919
 BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)
 KEY, OTHER_KEY = "audit-key", "audit-other-key"
 
@@ -261,11 +265,11 @@ class CheckpointDeployment:
         self._work = self._workload(setup.scheme)
         compute = proofs_of(self._work, setup.forward_batch)
         self._validator = CheckpointValidator(setup, compute)
-        # A prover rounds as some server does, and the validator has a run of another kernel: of a
-        # real server's footprint our emulation has a part, too.
+        # A prover rounds as some server does. The validator emulates this kernel too, but adds up
+        # in another order.
         served = self._validator.references
-        kernel, self.reference = served[1:3] if len(served) > 2 else (served[0], served[0])
-        self._served = BankRun(kernels=kernel)
+        self.reference = served[min(1, len(served) - 1)]
+        self._served = BankRun(kernels=self.reference)
         self._network = self._validator.network(self._served)
         self.weights_digest = self._validator.weights_digest
         self.is_dense = self._validator.is_dense
@@ -297,11 +301,10 @@ class CheckpointDeployment:
         return self._answers(self._network)(nonces)
 
     def kernels(self) -> Iterator[AuditedProver]:
-        """The honest model by other kernels than ``deployed``, ``reference`` among them."""
+        """The honest model by other kernels than ``deployed``, and by the validator's own run."""
         for name in self._validator.kernels:
-            if name == self._served.kernels != self.reference:
-                continue
-            answers = partial(self._validator.vectors, BankRun(kernels=name))
+            run = BankRun(kernels=name, order=_ORDER if name == self.reference else None)
+            answers = partial(self._validator.vectors, run)
             yield AuditedProver(name, 0.0, lambda answers=answers: answers)  # type: ignore[misc]
 
     def weights(self) -> Iterator[AuditedProver]:
@@ -316,13 +319,13 @@ class CheckpointDeployment:
             if name not in SUSPECTS or name in self.names:
                 yield AuditedProver(name, saving, partial(self._changed, make))
 
-    def rotated(self, layers: Sequence[int], kernel: str | None) -> Recompute:
-        """Weights of some layers in int8, rounded in a rotation that only the prover knows.
+    def rotated(self, layers: Sequence[int], finer: Sequence[int]) -> Recompute:
+        """Weights of some ``layers`` in int8, rounded in a rotation that only the prover knows.
 
-        By the prover's kernel for None, or by another one of those that are emulated.
+        The layers of ``finer`` compute in float16, the others by the prover's kernel.
         """
         made = with_matrices(self._network, in_dtype(_TURNED), layers)
-        return self._answers(made if kernel is None else with_kernels(made, PROFILES[kernel]))
+        return self._answers(replace(made, kernels_in=dict.fromkeys(finer, _FINER)))
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         """The checkpoint without some layers, with its final norm and the scheme's transforms."""

@@ -1,8 +1,8 @@
 """The price of a cleared lie: the most work that a node can save and still be cleared.
 
-A liar rounds weights to 8 bits in a rotation that no validator knows, in some of the layers, by
-the kernel that it declares or by a finer one, adds noise or none, and does so in a share of its
-nonces. All of these are combined, and each combination is verified.
+A liar rounds weights to 8 bits in a rotation that no validator knows, in some of the layers. It
+computes by the kernel that it declares, or by a finer one there or everywhere, adds noise or none,
+and does so in a share of its nonces. All of these are combined, and each combination is verified.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,6 @@ CLEARED_AT_MOST: Final = 0.001
 _PARTS: Final = (1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0)
 _SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05)
 _NOISES: Final = (0.0, 0.5)
-# Rounds an eighth as much as bfloat16, so that a lie has room for errors of its own.
-_FINER: Final = "torch in float16"
 
 Floats = NDArray[np.float64]
 
@@ -72,9 +70,11 @@ def lies(
     places = {f"the last {n}": range(layers - n, layers) for n in counts}
     places |= {f"the first {n}": range(n) for n in counts[:-1]}
     drawn = np.random.default_rng(0)
-    for (where, some), kernel in product(places.items(), (None, _FINER)):
-        rotated = deployment.rotated(some, kernel)
-        name = f"private int8 in {where} of {layers} layers{', in float16' if kernel else ''}"
+    # What rounds less leaves a lie room for errors of its own.
+    for (where, some), how in product(places.items(), ("", ", these in float16", ", in float16")):
+        finer = {"": (), ", these in float16": some}.get(how, range(layers))
+        rotated = deployment.rotated(some, finer)
+        name = f"private int8 in {where} of {layers} layers{how}"
         saving = deployment.price.bits(8) * len(some) / layers
         prover = AuditedProver(name, saving, lambda rotated=rotated: rotated)  # type: ignore[misc]
         errors = errors_of(vectors_by(prover, nonces, progress), truth)

@@ -48,9 +48,10 @@ MEASURED_ON: Final = 16
 BEYOND: Final = 0.25
 # Of the blocks of an endpoint that does not serve the model.
 FORGED_SHARES: Final = (0.95, 0.7, 0.45)
-# Of the blocks that a cleared endpoint has not computed by other weights. Beside our own rounding a
-# server keeps so little of a footprint that a smaller share would take hundreds of prompts.
-_SHARE: Final = 0.5
+# Of the blocks that a cleared endpoint has not computed by other weights, and the part of the
+# footprint that it does not lack in all. Beside our own rounding a server keeps so little of one
+# that less would take hundreds of prompts.
+_SHARE, _KEPT = 0.5, 0.5
 # Verifications of each kernel by the others, and blocks of each, before kernels judge an endpoint.
 _VERIFICATIONS, _BLOCKS = 200, 200
 # A suspect whose mean cosine with the errors is as large explains them, whatever their size. What
@@ -167,7 +168,7 @@ class BlockJudges:
     def __init__(self, readings: Readings, chances: Chances) -> None:
         self._blocks = ProbeBlocks(readings)
         self._servers = readings.servers
-        self._chances = replace(chances, share=_SHARE)
+        self._chances = replace(chances, share=_SHARE, kept=_KEPT)
         self._waiting: list[ClaimError] = []
         self.judges: tuple[Judge[ClaimError], ...] = ()
         self.unseen: tuple[str, ...] = ()
