@@ -49,7 +49,7 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     honest = [each["name"] for each in found["honest"]]
     assert honest[0] == "as deployed"
     # All but that of the validator's own run.
-    assert {*honest} - {*found["populations"]} == {"vLLM on x86 with AMX"}
+    assert {*honest} - {*found["populations"]} == {"vLLM on x86 with bfloat16"}
     assert {each["convicted"] for each in found["honest"]} == {0.0}
     assert page.read_text().startswith("<!DOCTYPE html>")
 

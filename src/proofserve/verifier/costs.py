@@ -4,26 +4,30 @@ A verdict is planned as of an honest node, by the tests themselves. Of layers on
 read, from the headers of files or from the configuration.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from torch import nn
 
 from proofserve.engines.reference.routers import has_stacked_experts
 from proofserve.engines.reference.suspects import FP8_CACHE
+from proofserve.protocol.verdict.footprint import emulated_footprint
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.direction import REACH_NONCES
 from proofserve.verifier.judges import PUBLISHED, BankRun
 from proofserve.verifier.judging import COUNT, DIRECTION, JudgingOptions, tests_of
 from proofserve.verifier.noise import AT_ONCE, MeasuringPlan
-from proofserve.verifier.verification import FIRST_CHUNK, nonces_needed
+from proofserve.verifier.verification import FIRST_CHUNK
 
 # Runs of a pass through the layers, and of how many nonces each is.
 Pass = Mapping[BankRun, int]
 
 FLOAT32: Final = 4
+_OF_A_SKETCH: Final = emulated_footprint(128)
 # How many experts a token has, in the names of configurations.
 _CHOSEN: Final = ("num_experts_per_tok", "moe_topk", "moe_k")
 # Tensors of the widest matrix's output that an MLP has in memory at a time.
@@ -235,7 +239,10 @@ def expected_passes(
     references = [BankRun(kernels=name) for name in served if {*tests} != {COUNT}]
     # Without a calibration a few nonces say how far each suspect reaches.
     unknown = suspects if DIRECTION in tests and options.calibration is None else ()
-    needed = min(sample, nonces_needed(options.chances(sample)) + 1)
+    chances = options.chances(sample)
+    typical = np.array([_OF_A_SKETCH.mean])
+    gain = _OF_A_SKETCH.log_clearing(typical, chances.share, chances.kept).min()
+    needed = min(sample, math.ceil(chances.clears_at / gain))
     passes: list[Pass] = []
     done, size = 0, min(FIRST_CHUNK, at_once)
     while done < needed:

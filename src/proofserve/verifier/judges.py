@@ -87,11 +87,9 @@ class KernelBank(Protocol):
 # The chances of a wrong verdict, unless options say otherwise.
 ALPHA, BETA = 1e-6, 1e-3
 # By default a cleared node has not forged three tenths of its nonces, nor a tenth if the sample is
-# large enough to tell: 0.9^66 is 1e-3, and an honest nonce says a little less than that.
+# large enough to tell: a typical honest nonce excludes that by a factor of 1.06, so 128 are needed.
 COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.3, 0.1, 200
-
-
-# Nor keep this much, or less, of the footprint in all of its nonces.
+# Nor does it keep this much, or less, of the footprint in all of its nonces.
 KEPT_IN_ALL = 0.8
 
 
@@ -230,10 +228,6 @@ class OwnRun:
             self._honest = self._null(self._references[0])
         return self._honest
 
-    @property
-    def is_chosen(self) -> bool:
-        return len(self._references) == 1
-
     def expect(self, nonces: Sequence[int]) -> None:
         self._bank.expect({self._run(name): nonces for name in self._references})
 
@@ -244,7 +238,7 @@ class OwnRun:
         """Ours of the nonces of ``theirs`` that have a vector. Raises EngineFault."""
         known = {each.nonce: each.error for each in theirs if each.error is not None}
         nonces = tuple(known)
-        if not self.is_chosen and nonces:
+        if len(self._references) > 1 and nonces:
             made = {n: self._bank.errors(self._run(n), nonces) for n in self._references}
             likeness = {
                 name: sum(cosine(error, ours[nonce]) for nonce, error in known.items())
@@ -314,10 +308,7 @@ class PairedJudge(Judge[ClaimError]):
 
 @dataclass(slots=True)
 class _Kept:
-    """One honest kernel's footprint in a node: the evidence that it has it, and that it has not.
-
-    ``clearing`` float64 [2] speaks against a lie on a share of the nonces, and on all.
-    """
+    """One kernel's footprint: the evidence that a node has it, [2] as against lies, or has not."""
 
     of: Footprint
     clearing: Floats = field(default_factory=lambda: np.zeros(2))

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
+from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.protocol.receipts.record import token_hash
 from proofserve.verifier.chat.conversation import Conversation, write
@@ -28,11 +29,12 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def written(model: Path) -> list[Conversation]:
-    """Chats that an honest node answered."""
+    """Chats that an honest node answered, which reads them by a server's kernels."""
     network = load(model, "bfloat16", "cpu")
+    reads = with_kernels(load(model, "float32", "cpu"), PROFILES["vLLM on x86 with bfloat16"])
     digest = network.facts.weights_digest
     assert digest is not None
-    writer = Writer(network, CheckpointTokenizer(model), digest)
+    writer = Writer(network, CheckpointTokenizer(model), digest, reads=reads)
     return [writer.chat(n, tokens=48, temperature=float(n % 2)) for n in range(10)]
 
 

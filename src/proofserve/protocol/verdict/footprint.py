@@ -18,11 +18,13 @@ from scipy import special
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import SHARES, mixed
 
-# A node with other weights keeps at most this part of a footprint in the nonces that it forges. On
-# three trained models the whole bank of suspects keeps 0.15 or less of it, and private int8 in the
-# last half of the layers 0.75.
-KEPT: Final = 0.5
-# Of one nonce: rare figures need not be normal.
+# A node with other weights keeps at most this part of a footprint in the nonces that it forges: on
+# three trained models the whole bank of suspects 0.15 or less of it. What lies in a part of the
+# layers keeps more, but no more than a part in all of its nonces.
+KEPT: Final = 0.2
+# So many honest nonces may keep as little: in some of a real model rounding is amplified until
+# nothing is alike (of 24 of SmolLM2 in 1, 1 and 3, by the order in which our run adds up).
+_ODD: Final = 0.05
 _LOG_CAP = math.log(1000.0)
 # The least spread: a calibration has few nonces.
 _LEAST_SD = 0.05
@@ -65,13 +67,14 @@ class Footprint:
 
         The latter has ``kept`` of the footprint. float64 [n, 2]; both have to be excluded.
         """
-        some = mixed(self.log_lie(figures, KEPT), share)
-        return -np.stack([some, self.log_lie(figures, kept)], axis=1)
+        forged = self.log_lie(figures, KEPT)
+        lies = np.stack([mixed(forged, share), self.log_lie(figures, kept)], axis=1)
+        return mixed(forged, _ODD)[:, np.newaxis] - lies
 
     def log_refuting(self, figures: Floats) -> Floats:
         """What ``figures`` [n] give for a lie on each of ``SHARES``: float64 [n, shares]."""
-        lie = self.log_lie(figures, KEPT)
-        return np.stack([mixed(lie, share) for share in SHARES], axis=1)
+        forged = self.log_lie(figures, KEPT)
+        return np.stack([mixed(forged, share) - mixed(forged, _ODD) for share in SHARES], axis=1)
 
 
 # Of a server by our emulation of its kernel, where no server was measured. Of vLLM 0.32 on two
