@@ -11,7 +11,7 @@ from proofserve.cli.model import trained_calibration
 from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import OWN, BankRun, Chances, Vectors, default_share
+from proofserve.verifier.judges import OWN, BankRun, Chances, Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -42,7 +42,7 @@ class Trial:
 
     @property
     def chances(self) -> Chances:
-        return Chances(share=default_share(self.most))
+        return Chances()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.judges import COARSE_SHARE, FINE_SHARE, Chances, Standing
+from proofserve.verifier.judges import SHARE, Chances, Standing
 from proofserve.verifier.verification import (
     ExactJudge,
     Verification,
@@ -94,7 +94,7 @@ def test_the_finding_says_in_what_the_engines_differ() -> None:
     assert text(judged([None])) == "no vector in 1 of 1 nonces"
 
 
-@given(st.sampled_from([1.0, 0.5, COARSE_SHARE, FINE_SHARE]), st.floats(1e-9, 0.5))
+@given(st.sampled_from([1.0, 0.5, SHARE, 0.1]), st.floats(1e-9, 0.5))
 def test_a_forger_of_the_share_is_cleared_with_beta_at_most(share: float, beta: float) -> None:
     needed = nonces_needed(replace(CHANCES, share=share, beta=beta))
     honest = (needed - 1) * math.log1p(-share) if share < 1 else -math.inf

@@ -9,7 +9,7 @@ from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.direction import DirectionJudge
-from proofserve.verifier.judges import Chances, FootprintJudge, Judge, PairedJudge, default_share
+from proofserve.verifier.judges import Chances, FootprintJudge, Judge, PairedJudge
 from proofserve.verifier.populations import HonestRuns
 from proofserve.verifier.verification import Verification, decide
 from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run
@@ -151,4 +151,3 @@ def test_the_verdict_says_which_share_of_forged_nonces_it_excludes(
         found = verdict(bank, known, of_node(bank, SERVER), replace(CHANCES, share=share))
         (opinion,) = (each for each in found.opinions if each.test == "footprint")
         assert opinion.figures["excluded_share"] == share
-    assert (default_share(199), default_share(200)) == (0.3, 0.1)

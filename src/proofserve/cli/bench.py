@@ -103,9 +103,7 @@ def verify(
         str | None,
         typer.Option(help="The honest node: one of the kernels that are emulated; else the first."),
     ] = None,
-    nonces: Annotated[
-        int, typer.Option(help="Size of the sample; from 200 on a forged tenth is excluded.", min=2)
-    ] = 128,
+    nonces: Annotated[int, typer.Option(help="Size of the sample.", min=2)] = 128,
     size: Annotated[str, typer.Option(help="Of a small model: tiny, small, or 0.6b.")] = "small",
     device: options.Device = "cpu",
     forward_batch: options.ForwardBatch = 8,

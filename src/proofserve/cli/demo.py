@@ -239,7 +239,7 @@ class DemoValidator:
         scheme = next(each for each in SKETCHES if each in shown.known.calibrated)
         with trained_calibration(scheme, shown.known) as file:
             measured = read(file)
-        self._options = JudgingOptions(threshold=measured, share=shown.share)
+        self._options = JudgingOptions(threshold=measured)
         shape, digest = checkpoint_shape(mine), honest.weights_digest
         measured.require(WORKLOAD, [shown.known.name], shape, digest, honest.is_dense)
         # The other model is in the bank of the forging node alone: nothing suspects it by name.

@@ -93,11 +93,7 @@ PMismatch = Annotated[
 Alpha = Annotated[float, typer.Option(help="Chance to convict an honest node.")]
 Beta = Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")]
 Share = Annotated[
-    float | None,
-    typer.Option(
-        help="Clear only if a node that forges this share would have shown; three tenths if"
-        " unset, a tenth with a sample of 200 nonces or more."
-    ),
+    float, typer.Option(help="Clear only if a node that forges this share would have shown.")
 ]
 # In "--models qwen llama" typer passes "llama" on as an extra argument of the command.
 SEVERAL = {"allow_extra_args": True}

@@ -239,7 +239,7 @@ def expected_passes(
     references = [BankRun(kernels=name) for name in served if {*tests} != {COUNT}]
     # Without a calibration a few nonces say how far each suspect reaches.
     unknown = suspects if DIRECTION in tests and options.calibration is None else ()
-    chances = options.chances(sample)
+    chances = options.chances()
     typical = np.array([_OF_A_SKETCH.mean])
     gain = _OF_A_SKETCH.log_clearing(typical, chances.share, chances.kept).min()
     needed = min(sample, math.ceil(chances.clears_at / gain))

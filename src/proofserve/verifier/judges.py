@@ -86,16 +86,9 @@ class KernelBank(Protocol):
 
 # The chances of a wrong verdict, unless options say otherwise.
 ALPHA, BETA = 1e-6, 1e-3
-# By default a cleared node has not forged three tenths of its nonces, nor a tenth if the sample is
-# large enough to tell: a typical honest nonce excludes that by a factor of 1.06, so 128 are needed.
-COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.3, 0.1, 200
-# Nor does it keep this much, or less, of the footprint in all of its nonces.
-KEPT_IN_ALL = 0.8
-
-
-def default_share(sample: int) -> float:
-    """By the size of a ``sample``."""
-    return FINE_SHARE if sample >= FINE_SAMPLE else COARSE_SHARE
+# By default a cleared node has not forged three tenths of its nonces, which 23 typical ones exclude
+# (a tenth 128), nor does it keep this much, or less, of the footprint in all of them.
+SHARE, KEPT_IN_ALL = 0.3, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +102,7 @@ class Chances:
 
     alpha: float = ALPHA
     beta: float = BETA
-    share: float = COARSE_SHARE
+    share: float = SHARE
     kept: float = KEPT_IN_ALL
 
     def __post_init__(self) -> None:

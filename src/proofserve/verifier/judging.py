@@ -27,6 +27,7 @@ from proofserve.verifier.judges import (
     ALPHA,
     BETA,
     KEPT_IN_ALL,
+    SHARE,
     Chances,
     CountJudge,
     CountRule,
@@ -35,7 +36,6 @@ from proofserve.verifier.judges import (
     KernelBank,
     OwnRun,
     PairedJudge,
-    default_share,
 )
 from proofserve.verifier.populations import uncalibrated
 from proofserve.verifier.verification import ExactJudge, Truth, Verification, settled, verify
@@ -92,14 +92,13 @@ def threshold_of(
 class JudgingOptions:
     """``tests`` is empty for the default ones; ``alpha`` and ``beta`` are of the whole verdict.
 
-    ``share`` of forged nonces is what a cleared node has not done, None for ``default_share``, and
-    ``kept`` as of ``Chances``.
+    ``share`` of forged nonces is what a cleared node has not done; ``kept`` is as of ``Chances``.
     """
 
     tests: tuple[str, ...] = ()
     alpha: float = ALPHA
     beta: float = BETA
-    share: float | None = None
+    share: float = SHARE
     p_fraud: float = 0.5
     sequential: bool = True
     threshold: CalibrationFile | GivenThreshold | None = None
@@ -113,10 +112,9 @@ class JudgingOptions:
     def origin(self) -> str:
         return self.threshold.origin if self.threshold else "none; kernels were emulated instead"
 
-    def chances(self, sample: int) -> Chances:
+    def chances(self) -> Chances:
         """Raises ProtocolError for a number out of range."""
-        share = default_share(sample) if self.share is None else self.share
-        return Chances(self.alpha, self.beta, share, self.kept)
+        return Chances(self.alpha, self.beta, self.share, self.kept)
 
     def count_rule(self) -> CountRule | None:
         """None if the verdict does not count. Raises ProtocolError for a number out of range."""
@@ -141,7 +139,7 @@ def judges_of(
     ProtocolError for a number out of range.
     """
     tests = tests_of(options, validator.names if validator else None)
-    chances = options.chances(sample)
+    chances = options.chances()
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
     own = _own_run(options.calibration, validator, width, order) if validator else None
     return [_judge(test, options, shared, sample, own, validator) for test in tests]
@@ -346,7 +344,7 @@ def exactly_judged(
     """Compare the bits of the first nonces of ``judged``'s sample. Raises as it, and NodeError."""
     claimed.require_digest(engine.weights_digest)
     sample = draw(claimed.nonces, seed, most)
-    judge = ExactJudge(options.chances(len(sample)), engine.facts, claimed.ran_on)
+    judge = ExactJudge(options.chances(), engine.facts, claimed.ran_on)
     ours = replace(engine, unit=f"nonces, by {engine.name}")
     return VerdictReport(
         outcome=settled(verify(claimed, sample[: judge.needed], ours, [judge], progress), claimed),

@@ -19,6 +19,7 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.judges import SHARE
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged, threshold_of
 from proofserve.verifier.openings import CommittedSource, open_sample
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
@@ -76,7 +77,8 @@ def check_sample(
             threshold = threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
         else:
             threshold = CalibrationFile.model_validate_json(task.calibration)
-        options = JudgingOptions(rule.tests, job.alpha, rule.beta, rule.share, threshold=threshold)
+        share = SHARE if rule.share is None else rule.share
+        options = JudgingOptions(rule.tests, job.alpha, rule.beta, share, threshold=threshold)
         known, claimed = truth(task, options), _claimed(task, member_key)
         report = judged(claimed, known, options, job.seed, rule.nonces, Progress())
     except UnprovedError as error:

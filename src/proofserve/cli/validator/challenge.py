@@ -22,7 +22,7 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
 from proofserve.verifier import challenge
 from proofserve.verifier.calibration_file import checkpoint_shape, read
-from proofserve.verifier.judges import ALPHA, BETA
+from proofserve.verifier.judges import ALPHA, BETA, SHARE
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.verification import Truth
 
@@ -85,7 +85,7 @@ def command(
     forward_batch: options.ForwardBatch = 8,
     alpha: options.Alpha = ALPHA,
     beta: options.Beta = BETA,
-    share: options.Share = None,
+    share: options.Share = SHARE,
     plan: options.Plan = False,
     json: options.Json = None,
 ) -> None:

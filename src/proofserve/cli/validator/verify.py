@@ -27,7 +27,7 @@ from proofserve.verifier.claims import (
     require_width,
     workload,
 )
-from proofserve.verifier.judges import ALPHA, BETA
+from proofserve.verifier.judges import ALPHA, BETA, SHARE
 from proofserve.verifier.judging import EXACT, TESTS, JudgingOptions, chosen_tests, threshold_of
 from proofserve.verifier.openings import PATIENCE_S, SAMPLE, open_sample, read_committed
 from proofserve.verifier.verification import leaves_open
@@ -167,7 +167,7 @@ def command(
     ] = 0.5,
     alpha: options.Alpha = ALPHA,
     beta: options.Beta = BETA,
-    share: options.Share = None,
+    share: options.Share = SHARE,
     plan: options.Plan = False,
     json: options.Json = None,
 ) -> None:

@@ -30,7 +30,7 @@ from proofserve.verifier.audit.attacks import (
 )
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
 from proofserve.verifier.audit.lies import SAMPLES, ClearedLie, LieDetector, lies
-from proofserve.verifier.judges import ALPHA, Chances, Vectors, default_share, few
+from proofserve.verifier.judges import ALPHA, Chances, Vectors, few
 from proofserve.verifier.populations import (
     LEAST_FIGURES,
     HonestPopulations,
@@ -398,7 +398,7 @@ def _results(
 ) -> tuple[ProverResult, ...]:
     """Verifications of provers by the populations ``null``."""
     rule, runs = options.rule, options.runs
-    chances = Chances(rule.alpha, 1.0 - rule.power, default_share(rule.max_nonces))
+    chances = Chances(rule.alpha, 1.0 - rule.power)
     progress.step("simulating verifications", len(seen))
     results = []
     for each in seen:
