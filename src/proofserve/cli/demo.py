@@ -94,7 +94,7 @@ TRAINED = DemoModel(
     about="a model of 3.5M parameters",
     question="What is a nonce?",
     nonces=64,
-    cheated=32,
+    cheated=48,
     rounded=(("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel")),
     other=SmallModel("qwen3", "tiny", seed=1),
 )
@@ -103,7 +103,7 @@ REAL = DemoModel(
     SMOLLM2,
     about="a published chat model of 134.5M parameters",
     question="What is the capital of France?",
-    nonces=32,
+    nonces=96,
     cheated=24,
     rounded=(
         ("4-bit weights", "int4 g128"),
