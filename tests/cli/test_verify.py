@@ -140,7 +140,8 @@ def test_without_a_calibration_an_honest_node_is_cleared_and_four_bits_are_fraud
 ) -> None:
     record = tmp_path / "outcome.json"
     with one_thread():
-        honest = run(write(published), "--model", tiny, "--json", record)
+        # The node rounds as torch does, of which our emulation has little: one order of sums.
+        honest = run(write(published), "--model", tiny, "--seed", "7", "--json", record)
     assert honest.exit_code == 0, honest.output
     assert "Honest nodes: none; kernels were emulated instead." in honest.output
     outcome = json.loads(record.read_text())
@@ -171,7 +172,7 @@ def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     tmp_path: Path,
 ) -> None:
     record = tmp_path / "outcome.json"
-    result = run(write(published), *measured, "--json", record)
+    result = run(write(published), *measured, "--seed", "7", "--json", record)
     assert result.exit_code == 0, result.output
     origin = "calibration of qwen3-0: 0 measured and 6 emulated kernels, 48 nonces"
     assert f"Honest nodes: {origin}." in result.output
