@@ -191,7 +191,7 @@ def test_the_price_of_a_cleared_lie_is_what_a_few_forged_nonces_save() -> None:
     assert [each.nonces for each in prices] == [24, 66, 200]
     whole = ToyDeployment(layers=2).price.bits(8)
     for each in prices:
-        assert each.saving <= 0.3 * whole
+        assert each.saving < 0.3 * whole
         assert each.text.startswith(f"{each.nonces} nonces: ")
 
 

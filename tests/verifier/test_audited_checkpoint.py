@@ -160,7 +160,9 @@ def test_a_mixture_may_lack_its_least_used_experts(small_models: SmallModels) ->
         truth = deployment.truth(NONCES)
         honest = farthest(deployment.deployed(NONCES), truth)
         few, many = (nearest(each.prepare()(NONCES), truth) for each in (quarter, half))
-        assert 3 * honest < few < 1.05 * many
+        assert 3 * honest < min(few, many)
+        # With other experts for each token a quarter makes vectors that have nothing in common.
+        assert few < many or few > 1.35
 
 
 def test_every_attack_on_a_mixture_has_vectors_where_the_block_chooses_its_experts(
