@@ -140,9 +140,7 @@ def test_without_a_calibration_an_honest_node_is_cleared_and_four_bits_are_fraud
 ) -> None:
     record = tmp_path / "outcome.json"
     with one_thread():
-        # By 12 values the first three nonces may choose a kernel that is only like the node's,
-        # whose footprint is too small: the seed makes it the right one.
-        honest = run(write(published), "--model", tiny, "--seed", "7", "--json", record)
+        honest = run(write(published), "--model", tiny, "--json", record)
     assert honest.exit_code == 0, honest.output
     assert "Honest nodes: none; kernels were emulated instead." in honest.output
     outcome = json.loads(record.read_text())
@@ -173,7 +171,7 @@ def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     tmp_path: Path,
 ) -> None:
     record = tmp_path / "outcome.json"
-    result = run(write(published), *measured, "--seed", "7", "--json", record)
+    result = run(write(published), *measured, "--json", record)
     assert result.exit_code == 0, result.output
     origin = "calibration of qwen3-0: 0 measured and 6 emulated kernels, 48 nonces"
     assert f"Honest nodes: {origin}." in result.output

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
@@ -139,18 +138,3 @@ def test_a_claim_without_a_vector_is_left_to_the_other_tests() -> None:
     assert judge.opinion().nonces == 0
     assert judge.opinion().result is SequentialResult.UNDECIDED
     assert not bank.asked
-
-
-def test_the_reference_that_is_most_like_the_node_is_chosen_once() -> None:
-    bank = ToyBank(KERNELS)
-    own = own_run(bank, None)
-    node = Kernel(like="second reference")
-    first = claims(bank.errors_by(node, range(3), 300))
-    assert own.honest.reference == "reference"
-    own.errors(first)
-    assert own.honest.reference == "second reference"
-    # A claim without a vector is like nothing, and chooses nothing.
-    other = own_run(bank, None)
-    other.errors([ClaimError(0, None, Mismatch(0, Reason.MISSING))])
-    assert other.honest.reference == "reference"
-    assert np.isinf(other.ratio(0, np.inf))

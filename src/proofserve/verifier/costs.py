@@ -249,7 +249,7 @@ def expected_passes(
         nonces = min(sample - done, size)
         measured = {BankRun(name): min(nonces, REACH_NONCES) for name in unknown}
         passes.append({PUBLISHED: nonces, **dict.fromkeys(references, nonces), **measured})
-        # The first nonces choose one of the references.
+        # By the first nonces one reference is left, unless two are alike.
         references, unknown = references[:1], ()
         done, size = done + nonces, min(2 * size, at_once)
     return passes

@@ -1,7 +1,8 @@
-"""The direction test over a bank of suspects, with no more forwards than it needs.
+"""The tests of where errors point: as other weights would, or as an honest kernel's do.
 
-Lengths come first. A suspect whose weights would have made an error far longer than it is needs no
-forward of its own: it is ruled out in this nonce once it is known how far its predictions reach.
+The direction test asks a bank of suspects, with no more forwards than it needs. Lengths come first.
+A suspect whose weights would have made an error far longer than it is needs no forward of its own:
+it is ruled out in this nonce once it is known how far its predictions reach.
 """
 
 from collections import defaultdict
@@ -10,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.protocol.verdict.evidence import Evidence, mixed
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.evidence import SHARES, Evidence, mixed
+from proofserve.protocol.verdict.footprint import Footprint, cosine
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit
 from proofserve.protocol.verdict.suspicion import SUSPECT_BETS, Compared, Reach, reach
 from proofserve.verifier.judges import (
@@ -31,6 +33,7 @@ from proofserve.verifier.judges import (
 )
 from proofserve.verifier.populations import LEAST_REACH
 
+Floats = NDArray[np.float64]
 # Suspects that are computed for a nonce.
 PER_NONCE: Final = 4
 # Nonces on which a suspect's reach is measured, if no calibration says it.
@@ -52,7 +55,7 @@ class _Suspicion:
     not asked.
     """
 
-    reach: Reach | None
+    reach: Reach | None = None
     convicting: Evidence = field(default_factory=lambda: Evidence(SUSPECT_BETS))
     clearing: float = 0.0
     predicted: list[float] = field(default_factory=list)
@@ -87,18 +90,21 @@ class DirectionJudge(Judge[ClaimError]):
         self._bank = bank
         self._own = own
         self._chances = replace(chances, alpha=chances.alpha / len(suspects))
-        self._names = tuple(suspects)
-        self._suspicions: dict[str, _Suspicion] = {}
+        self._reference = ""
+        self._suspicions = {name: _Suspicion() for name in suspects}
         self._predicted: dict[str, Vectors] = {}
 
     def plan(self, nonces: Sequence[int]) -> None:
         self._own.expect(nonces)
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
-        self._own.errors(errors)
-        if not self._suspicions:
-            reaches = self._own.honest.reaches
-            self._suspicions = {n: _Suspicion(reaches.get(n)) for n in self._names}
+        self._own.compare(errors)
+        if self._own.reference != self._reference:
+            # Reaches are in the unit of our own run, which is now another kernel's.
+            self._reference = self._own.reference
+            for name, known in self._own.honest.reaches.items():
+                if name in self._suspicions:
+                    self._suspicions[name].reach = known
         wanted: defaultdict[str, list[int]] = defaultdict(list)
         planned = {name: len(of.predicted) for name, of in self._suspicions.items()}
         for error in errors:
@@ -208,3 +214,83 @@ class DirectionJudge(Judge[ClaimError]):
         )
         _, log_evidence, name = max(found, default=(False, 0.0, ""))
         return name, log_evidence
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One kernel's footprint: the evidence that a node has it, [2] as against lies, or has not."""
+
+    of: Footprint
+    clearing: Floats = field(default_factory=lambda: np.zeros(2))
+    refuting: Evidence = field(default_factory=lambda: Evidence(len(SHARES)))
+
+
+class FootprintJudge(Judge[ClaimError]):
+    """Asks whether errors have the footprint of an honest kernel; it clears, and cannot convict.
+
+    Servers with kernels that were not measured have less of it, or none.
+    """
+
+    name = "footprint"
+
+    def __init__(self, own: OwnRun, chances: Chances) -> None:
+        self._own = own
+        self._chances = chances
+        self._kept: dict[str, _Kept] = {}
+        self._reference = own.reference
+        self._judged: list[int] = []
+
+    def plan(self, nonces: Sequence[int]) -> None:
+        self._own.expect(nonces)
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        self._own.compare(errors)
+        if self._own.reference != self._reference:
+            # What was found beside another kernel's run says nothing of the one that is nearer.
+            self._reference = self._own.reference
+            self._kept.clear()
+            for nonce in self._judged:
+                self._weigh(nonce)
+
+    def add(self, error: ClaimError) -> None:
+        self.nonces += 1
+        self._judged.append(error.nonce)
+        self._weigh(error.nonce)
+
+    def _weigh(self, nonce: int) -> None:
+        figure = np.array([self._own.cosine(nonce)])
+        for name, of in self._own.honest.footprints.items():
+            kept = self._kept.setdefault(name, _Kept(of))
+            kept.clearing += of.log_clearing(figure, self._chances.share, self._chances.kept)[0]
+            kept.refuting.add(of.log_refuting(figure)[0])
+
+    @property
+    def _mean(self) -> float:
+        return float(np.mean([self._own.cosine(nonce) for nonce in self._judged]))
+
+    @property
+    def closest(self) -> str:
+        """The kernel that keeps as much of our run's footprint as the node does."""
+        mean = self._mean
+        return min(self._kept, key=lambda name: abs(self._kept[name].of.mean - mean))
+
+    def standing(self) -> Standing:
+        every = self._kept.values()
+        cleared = any(each.clearing.min() >= self._chances.clears_at for each in every)
+        lost = bool(every) and all(
+            each.refuting.peak >= self._chances.convicts_at for each in every
+        )
+        return Standing(refutes=lost, clears=cleared and not lost)
+
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
+        kept, of = self._kept[self.closest], self.closest
+        figures: dict[str, float | str] = {
+            "log_clearing": float(kept.clearing.min()),
+            "mean": self._mean,
+            "expected": kept.of.mean,
+            "kernel": of,
+        }
+        if standing.clears:
+            figures["excluded_share"] = self._chances.share
+        has = f"{figures['mean']:.2f} of {kept.of.mean:.2f} expected"
+        return f"errors have {has} of the footprint of {of}", figures

@@ -22,7 +22,7 @@ from proofserve.verifier.calibration_file import (
     measured_threshold,
 )
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.direction import NO_SUSPECTS, DirectionJudge
+from proofserve.verifier.direction import NO_SUSPECTS, DirectionJudge, FootprintJudge
 from proofserve.verifier.judges import (
     ALPHA,
     BETA,
@@ -31,7 +31,6 @@ from proofserve.verifier.judges import (
     Chances,
     CountJudge,
     CountRule,
-    FootprintJudge,
     Judge,
     KernelBank,
     OwnRun,

@@ -16,13 +16,12 @@ from proofserve.protocol.verdict.evidence import RareEvidence
 from proofserve.protocol.verdict.footprint import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.direction import DirectionJudge
+from proofserve.verifier.direction import DirectionJudge, FootprintJudge
 from proofserve.verifier.judges import (
     OWN,
     BankRun,
     Chances,
     Figures,
-    FootprintJudge,
     Judge,
     Opinion,
     OwnRun,

@@ -1,0 +1,49 @@
+"""Which of our own runs a node is judged beside."""
+
+import numpy as np
+
+from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
+from proofserve.verifier.direction import FootprintJudge
+from proofserve.verifier.judges import Chances
+from verifier.toy_null import SERVER, Kernel, ToyBank, claims, own_run
+
+CHANCES = Chances(1e-6, 1e-3, 0.3)
+KERNELS = {"one": SERVER, "another": Kernel(size=1.3)}
+
+
+def test_our_own_run_is_of_the_kernel_that_is_most_like_the_node() -> None:
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, None)
+    node = Kernel(like="second reference")
+    assert own.honest.reference == "reference"
+    own.compare(claims(bank.errors_by(node, range(12), 300)))
+    assert own.honest.reference == "second reference"
+    # The other one is so far behind that it is computed no more.
+    own.expect([12])
+    assert {run.kernels for run in bank.expected[-1]} == {"second reference"}
+    # A claim without a vector is like nothing, and chooses nothing.
+    other = own_run(bank, None)
+    other.compare([ClaimError(0, None, Mismatch(0, Reason.MISSING))])
+    assert other.honest.reference == "reference"
+    assert other.cosine(0) == 0.0
+    assert np.isinf(other.ratio(0, np.inf))
+
+
+def test_a_kernel_that_only_led_at_first_costs_a_node_nothing() -> None:
+    bank = ToyBank(KERNELS)
+    judge, alone = (FootprintJudge(own_run(bank, None), CHANCES) for _ in range(2))
+    node, other = Kernel(like="second reference"), Kernel(kept=0.1)
+    first = claims(bank.errors_by(other, range(3), 300))
+    rest = claims(bank.errors_by(node, range(3, 30), 301))
+    judge.prepare(first)
+    for error in first:
+        judge.add(error)
+    assert judge.opinion().figures["kernel"] == "reference"
+    judge.prepare(rest)
+    for error in rest:
+        judge.add(error)
+    alone.prepare([*first, *rest])
+    for error in [*first, *rest]:
+        alone.add(error)
+    assert judge.opinion() == alone.opinion()
+    assert judge.opinion().figures["kernel"] == "second reference"
