@@ -33,7 +33,7 @@ def test_a_kernel_that_only_led_at_first_costs_a_node_nothing() -> None:
     bank = ToyBank(KERNELS)
     judge, alone = (FootprintJudge(own_run(bank, None), CHANCES) for _ in range(2))
     node, other = Kernel(like="second reference"), Kernel(kept=0.1)
-    first = claims(bank.errors_by(other, range(3), 300))
+    first = claims(bank.errors_by(other, range(3), 302))
     rest = claims(bank.errors_by(node, range(3, 30), 301))
     judge.prepare(first)
     for error in first:
