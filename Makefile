@@ -92,7 +92,7 @@ matrix: $(READY) ## Start every vetted vLLM on this CPU, and write docs/versions
 models: $(READY) ## Serve and judge every family and format on this CPU, and write docs/models.md (MODELS=options).
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind PYTHONPATH=tests $(BIN)/python -m families run $(MODELS)
 
-soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md (some 80 minutes; RECORD, EXAMINE=folder).
+soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md (some two hours; RECORD, EXAMINE=folder).
 	$(BIN)/python -m soundness $(if $(RECORD),record $(RECORD),run $(EXAMINE:%=--examine %) $(SOUNDNESS))
 
 exact: $(READY) ## How often the bits of two vLLM servers agree, in docs/exact.md (26 starts, half an hour).

@@ -38,7 +38,7 @@ def run(
     ] = None,
     examine: Examine = None,
 ) -> None:
-    """Try everything, and write docs/soundness.md (some 80 minutes on two cores with AVX2).
+    """Try everything, and write docs/soundness.md (some two hours on two cores).
 
     Vectors are kept in .cache: what was interrupted goes on where it was. The
     page has the models that were ever run, each as it was the last time. Exit

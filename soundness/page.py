@@ -25,6 +25,7 @@ def page(found: Sequence[Found], machine: str) -> str:
         unknown=_unknown(found),
         runs=found[0].runs,
         most=found[0].most,
+        soon=found[0].soon,
         runs_of_cheats=found[0].runs_of_cheats,
         matrix=_matrix(found),
         details="\n\n".join(_details(found, arch) for arch in arches),
@@ -95,7 +96,7 @@ def _matrix(found: Sequence[Found]) -> str:
 
 def _worst(found: Found, form: str) -> str:
     cells = [node.cells[form] for node in found.honest]
-    most, least = max(cell.convicted for cell in cells), min(cell.cleared for cell in cells)
+    most, least = max(cell.convicted for cell in cells), min(cell.soon for cell in cells)
     return f"{_strong(most)}, {least / found.runs:.1%}"
 
 
@@ -128,22 +129,23 @@ def _strong(convicted: int) -> str:
 
 
 def _cheats(found: Sequence[Found]) -> str:
-    head = ["model", "scheme", "weights", "on", "size", "footprint", "nonces", "cleared"]
-    return table(head, [_cheat(each, cheat) for each in found for cheat in each.cheats])
+    """A row for the shares of a cheat, the largest first."""
+    rows = []
+    for each in found:
+        by_weights: dict[str, list[Cheat]] = {}
+        for cheat in each.cheats:
+            by_weights.setdefault(cheat.weights, []).append(cheat)
+        for name, shares in by_weights.items():
+            about = [f"{shares[0].size:.2f}", f"{shares[0].footprint:.2f}"]
+            ends = [_ending(cheat, each.runs_of_cheats) for cheat in shares]
+            rows.append([each.arch, each.scheme, name, *about, *ends])
+    on = dict.fromkeys(f"{cheat.share:.0%}" for each in found for cheat in each.cheats)
+    return table(["model", "scheme", "weights", "size", "footprint", *on], rows)
 
 
-def _cheat(found: Found, cheat: Cheat) -> Row:
+def _ending(cheat: Cheat, runs: int) -> str:
     half, most = ("never" if n is None else str(n) for n in cheat.convicts_at)
-    return (
-        found.arch,
-        found.scheme,
-        cheat.weights,
-        f"{cheat.share:.0%}",
-        f"{cheat.size:.2f}",
-        f"{cheat.footprint:.2f}",
-        f"{half}, {most}",
-        f"{cheat.cleared / found.runs_of_cheats:.2%}",
-    )
+    return f"{half}, {most}; {cheat.cleared / runs:.1%}"
 
 
 def _forged(found: Sequence[Found]) -> str:

@@ -12,10 +12,11 @@ CALIBRATED, LEFT_OUT, UNCALIBRATED = FORMS = ("calibrated", "left out", "uncalib
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """How the simulated verifications of an honest node ended."""
+    """How the simulated verifications of an honest node ended; ``soon`` counts early clearings."""
 
     convicted: int
     cleared: int
+    soon: int
     unexplained: int
     undecided: int
     closest: str
@@ -72,6 +73,7 @@ class Found:
     seq_len: int
     runs: int
     most: int
+    soon: int
     runs_of_cheats: int
     calibration: str
     honest: tuple[HonestNode, ...]

@@ -79,7 +79,8 @@ class KeptRuns:
     def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
         if run.weights is not None:
             return self.cheat_errors(run.weights, None, nonces)
-        kept = "own" if run == OWN else f"kernel {run.kernels}"
+        order = "" if run.order is None else f" in order {run.order}"
+        kept = "own" if run == OWN else f"kernel {run.kernels}{order}"
         return self._kept(kept, nonces, partial(self._validator.errors, run))
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:

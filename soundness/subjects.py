@@ -6,7 +6,7 @@ from typing import Final
 
 from proofserve.cli.model import Checkpoint, SmallModel, checkpoint
 from proofserve.lab.records import Work
-from proofserve.models.trained import DENSE, MIXTURE
+from proofserve.models.trained import DENSE, MIXTURE, SMOLLM2
 from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, SKETCH_2, default_k_dim
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
@@ -23,10 +23,8 @@ MIXTURE_SCHEMES: Final = (SKETCH, SKETCH_2, ARTIFACT)
 BLOCK, KEY = Block("0xabc", 100), "me"
 FORWARD_BATCH: Final = 8
 
-DENSE_CHEATS: Final = (
-    *("int8 g32", "int8 per channel", "fp8 per channel", "int4 g128"),
-    *("int8 g48, private", "int8 per channel by chance"),
-)
+# Besides the bank.
+DENSE_CHEATS: Final = ("int8 g48, private", "int8 per channel by chance")
 MIXTURE_CHEATS: Final = (
     *("int4 g128", "fp8 per channel", "int8 per channel", "int8 g32"),
     *PRUNED_EXPERTS,
@@ -35,10 +33,11 @@ MIXTURE_CHEATS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A small model of the package: ``arch`` in its ``what``, and the cheats that serve it.
+    """A model of the package: ``arch`` in its ``what``, and the cheats that serve it.
 
-    A node is judged on the first ``nonces``. The model's calibration is the one that the package
-    ships, or else of as many as ``calibrating`` after these, ``bank`` of them with suspects.
+    If ``serves_bank``, each suspect of the bank is one, too. A node is judged on the first
+    ``nonces``. The model's calibration is the one that the package ships, or else of as many as
+    ``calibrating`` after these, ``bank`` of them with suspects.
     """
 
     arch: str
@@ -49,6 +48,7 @@ class Subject:
     calibrating: int = 128
     bank: int = 64
     schemes: tuple[str, ...] = SCHEMES
+    serves_bank: bool = False
 
     @property
     def model(self) -> Checkpoint:
@@ -87,13 +87,23 @@ class Subject:
 
 
 SUBJECTS: Final = (
-    Subject(DENSE.name, "dense, trained", DENSE_CHEATS, SEQ_LEN, nonces=128),
+    Subject(DENSE.name, "dense, trained", DENSE_CHEATS, SEQ_LEN, nonces=128, serves_bank=True),
     Subject(
         MIXTURE.name,
         "mixture of 16 experts, 4 a token, trained",
-        MIXTURE_CHEATS,
+        tuple(PRUNED_EXPERTS),
         SEQ_LEN,
         schemes=MIXTURE_SCHEMES,
+        serves_bank=True,
+    ),
+    # A forward takes a second, so there are few nonces.
+    Subject(
+        SMOLLM2.name,
+        "dense, published, 135 million weights",
+        seq_len=SEQ_LEN,
+        nonces=24,
+        schemes=(SKETCH_2,),
+        serves_bank=True,
     ),
     Subject(
         "qwen3_moe",

@@ -27,16 +27,22 @@ from soundness.runs import KeptRuns
 POWER: Final = 0.999
 # Of the nonces that a cheat forges; a verdict excludes each in turn.
 SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.1)
+# In which a node adds up whose kernel is emulated for our own run, too: real ones have another.
+_ORDER: Final = 1
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``runs`` verifications of up to ``most`` nonces, and those of cheats, which end late."""
+    """``runs`` verifications of up to ``most`` nonces, and those of cheats, which end late.
+
+    An honest node shall be cleared within ``soon`` of them.
+    """
 
     runs: int = 10_000
     most: int = 200
+    soon: int = 100
     runs_of_cheats: int = 2000
     most_of_cheats: int = 1000
 
@@ -100,6 +106,8 @@ class _Trying:
         self._trial = trial
         self._progress = progress
         self._judged = judged = runs.subject.judged
+        suspects = runs.names if runs.subject.serves_bank else ()
+        self._cheats = (*suspects, *runs.subject.cheats)
         progress.step(f"{len(runs.names)} suspects", len(runs.names))
         predicted = {}
         for name in runs.names:
@@ -111,19 +119,25 @@ class _Trying:
             errors[kernel] = runs.errors(BankRun(kernels=kernel), judged)
             progress.advance()
         references = {name: errors[name] for name in runs.references}
+        progress.step(f"{len(references)} of them in another order", len(references))
+        nodes = dict(errors)
+        for kernel in references:
+            nodes[kernel] = runs.errors(BankRun(kernels=kernel, order=_ORDER), judged)
+            progress.advance()
         self._measuring = RunMeasurement(judged, references, predicted)
-        self._kernels = {name: self._figures(of) for name, of in errors.items()}
+        self._own = {name: self._figures(of) for name, of in references.items()}
+        self._nodes = {name: self._figures(of) for name, of in nodes.items()}
 
     def found(self, real: Sequence[RealNode]) -> Found:
         runs, trial, check = self._runs, self._trial, self._calibration.left_out
-        self._progress.step("verifying honest nodes", len(self._kernels) + len(real))
-        honest = [self._honest_node(name, None, each) for name, each in self._kernels.items()]
+        self._progress.step("verifying honest nodes", len(self._nodes) + len(real))
+        honest = [self._honest_node(name, None, each) for name, each in self._nodes.items()]
         shown = [self._figures(runs.errors_of(each.vectors)) for each in real]
         for each, figures in zip(real, shown, strict=True):
             honest.append(self._honest_node(each.name, each.processor, figures))
         # What a cheat computes honestly, a real server of its kind would.
-        beside = shown[0] if shown else self._kernels[self._served]
-        self._progress.step("verifying cheats", len(runs.subject.cheats) * len(SHARES))
+        beside = shown[0] if shown else self._nodes[self._served]
+        self._progress.step("verifying cheats", len(self._cheats) * len(SHARES))
         room = check.room if check else 1.0
         return Found(
             arch=runs.subject.arch,
@@ -131,11 +145,12 @@ class _Trying:
             seq_len=runs.work.seq_len,
             runs=trial.runs,
             most=trial.most,
+            soon=trial.soon,
             runs_of_cheats=trial.runs_of_cheats,
             calibration=f"{self._calibration.origin}, margins times {room:g}",
             honest=tuple(honest),
             cheats=tuple(
-                self._cheat(name, share, beside) for name in runs.subject.cheats for share in SHARES
+                self._cheat(name, share, beside) for name in self._cheats for share in SHARES
             ),
         )
 
@@ -148,14 +163,9 @@ class _Trying:
         judged = [nonce for nonce in self._judged if nonce in errors]
         return self._measuring.fields({nonce: errors[nonce] for nonce in judged}).figures
 
-    def _beside(self, shown: RunFigures, name: str) -> str:
-        """The reference that a validator chooses for a node, other than the node itself."""
-        others = [each for each in self._runs.references if each != name]
-        return nearest(shown, others or self._runs.references)
-
     def _honest_node(self, name: str, processor: str | None, shown: RunFigures) -> HonestNode:
-        trial, reference = self._trial, self._beside(shown, name)
-        own, predicted = self._kernels[reference], self._measuring.lengths
+        trial, reference = self._trial, nearest(shown, self._runs.references)
+        own, predicted = self._own[reference], self._measuring.lengths
         honest = self._calibration.honest(reference)
         node = node_figures(shown, own, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
@@ -165,21 +175,27 @@ class _Trying:
         alone = uncalibrated(reference, self._runs.work.scheme.width)
         unmeasured = node_figures(shown, own, alone, predicted)
         cells = {
-            CALIBRATED: _cell(with_it),
-            LEFT_OUT: _cell(simulated(node, without, trial.chances, drawn)),
-            UNCALIBRATED: _cell(simulated(unmeasured, alone, trial.chances, drawn)),
+            CALIBRATED: self._cell(with_it),
+            LEFT_OUT: self._cell(simulated(node, without, trial.chances, drawn)),
+            UNCALIBRATED: self._cell(simulated(unmeasured, alone, trial.chances, drawn)),
         }
         self._progress.advance()
         return HonestNode(name, processor, len(node), float(np.median(node.ratios)), cells)
 
+    def _cell(self, ended: Endings) -> Cell:
+        soon = int(np.count_nonzero(ended.cleared_at <= self._trial.soon))
+        return Cell(
+            ended.convicted, ended.cleared, soon, ended.unexplained, ended.undecided, ended.closest
+        )
+
     def _cheat(self, name: str, share: float, beside: RunFigures) -> Cheat:
         """Judged beside the reference of the server that computes the other nonces."""
-        trial, reference = self._trial, self._beside(beside, "")
+        trial, reference = self._trial, nearest(beside, self._runs.references)
         errors = self._runs.cheat_errors(name, self._kernel(reference), self._judged)
         cheat = self._figures(errors)
         honest = self._calibration.honest(reference)
         mixed = _joined(beside, cheat)
-        node = node_figures(mixed, self._kernels[reference], honest, self._measuring.lengths)
+        node = node_figures(mixed, self._own[reference], honest, self._measuring.lengths)
         counts = len(beside.lengths), len(cheat.lengths)
         chances = np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts)
         drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats, chances)
@@ -213,7 +229,3 @@ def _joined(one: RunFigures, other: RunFigures) -> RunFigures:
         both(one.cosines, other.cosines),
         np.concatenate([one.rows, other.rows]),
     )
-
-
-def _cell(ended: Endings) -> Cell:
-    return Cell(ended.convicted, ended.cleared, ended.unexplained, ended.undecided, ended.closest)

@@ -22,7 +22,7 @@ from support.four_bits import one_thread
 KERNELS = ("vLLM on x86 with AMX", "vLLM on a GPU", "vLLM on x86 with bfloat16", "float32")
 SUSPECTS = ("int4 g128", "int8 per channel")
 MIXTURE = Subject(
-    "qwen3_moe", "mixture", SUSPECTS[:1], seq_len=16, nonces=16, calibrating=64, bank=32
+    "qwen3_moe", "mixture", seq_len=16, nonces=16, calibrating=64, bank=32, serves_bank=True
 )
 TRIAL = Trial(runs=200, most=100, runs_of_cheats=200, most_of_cheats=300)
 
@@ -37,7 +37,7 @@ def found(runs: KeptRuns) -> Found:
     with one_thread():
         calibration = calibration_of(runs, Progress(), TRIAL.runs)
         truth = runs.truth(MIXTURE.judged)
-        errors = runs.errors(BankRun(kernels="vLLM on a GPU"), MIXTURE.judged)
+        errors = runs.errors(BankRun(kernels="vLLM on a GPU", order=5), MIXTURE.judged)
         real = RealNode("a node", "a card", {n: truth[n] + errors[n] for n in MIXTURE.judged})
         return tried(runs, calibration, [real], TRIAL, Progress())
 
@@ -50,9 +50,9 @@ def test_no_honest_node_is_convicted_and_the_cheat_is(found: Found) -> None:
             ended = cell.cleared + cell.unexplained + cell.undecided
             assert (cell.convicted, ended) == (0, TRIAL.runs)
     for cheat in found.cheats:
-        assert cheat.weights == "int4 g128"
         assert cheat.cleared == 0
-        assert cheat.convicts_at[1] is not None
+    fourbit = [cheat for cheat in found.cheats if cheat.weights == "int4 g128"]
+    assert all(cheat.convicts_at[1] is not None for cheat in fourbit)
 
 
 def test_what_was_computed_is_kept(runs: KeptRuns, found: Found) -> None:
