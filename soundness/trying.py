@@ -11,7 +11,7 @@ from proofserve.cli.model import trained_calibration
 from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import OWN, BankRun, Chances, Vectors
+from proofserve.verifier.judges import OWN, TWIN_NONCES, BankRun, Chances, Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -19,7 +19,7 @@ from proofserve.verifier.noise import (
     checked,
     measured_calibration,
 )
-from proofserve.verifier.populations import RunFigures, nearest, uncalibrated
+from proofserve.verifier.populations import HonestPopulations, RunFigures, nearest, uncalibrated
 from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
@@ -166,13 +166,13 @@ class _Trying:
     def _honest_node(self, name: str, processor: str | None, shown: RunFigures) -> HonestNode:
         trial, reference = self._trial, nearest(shown, self._runs.references)
         own, predicted = self._own[reference], self._measuring.lengths
-        honest = self._calibration.honest(reference)
+        honest = self._expecting(self._calibration.honest(reference))
         node = node_figures(shown, own, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
         with_it = simulated(node, honest, trial.chances, drawn)
         # A real node is none of the populations: then the one most like it is left out.
         without = honest.without(name if name in honest.names else with_it.closest)
-        alone = uncalibrated(reference, self._runs.work.scheme.width)
+        alone = self._expecting(uncalibrated(reference, self._runs.work.scheme.width))
         unmeasured = node_figures(shown, own, alone, predicted)
         cells = {
             CALIBRATED: self._cell(with_it),
@@ -181,6 +181,11 @@ class _Trying:
         }
         self._progress.advance()
         return HonestNode(name, processor, len(node), float(np.median(node.ratios)), cells)
+
+    def _expecting(self, honest: HonestPopulations) -> HonestPopulations:
+        """As a validator that has seen two orders of its own run."""
+        twins = self._nodes[honest.reference].footprints[honest.reference][:TWIN_NONCES]
+        return honest.expecting(twins, self._runs.work.scheme.width)
 
     def _cell(self, ended: Endings) -> Cell:
         soon = int(np.count_nonzero(ended.cleared_at <= self._trial.soon))
@@ -193,7 +198,7 @@ class _Trying:
         trial, reference = self._trial, nearest(beside, self._runs.references)
         errors = self._runs.cheat_errors(name, self._kernel(reference), self._judged)
         cheat = self._figures(errors)
-        honest = self._calibration.honest(reference)
+        honest = self._expecting(self._calibration.honest(reference))
         mixed = _joined(beside, cheat)
         node = node_figures(mixed, self._own[reference], honest, self._measuring.lengths)
         counts = len(beside.lengths), len(cheat.lengths)

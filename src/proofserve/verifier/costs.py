@@ -7,7 +7,7 @@ read, from the headers of files or from the configuration.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from proofserve.engines.reference.suspects import FP8_CACHE
 from proofserve.protocol.verdict.footprint import emulated_footprint
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.direction import REACH_NONCES
-from proofserve.verifier.judges import PUBLISHED, BankRun
+from proofserve.verifier.judges import PUBLISHED, TWIN_NONCES, BankRun
 from proofserve.verifier.judging import COUNT, DIRECTION, JudgingOptions, tests_of
 from proofserve.verifier.noise import AT_ONCE, MeasuringPlan
 from proofserve.verifier.verification import FIRST_CHUNK
@@ -237,6 +237,7 @@ def expected_passes(
     suspects, served = bank
     tests = tests_of(options, suspects)
     references = [BankRun(kernels=name) for name in served if {*tests} != {COUNT}]
+    first = references[:1]
     # Without a calibration a few nonces say how far each suspect reaches.
     unknown = suspects if DIRECTION in tests and options.calibration is None else ()
     chances = options.chances()
@@ -248,9 +249,12 @@ def expected_passes(
     while done < needed:
         nonces = min(sample - done, size)
         measured = {BankRun(name): min(nonces, REACH_NONCES) for name in unknown}
-        passes.append({PUBLISHED: nonces, **dict.fromkeys(references, nonces), **measured})
+        own = dict.fromkeys(references, nonces)
+        if (twins := min(nonces, TWIN_NONCES - done)) > 0:
+            own |= {replace(each, order=0): twins for each in first}
+        passes.append({PUBLISHED: nonces, **own, **measured})
         # By the first nonces one reference is left, unless two are alike.
-        references, unknown = references[:1], ()
+        references, unknown = first, ()
         done, size = done + nonces, min(2 * size, at_once)
     return passes
 

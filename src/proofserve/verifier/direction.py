@@ -237,7 +237,6 @@ class FootprintJudge(Judge[ClaimError]):
         self._own = own
         self._chances = chances
         self._kept: dict[str, _Kept] = {}
-        self._reference = own.reference
         self._judged: list[int] = []
 
     def plan(self, nonces: Sequence[int]) -> None:
@@ -245,10 +244,10 @@ class FootprintJudge(Judge[ClaimError]):
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         self._own.compare(errors)
-        if self._own.reference != self._reference:
-            # What was found beside another kernel's run says nothing of the one that is nearer.
-            self._reference = self._own.reference
-            self._kept.clear()
+        footprints = self._own.honest.footprints
+        if {name: each.of for name, each in self._kept.items()} != footprints:
+            # Our own run became another kernel's, or more is known of its footprint.
+            self._kept = {name: _Kept(of) for name, of in footprints.items()}
             for nonce in self._judged:
                 self._weigh(nonce)
 
@@ -259,10 +258,10 @@ class FootprintJudge(Judge[ClaimError]):
 
     def _weigh(self, nonce: int) -> None:
         figure = np.array([self._own.cosine(nonce)])
-        for name, of in self._own.honest.footprints.items():
-            kept = self._kept.setdefault(name, _Kept(of))
-            kept.clearing += of.log_clearing(figure, self._chances.share, self._chances.kept)[0]
-            kept.refuting.add(of.log_refuting(figure)[0])
+        for kept in self._kept.values():
+            against = kept.of.log_clearing(figure, self._chances.share, self._chances.kept)
+            kept.clearing += against[0]
+            kept.refuting.add(kept.of.log_refuting(figure)[0])
 
     @property
     def _mean(self) -> float:

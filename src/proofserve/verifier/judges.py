@@ -194,14 +194,20 @@ def few(names: Sequence[str], most: int = 3) -> str:
 # A reference that is so many standard deviations behind is none: with less a node of SmolLM2 got
 # another kernel's, and no verdict, 9 times in 100.
 _BEHIND: Final = 2.0
+# Nonces of which our own run is made in two orders, to see how much of a footprint the order takes.
+TWIN_NONCES: Final = 4
 
 
 @dataclass(slots=True)
 class _Beside:
-    """A reference's run: lengths of its errors, and cosines with the node's, by nonce."""
+    """A reference's run: lengths of its errors, and cosines with the node's, by nonce.
+
+    ``twins`` are cosines with the same kernel's run in another order.
+    """
 
     lengths: dict[int, float] = field(default_factory=dict)
     cosines: dict[int, float] = field(default_factory=dict)
+    twins: list[float] = field(default_factory=list)
 
     @property
     def likeness(self) -> float:
@@ -228,15 +234,17 @@ class OwnRun:
         self._order = order
         self._null = null
         self._beside = {name: _Beside() for name in references}
-        self._values = 0
+        self._values = self._width = 0
         self._honest: HonestPopulations | None = None
         self.reference = references[0]
 
     @property
     def honest(self) -> HonestPopulations:
         """Raises LabError as ``null``."""
-        if self._honest is None or self._honest.reference != self.reference:
-            self._honest = self._null(self.reference)
+        if self._honest is None:
+            found = self._null(self.reference)
+            twins = np.array(self._beside[self.reference].twins)
+            self._honest = found.expecting(twins, self._width) if len(twins) else found
         return self._honest
 
     def expect(self, nonces: Sequence[int]) -> None:
@@ -261,6 +269,17 @@ class OwnRun:
         # By chance a cosine of v values has a variance of 1 / v, a difference of two twice that.
         least = likeness[self.reference] - _BEHIND * math.sqrt(2.0 / self._values)
         self._beside = {name: of for name, of in self._beside.items() if likeness[name] >= least}
+        self._width = min(len(error) for error in new.values())
+        self._see_twins([*new])
+
+    def _see_twins(self, nonces: Sequence[int]) -> None:
+        """Run the reference on the first nonces as this machine adds up, too."""
+        twins = self._beside[self.reference].twins
+        some = nonces[: TWIN_NONCES - len(twins)] if self._order is not None else ()
+        runs = [self._run(self.reference), BankRun(kernels=self.reference)]
+        one, other = (self._bank.errors(run, some) if some else {} for run in runs)
+        twins += [cosine(one[nonce], other[nonce]) for nonce in some]
+        self._honest = None
 
     def cosine(self, nonce: int) -> float:
         """Of the node's error with ours; 0 for a claim without a vector, which has no footprint."""
