@@ -181,7 +181,7 @@ class _Trying:
 
     def _expecting(self, honest: HonestPopulations) -> HonestPopulations:
         """As a validator that has seen two orders of its own run."""
-        twins = self._nodes[honest.reference].footprints[honest.reference][:TWIN_NONCES]
+        twins = self._nodes[honest.reference].footprints[honest.reference][:TWIN_NONCES].tolist()
         return honest.expecting(twins, self._runs.work.scheme.width)
 
     def _cell(self, ended: Endings) -> Cell:

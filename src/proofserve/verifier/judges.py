@@ -252,8 +252,8 @@ class OwnRun:
         """Raises LabError as ``null``."""
         if self._honest is None:
             found = self._null(self.reference)
-            twins = np.array(self._beside[self.reference].twins)
-            self._honest = found.expecting(twins, self._width) if len(twins) else found
+            twins = self._beside[self.reference].twins
+            self._honest = found.expecting(twins, self._width) if twins else found
         return self._honest
 
     def expect(self, nonces: Sequence[int]) -> None:

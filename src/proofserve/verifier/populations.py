@@ -97,7 +97,7 @@ class HonestPopulations:
     def names(self) -> tuple[str, ...]:
         return tuple(member.name for member in self.members)
 
-    def expecting(self, twins: Floats, width: int) -> "HonestPopulations":
+    def expecting(self, twins: Sequence[float], width: int) -> "HonestPopulations":
         """The same, where our own runs of the reference are so alike (``emulated_footprint``)."""
         expected = {self.reference: emulated_footprint(width, twins)}
         return replace(self, footprints={**self.footprints, **expected})

@@ -104,14 +104,14 @@ def test_the_spread_of_few_figures_is_taken_wider() -> None:
 def test_two_orders_of_our_own_sums_say_how_much_an_order_takes() -> None:
     prior = emulated_footprint(128)
     # A small model whose sums are so short that their order hardly matters.
-    short = emulated_footprint(128, np.full(4, 0.97))
+    short = emulated_footprint(128, [0.97] * 4)
     assert 0.7 < short.mean < 0.87
     assert short.sd == prior.sd
     # Its int8 keeps a third of that: on a part of the nonces it would look like a usual server.
     lie = np.where(np.arange(400) % 10 > 2, kept(0.97, 400, sd=0.05), kept(0.32, 400, sd=0.15))
     assert (lie_excluded(prior, lie), lie_excluded(short, lie)) == (False, True)
     # Of three real models they were alike by 0.6 to 0.78, and by chance by less: nothing changes.
-    assert all(emulated_footprint(128, np.full(4, mean)) == prior for mean in (0.3, 0.6, 0.78))
+    assert all(emulated_footprint(128, [mean] * 4) == prior for mean in (0.3, 0.6, 0.78))
 
 
 def lie_excluded(known: Footprint, figures: NDArray[np.float64]) -> bool:

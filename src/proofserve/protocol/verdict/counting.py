@@ -1,24 +1,17 @@
 """From a count of mismatches to a verdict: the exact one-sided binomial test (A.4, B.4).
 
-Also the confidence interval of a measured rate and the power of a sample size. ``sequential`` has
-the test that stops as soon as it is certain.
+``sequential`` has the test that stops as soon as it is certain.
 """
 
-import math
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
+
+from scipy import special
 
 from proofserve.protocol.errors import ProtocolError
 
 # The chance that an honest node's distance is called invalid, fixed by the distance protocol.
 DISTANCE_P_MISMATCH = 5e-4
-
-# Halvings of an interval within [0, 1]: beyond the digits of a float.
-_HALVINGS = 60
-
-# Terms below this share of the sum do not change it.
-_NEGLIGIBLE = 2.0**-60
 
 
 @dataclass(frozen=True)
@@ -57,15 +50,8 @@ def binomial_tail(k: int, n: int, p: float) -> float:
     """
     _check_counts("k", k, "n", n)
     _check_probability("p", p)
-    if k == 0:
-        return 1.0
-    if p in (0.0, 1.0):
-        return p
-    odds = p / (1.0 - p)
-    if k > n * p:
-        return _mass(k, n, p) * _relative_tail(k, n, odds)
-    # The lower tail is the smaller one here; it is the upper tail of n - X.
-    return 1.0 - _mass(k - 1, n, p) * _relative_tail(n - k + 1, n, 1.0 / odds)
+    # The regularized incomplete beta function.
+    return 1.0 if k == 0 else float(special.betainc(k, n - k + 1, p))
 
 
 def rate_interval(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -81,22 +67,9 @@ def rate_interval(k: int, n: int, confidence: float = 0.95) -> tuple[float, floa
         raise ProtocolError("n", "a rate needs at least one trial")
     check_inside("confidence", confidence)
     tail = (1.0 - confidence) / 2.0
-    low = 0.0 if k == 0 else root(lambda p: binomial_tail(k, n, p) < tail)
-    # P(X <= k | p) is the chance that at least n - k trials fail.
-    high = 1.0 if k == n else root(lambda p: binomial_tail(n - k, n, 1.0 - p) >= tail)
+    low = 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, tail))
+    high = 1.0 if k == n else float(special.betainccinv(k + 1, n - k, tail))
     return low, high
-
-
-def root(left_of: Callable[[float], bool]) -> float:
-    """The least number in [0, 1] for which ``left_of`` is false, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
-        if left_of(middle):
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def convicting_count(n: int, p_mismatch: float, fraud_threshold: float) -> int | None:
@@ -136,23 +109,6 @@ def sample_size(
     _check_probability("wanted", wanted)
     sizes = range(1, most + 1)
     return next((n for n in sizes if power(n, p_mismatch, fraud_threshold, rate) >= wanted), None)
-
-
-def _mass(k: int, n: int, p: float) -> float:
-    """P(X = k). Log-gamma is off by 1e-9 at n = 10^6; the sum of the factors' logs is not."""
-    choose = (math.log((n - i) / (i + 1)) for i in range(min(k, n - k)))
-    return math.exp(math.fsum((*choose, k * math.log(p), (n - k) * math.log1p(-p))))
-
-
-def _relative_tail(k: int, n: int, odds: float) -> float:
-    """P(X >= k) / P(X = k) for a ``k`` beyond the mean, where the terms only fall."""
-    total = term = 1.0
-    for j in range(k, n):
-        term *= (n - j) / (j + 1) * odds
-        total += term
-        if term < total * _NEGLIGIBLE:
-            break
-    return total
 
 
 def check_inside(field: str, value: float) -> None:

@@ -8,6 +8,7 @@ whose errors keep the footprint computed the published weights, whatever else it
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,10 +83,9 @@ class Footprint:
 _EMULATED, _EMULATED_SD = 0.6, 0.12
 # Servers kept up to so much less than two of our own runs have in common that add up in two orders.
 _LOST_BESIDE_TWINS = 0.1
-NO_TWINS: Final = np.zeros(0)
 
 
-def emulated_footprint(width: int, twins: Floats = NO_TWINS) -> Footprint:
+def emulated_footprint(width: int, twins: Sequence[float] = ()) -> Footprint:
     """Of a server by our emulation of its kernel, in vectors of ``width`` values.
 
     ``twins`` are cosines [n] of two of our own runs of the kernel that add up in two orders. Where
@@ -95,10 +95,8 @@ def emulated_footprint(width: int, twins: Floats = NO_TWINS) -> Footprint:
     """
     by_chance = (1.0 - _EMULATED**2) ** 2 / width
     sd = math.sqrt(_EMULATED_SD**2 + by_chance)
-    if not len(twins):
-        return Footprint(_EMULATED, sd)
-    least = float(twins.mean()) - _LOST_BESIDE_TWINS - 2.0 * sd / math.sqrt(len(twins))
-    return Footprint(max(_EMULATED, least), sd)
+    lost = _LOST_BESIDE_TWINS + 2.0 * sd / math.sqrt(max(1, len(twins)))
+    return Footprint(max(_EMULATED, float(np.mean(twins or 0.0)) - lost), sd)
 
 
 def footprint(figures: Floats) -> Footprint:

@@ -5,15 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
+from scipy import special
 
 from proofserve.lab.report import LabError, Progress
-from proofserve.protocol.verdict.counting import (
-    check_inside,
-    convicting_count,
-    power,
-    root,
-    sample_size,
-)
+from proofserve.protocol.verdict.counting import check_inside, convicting_count, sample_size
 from proofserve.protocol.verdict.footprint import emulated_footprint
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialTest
@@ -134,12 +129,10 @@ def least_rate(rule: ConvictionRule) -> float | None:
     # Power falls where one more mismatch becomes necessary, and rises between. So it is greatest
     # at ``max_nonces``, or just before it falls for the last time.
     before = next((n for n in range(most, 0, -1) if needed(n) != needed(most)), most)
-
-    def convicts(rate: float) -> bool:
-        powers = (power(n, rule.p_mismatch, rule.alpha, rate) for n in (most, before))
-        return any(each >= rule.power for each in powers)
-
-    return root(lambda rate: not convicts(rate)) if convicts(1.0) else None
+    counts = {n: needed(n) for n in (most, before)}
+    # The rate of which so many mismatches, or more, are as likely as the power.
+    rates = (special.betaincinv(c, n - c + 1, rule.power) for n, c in counts.items() if c)
+    return min(map(float, rates), default=None)
 
 
 @dataclass(frozen=True, slots=True)
