@@ -11,7 +11,7 @@ from proofserve.cli.model import trained_calibration
 from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import OWN, TWIN_NONCES, BankRun, Chances, Vectors, kept_in_all
+from proofserve.verifier.judges import OWN, TWIN_NONCES, BankRun, Chances, Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -45,6 +45,10 @@ class Trial:
     soon: int = 100
     runs_of_cheats: int = 2000
     most_of_cheats: int = 1000
+
+    @property
+    def chances(self) -> Chances:
+        return Chances()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,6 @@ class _Trying:
         self._calibration = calibration
         self._trial = trial
         self._progress = progress
-        self._chances = Chances(kept=kept_in_all(runs.work.scheme.width))
         self._judged = judged = runs.subject.judged
         suspects = runs.names if runs.subject.serves_bank else ()
         self._cheats = (*suspects, *runs.subject.cheats)
@@ -166,15 +169,15 @@ class _Trying:
         honest = self._expecting(self._calibration.honest(reference))
         node = node_figures(shown, own, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
-        with_it = simulated(node, honest, self._chances, drawn)
+        with_it = simulated(node, honest, trial.chances, drawn)
         # A real node is none of the populations: then the one most like it is left out.
         without = honest.without(name if name in honest.names else with_it.closest)
         alone = self._expecting(uncalibrated(reference, self._runs.work.scheme.width))
         unmeasured = node_figures(shown, own, alone, predicted)
         cells = {
             CALIBRATED: self._cell(with_it),
-            LEFT_OUT: self._cell(simulated(node, without, self._chances, drawn)),
-            UNCALIBRATED: self._cell(simulated(unmeasured, alone, self._chances, drawn)),
+            LEFT_OUT: self._cell(simulated(node, without, trial.chances, drawn)),
+            UNCALIBRATED: self._cell(simulated(unmeasured, alone, trial.chances, drawn)),
         }
         self._progress.advance()
         return HonestNode(name, processor, len(node), float(np.median(node.ratios)), cells)
@@ -201,7 +204,7 @@ class _Trying:
         counts = len(beside.lengths), len(cheat.lengths)
         chances = np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts)
         drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats, chances)
-        ended = simulated(node, honest, replace(self._chances, share=share), drawn)
+        ended = simulated(node, honest, replace(trial.chances, share=share), drawn)
         self._progress.advance()
         return Cheat(
             weights=name,

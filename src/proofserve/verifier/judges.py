@@ -86,17 +86,8 @@ class KernelBank(Protocol):
 # The chances of a wrong verdict, unless options say otherwise.
 ALPHA, BETA = 1e-6, 1e-3
 # By default a cleared node has not forged three tenths of its nonces, which 23 typical ones exclude
-# (a tenth 128).
-SHARE: Final = 0.3
-# Nor does it keep this much, or less, of the footprint in all of them, which 26 typical ones show.
-# Results of fewer values than a sketch's show less.
-KEPT_IN_ALL, _KEPT_OF_FEW = 0.84, 0.8
-_OF_A_SKETCH: Final = 128
-
-
-def kept_in_all(width: int) -> float:
-    """How much of a footprint a lie in all nonces keeps, in results of ``width`` values."""
-    return KEPT_IN_ALL if width >= _OF_A_SKETCH else _KEPT_OF_FEW
+# (a tenth 128), nor does it keep this much, or less, of the footprint in all of them.
+SHARE, KEPT_IN_ALL = 0.3, 0.8
 
 
 @dataclass(frozen=True, slots=True)

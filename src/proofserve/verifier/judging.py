@@ -26,6 +26,7 @@ from proofserve.verifier.direction import NO_SUSPECTS, DirectionJudge, Footprint
 from proofserve.verifier.judges import (
     ALPHA,
     BETA,
+    KEPT_IN_ALL,
     SHARE,
     Chances,
     CountJudge,
@@ -34,7 +35,6 @@ from proofserve.verifier.judges import (
     KernelBank,
     OwnRun,
     PairedJudge,
-    kept_in_all,
 )
 from proofserve.verifier.populations import uncalibrated
 from proofserve.verifier.verification import ExactJudge, Truth, Verification, settled, verify
@@ -91,7 +91,7 @@ def threshold_of(
 class JudgingOptions:
     """``tests`` is empty for the default ones; ``alpha`` and ``beta`` are of the whole verdict.
 
-    ``share`` of forged nonces is what a cleared node has not done.
+    ``share`` of forged nonces is what a cleared node has not done; ``kept`` is as of ``Chances``.
     """
 
     tests: tuple[str, ...] = ()
@@ -101,6 +101,7 @@ class JudgingOptions:
     p_fraud: float = 0.5
     sequential: bool = True
     threshold: CalibrationFile | GivenThreshold | None = None
+    kept: float = KEPT_IN_ALL
 
     @property
     def calibration(self) -> CalibrationFile | None:
@@ -112,7 +113,7 @@ class JudgingOptions:
 
     def chances(self) -> Chances:
         """Raises ProtocolError for a number out of range."""
-        return Chances(self.alpha, self.beta, self.share)
+        return Chances(self.alpha, self.beta, self.share, self.kept)
 
     def count_rule(self) -> CountRule | None:
         """None if the verdict does not count. Raises ProtocolError for a number out of range."""
@@ -137,7 +138,7 @@ def judges_of(
     ProtocolError for a number out of range.
     """
     tests = tests_of(options, validator.names if validator else None)
-    chances = replace(options.chances(), kept=kept_in_all(width))
+    chances = options.chances()
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
     own = _own_run(options.calibration, validator, width, order) if validator else None
     return [_judge(test, options, shared, sample, own, validator) for test in tests]

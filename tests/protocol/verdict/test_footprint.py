@@ -15,7 +15,7 @@ from proofserve.protocol.verdict.footprint import (
 )
 
 OF_A_SERVER = Footprint(0.6, 0.08)
-NEARLY_ALL = 0.84
+NEARLY_ALL = 0.8
 
 
 def kept(mean: float, count: int, seed: int = 0, sd: float = 0.08) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from proofserve.lab.report import Progress
 from proofserve.verifier.audit.attacks import Errors, errors_of, figures_of, vectors_by
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
-from proofserve.verifier.judges import Chances, Vectors, kept_in_all
+from proofserve.verifier.judges import Chances, Vectors
 from proofserve.verifier.populations import HonestPopulations
 from proofserve.verifier.simulation import draws, node_figures, simulated
 
@@ -125,6 +125,6 @@ class LieDetector:
         own = figures_of(self.reference[1], self.reference, self.predictions)
         shown = figures_of(errors, self.reference, self.predictions)
         node = node_figures(shown, own, self.null, lengths)
-        wanted = Chances(alpha=self.alpha, kept=kept_in_all(errors.shape[1]))
+        wanted = Chances(alpha=self.alpha)
         ended = simulated(node, self.null, wanted, draws(len(node), self.runs, nonces, chances))
         return ended.cleared / self.runs

@@ -217,8 +217,7 @@ class ChatChecker:
         self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
     ) -> Verification:
         """Raises LabError if our own recomputation is not complete."""
-        measured = self._measured
-        options = JudgingOptions((), chances.alpha, chances.beta, chances.share, threshold=measured)
+        options = JudgingOptions(**asdict(chances), threshold=self._measured)
         claimed = blocks.claims()
         unit = f"blocks of {BLOCK_TOKENS} tokens"
         ours = Truth(validator.truth, blocks.width, AT_ONCE, unit=unit)
