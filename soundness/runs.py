@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ import proofserve
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
 from proofserve.engines.reference.network import DTYPES, Network
+from proofserve.protocol import SKETCH_2
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.deployment import changed_weights, price_of
@@ -78,29 +80,32 @@ class KeptRuns:
 
     def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
         if run.weights is not None:
-            return self.cheat_errors(run.weights, None, nonces)
-        order = "" if run.order is None else f" in order {run.order}"
-        kept = "own" if run == OWN else f"kernel {run.kernels}{order}"
+            return self.cheat_errors(run, nonces)
+        kept = "own" if run == OWN else f"kernel {run.kernels}{_order(run)}"
         return self._kept(kept, nonces, partial(self._validator.errors, run))
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         return self._kept(f"suspect {name}", nonces, partial(self._validator.predictions, name))
 
-    def cheat_errors(self, name: str, kernel: str | None, nonces: Sequence[int]) -> Vectors:
-        """The errors of a node with changed weights, private ones too, by the kernels ``kernel``.
-
-        None for those of our own run.
-        """
+    def cheat_errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        """The errors of a node with changed weights, private ones too."""
+        kernel = str(run.kernels or OWN.kernels)
         own = own_profile(DTYPES[self.served_dtype])
-        profile = own if kernel is None else PROFILES[kernel]
+        usual = own if kernel == OWN.kernels else PROFILES[kernel]
+        profile = usual and replace(usual, order=run.order)
         # Made only if a vector is missing.
-        network = cache(lambda: with_kernels(self._changed(name), profile))
+        network = cache(lambda: with_kernels(self._changed(str(run.weights)), profile))
 
         def compute(nonces: Sequence[int]) -> Vectors:
             made = ReferenceEngine(FORWARD_BATCH).compute(self.work, network(), nonces)
             return self.errors_of(dict(zip(made.nonces, made.values, strict=True)))
 
-        return self._kept(f"cheat {name} by {kernel or 'own'}", nonces, compute)
+        return self._kept(f"cheat {run.weights} by {kernel}{_order(run)}", nonces, compute)
+
+    @property
+    def may_clear(self) -> bool:
+        """Whether a verdict about nodes of this model and scheme can be honest."""
+        return self._validator.is_dense or self.work.scheme.name == SKETCH_2
 
     def errors_of(self, vectors: Vectors) -> Vectors:
         """Of a node that gave these vectors, as a validator sees them."""
@@ -120,6 +125,10 @@ class KeptRuns:
             known |= compute(part)
             _write(file, known)
         return {nonce: known[nonce] for nonce in nonces}
+
+
+def _order(run: BankRun) -> str:
+    return "" if run.order is None else f" in order {run.order}"
 
 
 def _read(file: Path) -> dict[int, NDArray[np.float32]]:

@@ -11,7 +11,7 @@ from proofserve.cli.model import trained_calibration
 from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import OWN, TWIN_NONCES, BankRun, Chances, Vectors
+from proofserve.verifier.judges import TWIN_NONCES, BankRun, Chances, Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -27,7 +27,8 @@ from soundness.runs import KeptRuns
 POWER: Final = 0.999
 # Of the nonces that a cheat forges; a verdict excludes each in turn.
 SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.1)
-# In which a node adds up whose kernel is emulated for our own run, too: real ones have another.
+# In which a node adds up whose kernel is emulated for our own run, too, and a cheat: no node has
+# ours.
 _ORDER: Final = 1
 
 Floats = NDArray[np.float64]
@@ -188,15 +189,16 @@ class _Trying:
         return honest.expecting(twins, self._runs.work.scheme.width)
 
     def _cell(self, ended: Endings) -> Cell:
+        cleared, undecided = ended.cleared, ended.undecided
         soon = int(np.count_nonzero(ended.cleared_at <= self._trial.soon))
-        return Cell(
-            ended.convicted, ended.cleared, soon, ended.unexplained, ended.undecided, ended.closest
-        )
+        if not self._runs.may_clear:
+            cleared, soon, undecided = 0, 0, undecided + cleared
+        return Cell(ended.convicted, cleared, soon, ended.unexplained, undecided, ended.closest)
 
     def _cheat(self, name: str, share: float, beside: RunFigures) -> Cheat:
         """Judged beside the reference of the server that computes the other nonces."""
         trial, reference = self._trial, nearest(beside, self._runs.references)
-        errors = self._runs.cheat_errors(name, self._kernel(reference), self._judged)
+        errors = self._runs.cheat_errors(BankRun(name, reference, _ORDER), self._judged)
         cheat = self._figures(errors)
         honest = self._expecting(self._calibration.honest(reference))
         mixed = _joined(beside, cheat)
@@ -216,12 +218,8 @@ class _Trying:
                 ended.nonces_to(ended.convicted_at, 0.5),
                 ended.nonces_to(ended.convicted_at, POWER),
             ),
-            cleared=ended.cleared,
+            cleared=ended.cleared if self._runs.may_clear else 0,
         )
-
-    def _kernel(self, reference: str) -> str | None:
-        """The emulated kernel of a cheat that is judged beside ``reference``."""
-        return None if reference == OWN.kernels else reference
 
 
 def _joined(one: RunFigures, other: RunFigures) -> RunFigures:

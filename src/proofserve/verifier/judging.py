@@ -323,7 +323,7 @@ def judged(
     sample = draw(claimed.nonces, seed, most)
     judges = judges_of(options, len(sample), truth.validator, truth.width, order_by(seed))
     return VerdictReport(
-        outcome=settled(verify(claimed, sample, truth, judges, progress), claimed),
+        outcome=settled(verify(claimed, sample, truth, judges, progress), claimed, truth),
         claimed=claimed,
         seed=seed,
         options=options,
@@ -345,8 +345,9 @@ def exactly_judged(
     sample = draw(claimed.nonces, seed, most)
     judge = ExactJudge(options.chances(), engine.facts, claimed.ran_on)
     ours = replace(engine, unit=f"nonces, by {engine.name}")
+    found = verify(claimed, sample[: judge.needed], ours, [judge], progress)
     return VerdictReport(
-        outcome=settled(verify(claimed, sample[: judge.needed], ours, [judge], progress), claimed),
+        outcome=settled(found, claimed, ours),
         claimed=claimed,
         seed=seed,
         options=options,

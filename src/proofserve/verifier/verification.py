@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from proofserve.lab.report import LabError, Progress
-from proofserve.protocol import ARTIFACT, DEFAULT_SCHEME
+from proofserve.protocol import ARTIFACT, DEFAULT_SCHEME, SKETCH_2
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -52,6 +52,11 @@ class Truth:
     name: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
     unit: str = "nonces"
+
+    @property
+    def mixes_experts(self) -> bool:
+        """Whether the checkpoint here does; False without one."""
+        return self.validator is not None and not self.is_dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,25 +254,36 @@ def leaves_open(exact: Verification) -> bool:
     return opinion.figures["equal"] != opinion.nonces
 
 
-def settled(found: Verification, claimed: ClaimedArtifacts) -> Verification:
-    """The verdict, in view of what the prover owed and of who chose its nonces.
+def settled(found: Verification, claimed: ClaimedArtifacts, ours: Truth) -> Verification:
+    """The verdict, in view of what the prover owed and of who chose its nonces and its experts.
 
     Fraud stands. Who withheld a part is not cleared by the rest. Inputs that depend on 32 bits are
     those of other blocks and keys too: a prover that chooses its nonces can answer from a store.
+    Where a router chooses, a token near a tie changes its expert in all runs alike, and weights in
+    8 bits keep half of a footprint.
     """
     if found.verdict is SequentialResult.FRAUD:
         return found
     used, figures = found.nonces_used, {}
+    scheme = claimed.scheme or DEFAULT_SCHEME
     if (withheld := claimed.withheld) is not None:
         figures, text = {"reason": withheld.kind}, f"{withheld.kind}: {withheld.text}"
         opinion = Opinion("unproved", SequentialResult.UNPROVED, used, text, figures)
     elif (
         found.verdict is SequentialResult.HONEST
         and claimed.unknown_lane is not None
-        and (claimed.scheme or DEFAULT_SCHEME) == ARTIFACT
+        and scheme == ARTIFACT
     ):
         text = f"{ARTIFACT} is cleared only where the lane is known: {claimed.unknown_lane}"
         opinion = Opinion("lane", SequentialResult.UNDECIDED, used, text, figures)
+    elif (
+        found.verdict is SequentialResult.HONEST
+        and ours.mixes_experts
+        and scheme != SKETCH_2
+        and any(each.test == "footprint" for each in found.opinions)
+    ):
+        text = f"{scheme} lets a mixture choose its experts, so no footprint clears it: {SKETCH_2}"
+        opinion = Opinion("experts", SequentialResult.UNDECIDED, used, text, figures)
     else:
         return found
     return replace(found, verdict=opinion.result, opinions=(*found.opinions, opinion))
