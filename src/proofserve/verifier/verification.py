@@ -282,7 +282,7 @@ def settled(found: Verification, claimed: ClaimedArtifacts, ours: Truth) -> Veri
         and scheme != SKETCH_2
         and any(each.test == "footprint" for each in found.opinions)
     ):
-        text = f"{scheme} lets a mixture choose its experts, so no footprint clears it: {SKETCH_2}"
+        text = f"{scheme} lets a mixture choose its experts, so only a round with {SKETCH_2} clears"
         opinion = Opinion("experts", SequentialResult.UNDECIDED, used, text, figures)
     else:
         return found
