@@ -100,8 +100,8 @@ def test_a_verdict_is_planned_with_a_calibration_and_without(
     assert alone.exit_code == 0, alone.output
     assert "of 100 nonces until an honest node is cleared (512 tokens each)" in alone.output
     found = forwards(alone.output)
-    # Of the first three nonces our own run of each reference, then of the likeliest; of four of them
-    # in two orders.
+    # Of the first three nonces our own run of each reference, then of the likeliest; of four
+    # nonces in two orders.
     assert found["own runs"] == found["truth"] + 3 * len(SERVED) + TWIN_NONCES
     # Two nonces show how far a suspect reaches; a calibration has measured that.
     assert found["suspects"] > 0
