@@ -75,7 +75,7 @@ def opened(node: FakeNode, source: CommittedSource, seed: str, most: int = 60) -
 def judged(claimed: ClaimedArtifacts, vectors: Callable[..., Vectors] = recomputed) -> Verification:
     judges = [CountJudge(RULE, len(claimed.nonces))]
     ours = Truth(vectors, 12, 8)
-    return settled(verify(claimed, claimed.nonces, ours, judges, Progress()), claimed)
+    return settled(verify(claimed, claimed.nonces, ours, judges, Progress()), claimed, ours)
 
 
 def forged(nonces: Sequence[int]) -> Vectors:
