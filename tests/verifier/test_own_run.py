@@ -3,9 +3,10 @@
 import numpy as np
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
+from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.direction import FootprintJudge
-from proofserve.verifier.judges import Chances
-from verifier.toy_null import SERVER, Kernel, ToyBank, claims, own_run
+from proofserve.verifier.judges import Chances, PairedJudge
+from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run
 
 CHANCES = Chances(1e-6, 1e-3, 0.3)
 KERNELS = {"one": SERVER, "another": Kernel(size=1.3)}
@@ -47,3 +48,18 @@ def test_a_kernel_that_only_led_at_first_costs_a_node_nothing() -> None:
         alone.add(error)
     assert judge.opinion() == alone.opinion()
     assert judge.opinion().figures["kernel"] == "second reference"
+
+
+def test_large_errors_convict_beside_the_kernel_that_leads_in_the_end() -> None:
+    """A forged file whose first vectors looked like another kernel's once stopped all evidence."""
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, gathered(bank, KERNELS))
+    judge = PairedJudge(own, CHANCES)
+    first = claims(bank.errors_by(Kernel(kept=0.1), range(3), 302))
+    large = Kernel(size=100.0, like="second reference")
+    for group in (first, claims(bank.errors_by(large, range(3, 30), 301))):
+        judge.prepare(group)
+        for error in group:
+            judge.add(error)
+    assert own.reference == "second reference"
+    assert judge.opinion().result is SequentialResult.FRAUD

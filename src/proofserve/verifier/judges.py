@@ -307,7 +307,10 @@ class PairedJudge(Judge[ClaimError]):
     def __init__(self, own: OwnRun, chances: Chances) -> None:
         self._own = own
         self._chances = chances
+        self._reference = own.reference
         self._evidence: dict[str, Evidence] = {}
+        # Of each nonce the length of its error, and that in the honest unit.
+        self._judged: list[tuple[int, float]] = []
         self._ratios: list[float] = []
 
     def plan(self, nonces: Sequence[int]) -> None:
@@ -315,12 +318,22 @@ class PairedJudge(Judge[ClaimError]):
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         self._own.compare(errors)
+        if self._own.reference != self._reference:
+            # Beside another kernel's run other kernels are the honest ones.
+            self._reference = self._own.reference
+            self._evidence, self._ratios = {}, []
+            for nonce, length in self._judged:
+                self._weigh(nonce, length)
 
     def add(self, error: ClaimError) -> None:
-        # A claim without a vector is infinitely far.
-        ratio = self._own.ratio(error.nonce, error.distance)
-        self._ratios.append(ratio)
         self.nonces += 1
+        # A claim without a vector is infinitely far.
+        self._judged.append((error.nonce, error.distance))
+        self._weigh(error.nonce, error.distance)
+
+    def _weigh(self, nonce: int, length: float) -> None:
+        ratio = self._own.ratio(nonce, length)
+        self._ratios.append(ratio)
         for member in self._own.honest.members:
             evidence = self._evidence.setdefault(member.name, Evidence(SizeBets.count))
             evidence.add(member.sizes.log_factors(np.array([ratio]))[0])
