@@ -86,18 +86,26 @@ def convicted_honest(found: Sequence[Found]) -> list[str]:
 
 
 def _matrix(found: Sequence[Found]) -> str:
-    head = ["model", "scheme", "nodes", *(f"{form}: convicted, cleared" for form in FORMS)]
+    head = ["model", "scheme", "nodes", *(f"{form}: convicted; cleared" for form in FORMS)]
     rows = [
-        [each.arch, each.scheme, str(len(each.honest)), *(_worst(each, form) for form in FORMS)]
+        [each.arch, each.scheme, _nodes(each), *(_sum(each, form) for form in FORMS)]
         for each in found
     ]
     return table(head, rows)
 
 
-def _worst(found: Found, form: str) -> str:
-    cells = [node.cells[form] for node in found.honest]
-    most, least = max(cell.convicted for cell in cells), min(cell.soon for cell in cells)
-    return f"{_strong(most)}, {least / found.runs:.1%}"
+def _real(found: Found) -> Sequence[HonestNode]:
+    return [node for node in found.honest if node.processor is not None]
+
+
+def _nodes(found: Found) -> str:
+    return f"{len(found.honest)}, of them {' / '.join(node.name for node in _real(found))}"
+
+
+def _sum(found: Found, form: str) -> str:
+    most = max(node.cells[form].convicted for node in found.honest)
+    cleared = (f"{node.cells[form].soon / found.runs:.1%}" for node in _real(found))
+    return f"{_strong(most)}; {' / '.join(cleared)}"
 
 
 def _details(found: Sequence[Found], arch: str) -> str:
