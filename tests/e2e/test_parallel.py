@@ -16,6 +16,7 @@ from proofserve.wiring import owner as address
 from proofserve.wiring.launch import ServerFailed
 from support.node import NAME, ServedNode, engine_of, serve
 from support.node import until as wait_until
+from support.processes import have_ended
 
 pytestmark = pytest.mark.engine
 
@@ -186,8 +187,7 @@ def test_after_a_killed_owner_the_server_ends_and_its_restart_loses_nothing(
         round_id, reported = status(node)["round_id"], processed(node)
         family = node.family()
         end_owner(tmp_path, signal.SIGKILL)
-        _, alive = psutil.wait_procs(family, timeout=60)
-        assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+        until(lambda: have_ended(family), seconds=60)
     with serve(tiny, tmp_path, options, **A_CORE_EACH, POC_RESUME="1") as node:
         after = status(node)
         assert (after["status"], after["round_id"]) == ("GENERATING", round_id)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from proofserve.outbox.store import SqliteOutbox
 from support.node import SECOND_PROCESS, ServedNode, serve, until
+from support.processes import have_ended
 from support.streams import BOUND_S, ends_with_an_error
 
 pytestmark = pytest.mark.engine
@@ -22,11 +22,6 @@ pytestmark = pytest.mark.engine
 API_PROCESS, WORKER = 0, -1
 KEY = "key-of-this-test"
 JUDGED = 32
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=0)
-    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
 def killed_during_the_round(node: ServedNode, victim: int) -> int:
@@ -38,7 +33,7 @@ def killed_during_the_round(node: ServedNode, victim: int) -> int:
     family = node.family()
     family[victim].send_signal(signal.SIGKILL)
     # The other processes end too: none is left that holds memory or the port.
-    until(lambda: gone(family), seconds=60)
+    until(lambda: have_ended(family), seconds=60)
     return reported
 
 

@@ -16,6 +16,7 @@ from gpu import running
 from gpu.report import FAILED, PASSED, SKIPPED, StepResult
 from gpu.running import run_step
 from gpu.steps import Step
+from support.processes import has_ended
 
 
 def run(
@@ -88,7 +89,7 @@ def test_a_step_at_its_limit_is_stopped_with_the_servers_that_it_left(
     assert found.reason.startswith("stopped at its limit")
     server = int(found.log)
     deadline = time.monotonic() + 10
-    while psutil.pid_exists(server) and psutil.Process(server).status() != psutil.STATUS_ZOMBIE:
+    while not has_ended(server):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

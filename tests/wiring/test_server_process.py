@@ -1,6 +1,5 @@
 """The parent of vLLM's server passes signals on and keeps the server's exit code."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -8,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from proofserve.settings.process import environment
 from support.pace import PACE
+from support.processes import has_ended
 
 # Stands for vLLM's server: says that it runs, with its process id, and then does as it is told.
 STARTING = "import os, time; print(os.getpid(), flush=True); "
@@ -57,12 +56,6 @@ def started(folder: Path, code: str) -> "tuple[subprocess.Popen[str], int]":
 def ended(process: "subprocess.Popen[str]") -> tuple[int, list[str]]:
     _, said = process.communicate(timeout=60)
     return process.returncode, said.splitlines()
-
-
-def has_ended(server: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(server).status() == psutil.STATUS_ZOMBIE)
-    return True
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
