@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from proofserve.cli.model import trained_calibration
 from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
+from proofserve.protocol.verdict.footprint import cosine
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import TWIN_NONCES, BankRun, Chances, Vectors
+from proofserve.verifier.judges import BankRun, Chances, Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -28,8 +29,8 @@ POWER: Final = 0.999
 # Of the nonces that a cheat forges; a verdict excludes each in turn.
 SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.1)
 # In which a node adds up whose kernel is emulated for our own run, too, and a cheat: no node has
-# ours.
-_ORDER: Final = 1
+# ours, which are as this machine does and ``_AGAIN``.
+_ORDER, _AGAIN = 1, 2
 
 Floats = NDArray[np.float64]
 
@@ -46,10 +47,6 @@ class Trial:
     soon: int = 100
     runs_of_cheats: int = 2000
     most_of_cheats: int = 1000
-
-    @property
-    def chances(self) -> Chances:
-        return Chances()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +102,7 @@ class _Trying:
         self._runs = runs
         self._calibration = calibration
         self._trial = trial
+        self._chances = Chances().of_vectors(runs.work.scheme.width)
         self._progress = progress
         self._judged = judged = runs.subject.judged
         suspects = runs.names if runs.subject.serves_bank else ()
@@ -120,12 +118,18 @@ class _Trying:
             errors[kernel] = runs.errors(BankRun(kernels=kernel), judged)
             progress.advance()
         references = {name: errors[name] for name in runs.references}
-        progress.step(f"{len(references)} of them in another order", len(references))
-        nodes = dict(errors)
+        progress.step(f"{len(references)} of them in other orders", len(references))
+        nodes, again = dict(errors), {}
         for kernel in references:
             nodes[kernel] = runs.errors(BankRun(kernels=kernel, order=_ORDER), judged)
+            again[kernel] = runs.errors(BankRun(kernels=kernel, order=_AGAIN), judged)
             progress.advance()
         self._measuring = RunMeasurement(judged, references, predicted)
+        self._again = RunMeasurement(judged, again, {})
+        self._twins = {
+            name: [cosine(of[nonce], again[name][nonce]) for nonce in judged]
+            for name, of in references.items()
+        }
         self._own = {name: self._figures(of) for name, of in references.items()}
         self._nodes = {name: self._figures(of) for name, of in nodes.items()}
 
@@ -162,7 +166,10 @@ class _Trying:
 
     def _figures(self, errors: Vectors) -> RunFigures:
         judged = [nonce for nonce in self._judged if nonce in errors]
-        return self._measuring.fields({nonce: errors[nonce] for nonce in judged}).figures
+        shown = {nonce: errors[nonce] for nonce in judged}
+        found, again = (of.fields(shown).figures for of in (self._measuring, self._again))
+        both = {name: (of + again.footprints[name]) / 2 for name, of in found.footprints.items()}
+        return replace(found, footprints=both)
 
     def _honest_node(self, name: str, processor: str | None, shown: RunFigures) -> HonestNode:
         trial, reference = self._trial, nearest(shown, self._runs.references)
@@ -170,23 +177,23 @@ class _Trying:
         honest = self._expecting(self._calibration.honest(reference))
         node = node_figures(shown, own, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
-        with_it = simulated(node, honest, trial.chances, drawn)
+        with_it = simulated(node, honest, self._chances, drawn)
         # A real node is none of the populations: then the one most like it is left out.
         without = honest.without(name if name in honest.names else with_it.closest)
         alone = self._expecting(uncalibrated(reference, self._runs.work.scheme.width))
         unmeasured = node_figures(shown, own, alone, predicted)
         cells = {
             CALIBRATED: self._cell(with_it),
-            LEFT_OUT: self._cell(simulated(node, without, trial.chances, drawn)),
-            UNCALIBRATED: self._cell(simulated(unmeasured, alone, trial.chances, drawn)),
+            LEFT_OUT: self._cell(simulated(node, without, self._chances, drawn)),
+            UNCALIBRATED: self._cell(simulated(unmeasured, alone, self._chances, drawn)),
         }
         self._progress.advance()
         return HonestNode(name, processor, len(node), float(np.median(node.ratios)), cells)
 
     def _expecting(self, honest: HonestPopulations) -> HonestPopulations:
-        """As a validator that has seen two orders of its own run."""
-        twins = self._nodes[honest.reference].footprints[honest.reference][:TWIN_NONCES].tolist()
-        return honest.expecting(twins, self._runs.work.scheme.width)
+        """As a validator whose own run is in two orders."""
+        width = self._runs.work.scheme.width
+        return honest.expecting(self._twins[honest.reference], width)
 
     def _cell(self, ended: Endings) -> Cell:
         cleared, undecided = ended.cleared, ended.undecided
@@ -206,7 +213,7 @@ class _Trying:
         counts = len(beside.lengths), len(cheat.lengths)
         chances = np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts)
         drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats, chances)
-        ended = simulated(node, honest, replace(trial.chances, share=share), drawn)
+        ended = simulated(node, honest, replace(self._chances, share=share), drawn)
         self._progress.advance()
         return Cheat(
             weights=name,

@@ -15,7 +15,6 @@ from proofserve.cli.main import app
 from proofserve.engines.reference.kernels import SERVED
 from proofserve.models.trained import CALIBRATIONS, DENSE
 from proofserve.protocol import SKETCH
-from proofserve.verifier.judges import TWIN_NONCES
 from support.models import SmallModels
 
 # Runs commands and prints what each of them wrote, by Python's own account of opened files.
@@ -100,9 +99,9 @@ def test_a_verdict_is_planned_with_a_calibration_and_without(
     assert alone.exit_code == 0, alone.output
     assert "of 100 nonces until an honest node is cleared (512 tokens each)" in alone.output
     found = forwards(alone.output)
-    # Of the first three nonces our own run of each reference, then of the likeliest; of four
-    # nonces in two orders.
-    assert found["own runs"] == found["truth"] + 3 * len(SERVED) + TWIN_NONCES
+    # Of the first three nonces our own run of each reference, then of the likeliest, which is run
+    # in two orders.
+    assert found["own runs"] == 2 * found["truth"] + 3 * len(SERVED)
     # Two nonces show how far a suspect reaches; a calibration has measured that.
     assert found["suspects"] > 0
     known = run("verify", "--model", config, "--calibration", calibrated, "--nonces", "100")

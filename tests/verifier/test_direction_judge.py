@@ -6,7 +6,7 @@ import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.direction import PER_NONCE, REACH_NONCES, DirectionJudge
+from proofserve.verifier.direction import PER_NONCE, DirectionJudge
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.populations import HonestRuns
 from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run
@@ -61,8 +61,10 @@ def test_an_honest_node_is_cleared_of_a_share_with_few_forwards(
     # 0.7^20 is below a thousandth.
     assert 20 <= nonces <= 30
     counts = Counter(name for name, _ in bank.asked)
-    # What would show at once is computed only to learn how far it reaches.
-    assert counts["int4"] == counts["fp8"] == (0 if calibrated else REACH_NONCES)
+    # What would show at once is computed only to learn how far it reaches, and fp8 once more where
+    # a long error could have been its.
+    assert (counts["int4"], min(counts["fp8"], 1)) == ((0, 0) if calibrated else (1, 1))
+    assert counts["fp8"] <= 2
 
 
 def test_weights_on_a_third_of_the_nonces_are_convicted_and_not_cleared() -> None:

@@ -37,7 +37,7 @@ from verifier.toy_null import (
 )
 
 KERNELS = {"one": SERVER, "another": Kernel(size=1.2, kept=0.45)}
-NONCES, MOST = 40, 80
+NONCES, MOST = 40, 120
 CHANCES = Chances(1e-6, 1e-3, 0.3)
 # A bank of weights that move results as little as rounding does, so that ``verify`` compares every
 # nonce with all of it, as a simulation does.

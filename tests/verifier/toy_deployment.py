@@ -46,7 +46,7 @@ class ToyDeployment:
         self.price = Price(768, layers, 12, 4, 64, 3072, seq_len, every_position)
         self.asked: list[object] = []
         kernels = {"one kernel": HONEST, "another kernel": noisy}
-        self._apart = {"truth": 0.0, "honest": HONEST, **kernels, **(apart or {})}
+        self._apart = {"truth": 0.0, "honest": HONEST, "again": HONEST, **kernels, **(apart or {})}
         self._missing = missing
         self._silent = silent
 
@@ -62,6 +62,10 @@ class ToyDeployment:
     def kernels(self) -> Iterator[AuditedProver]:
         for name in ("one kernel", "another kernel"):
             yield AuditedProver(name, 0.0, partial(self._answers, name))
+
+    @property
+    def own_again(self) -> AuditedProver:
+        return AuditedProver("again", 0.0, partial(self._answers, "again"))
 
     def weights(self) -> Iterator[AuditedProver]:
         for name, length in {**SUSPECTS, PRIVATE: 0.012}.items():

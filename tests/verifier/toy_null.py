@@ -23,12 +23,13 @@ NAMES = ("int8", "fp8", "int4")
 REACHES = {"int8": 1.2, "fp8": 5.0, "int4": 25.0}
 OTHERS = 1.6
 REFERENCE, SECOND = "reference", "second reference"
+ORDERS = (1, 2)
 Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """``size`` in that of the reference's errors; ``kept`` is the mean cosine with one of them.
+    """``size`` in that of the reference's errors; ``kept`` is the mean cosine with its runs.
 
     ``lean`` is a part of every suspect's prediction that the kernel's errors have, too.
     """
@@ -41,6 +42,8 @@ class Kernel:
 
 # What a node keeps of a footprint whose weights are others.
 LOST = 0.05
+# Of a run, what does not depend on the order in which it adds up: two runs are 0.64 alike.
+COMMON = 0.8
 SERVER = Kernel()
 
 
@@ -75,8 +78,7 @@ class ToyBank:
 
     def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
         if run.kernels in self.references:
-            made = {n: 0.01 * self._direction(str(run.kernels), n) for n in nonces}
-            return {n: each.astype(np.float32) for n, each in made.items()}
+            return {n: self._ours(str(run.kernels), n, run.order or 0) for n in nonces}
         seed = 2 + self.kernels.index(str(run.kernels))
         return self.errors_by(self._kernels[str(run.kernels)], nonces, seed)
 
@@ -91,19 +93,28 @@ class ToyBank:
     ) -> NDArray[np.float64]:
         drawn = np.random.default_rng([nonce, seed, 17])
         kept = LOST if served else kernel.kept
-        noise = np.sqrt(1 - kept**2) * _unit(drawn)
+        common = kept / COMMON
+        noise = np.sqrt(1 - common**2) * _unit(drawn)
         length = 0.01 * kernel.size * np.exp(drawn.normal(0.0, 0.1))
-        made = length * (kept * self._direction(kernel.like, nonce) + noise)
+        made = length * (common * self._direction(kernel.like, nonce) + noise)
         for name in self.names:
             part = 1.0 if name == served else kernel.lean
             made = made + part * self.prediction(name, nonce)
         return made
 
+    def _ours(self, reference: str, nonce: int, order: int) -> Vector:
+        of_order = _unit(
+            np.random.default_rng([nonce, 23, order, self.references.index(reference)])
+        )
+        made = COMMON * self._direction(reference, nonce) + np.sqrt(1 - COMMON**2) * of_order
+        return (0.01 * made / np.linalg.norm(made)).astype(np.float32)
+
     def _direction(self, reference: str, nonce: int) -> NDArray[np.float64]:
         first = _unit(np.random.default_rng([nonce, 1]))
         if reference == REFERENCE:
             return first
-        other = 0.35 * first + np.sqrt(1 - 0.35**2) * _unit(np.random.default_rng([nonce, 2]))
+        common = 0.35 / COMMON**2
+        other = common * first + np.sqrt(1 - common**2) * _unit(np.random.default_rng([nonce, 2]))
         return other / np.linalg.norm(other)
 
 
@@ -144,8 +155,8 @@ def toy_null(
 def own_run(bank: ToyBank, known: HonestRuns | None) -> OwnRun:
     """Our own run of either reference, with what a calibration ``known`` says, or without one."""
     if known is None:
-        return OwnRun(bank, lambda name: uncalibrated(name, WIDTH), bank.references)
-    return OwnRun(bank, lambda name: populations(known, name), bank.references)
+        return OwnRun(bank, lambda name: uncalibrated(name, WIDTH), bank.references, ORDERS)
+    return OwnRun(bank, lambda name: populations(known, name), bank.references, ORDERS)
 
 
 def _unit(drawn: np.random.Generator) -> NDArray[np.float64]:

@@ -17,17 +17,17 @@ from proofserve.engines.reference.routers import has_stacked_experts
 from proofserve.engines.reference.suspects import FP8_CACHE
 from proofserve.protocol.verdict.footprint import emulated_footprint
 from proofserve.rounds.computation import chunks
-from proofserve.verifier.direction import REACH_NONCES
-from proofserve.verifier.judges import PUBLISHED, TWIN_NONCES, BankRun
+from proofserve.verifier.judges import PUBLISHED, BankRun
 from proofserve.verifier.judging import COUNT, DIRECTION, JudgingOptions, tests_of
 from proofserve.verifier.noise import AT_ONCE, MeasuringPlan
-from proofserve.verifier.verification import FIRST_CHUNK
+from proofserve.verifier.verification import group_size
 
 # Runs of a pass through the layers, and of how many nonces each is.
 Pass = Mapping[BankRun, int]
 
 FLOAT32: Final = 4
-_OF_A_SKETCH: Final = emulated_footprint(128)
+# As alike as two orders of sums were in three real models.
+_OF_A_SKETCH: Final = emulated_footprint(128, [0.6])
 # How many experts a token has, in the names of configurations.
 _CHOSEN: Final = ("num_experts_per_tok", "moe_topk", "moe_k")
 # Tensors of the widest matrix's output that an MLP has in memory at a time.
@@ -238,24 +238,24 @@ def expected_passes(
     tests = tests_of(options, suspects)
     references = [BankRun(kernels=name) for name in served if {*tests} != {COUNT}]
     first = references[:1]
-    # Without a calibration a few nonces say how far each suspect reaches.
+    again = [replace(each, order=0) for each in first]
+    # Without a calibration a nonce says how far each suspect reaches.
     unknown = suspects if DIRECTION in tests and options.calibration is None else ()
     chances = options.chances()
     typical = np.array([_OF_A_SKETCH.mean])
     gain = _OF_A_SKETCH.log_clearing(typical, chances.share, chances.kept).min()
     needed = min(sample, math.ceil(chances.clears_at / gain))
     passes: list[Pass] = []
-    done, size = 0, min(FIRST_CHUNK, at_once)
+    done = 0
     while done < needed:
-        nonces = min(sample - done, size)
-        measured = {BankRun(name): min(nonces, REACH_NONCES) for name in unknown}
-        own = dict.fromkeys(references, nonces)
-        if (twins := min(nonces, TWIN_NONCES - done)) > 0:
-            own |= {replace(each, order=0): twins for each in first}
-        passes.append({PUBLISHED: nonces, **own, **measured})
-        # By the first nonces one reference is left, unless two are alike.
-        references, unknown = first, ()
-        done, size = done + nonces, min(2 * size, at_once)
+        nonces = min(sample - done, group_size(done, at_once))
+        measured = {BankRun(name): 1 for name in unknown}
+        passes.append({PUBLISHED: nonces, **dict.fromkeys(references, nonces), **measured})
+        if not done and first:
+            # The first nonces choose the reference that is run in another order, too.
+            passes.append(dict.fromkeys(again, nonces))
+        references, unknown = [*first, *again], ()
+        done += nonces
     return passes
 
 
@@ -278,9 +278,9 @@ def measuring_passes(plan: MeasuringPlan, bank: BankNames) -> list[Pass]:
 def audit_passes(nonces: int, bank: BankNames, attacks: Sequence[str]) -> list[Pass]:
     """At most the passes of an audit: some ``attacks`` compute less than a whole forward."""
     names, kernels, _ = bank
-    # The validator's own run is of a prover's kernel, and adds up in another order.
-    own = BankRun(kernels=kernels[0], order=0)
-    honest = [PUBLISHED, own, *(BankRun(kernels=each) for each in kernels)]
+    # The validator's own run is of a prover's kernel, and adds up in two other orders.
+    own = [BankRun(kernels=kernels[0], order=order) for order in range(2)]
+    honest = [PUBLISHED, *own, *(BankRun(kernels=each) for each in kernels)]
     cheats = [BankRun(each, kernels[0]) for each in attacks]
     predicted: list[Pass] = [{BankRun(name): nonces} for name in names]
     return predicted + [each for run in (*honest, *cheats) for each in _in_parts(run, nonces)]

@@ -36,8 +36,9 @@ from proofserve.verifier.populations import LEAST_REACH
 Floats = NDArray[np.float64]
 # Suspects that are computed for a nonce.
 PER_NONCE: Final = 4
-# Nonces on which a suspect's reach is measured, if no calibration says it.
-REACH_NONCES: Final = 2
+# If no calibration says a suspect's reach, one nonce does where it moves the result by this much of
+# an honest error. Where it moves it less, and might be too little to be tested, two nonces do.
+_SEEN_AT_ONCE: Final = 2 * LEAST_REACH
 # A suspect is computed for a nonce if the length of the error says at least this for it, as a
 # logarithm: less is as good as ruled out.
 _IN_REACH: Final = -2.3
@@ -69,7 +70,7 @@ class _Suspicion:
 
     def learn(self, predicted: float) -> None:
         self.predicted.append(predicted)
-        if len(self.predicted) >= REACH_NONCES:
+        if len(self.predicted) > 1 or predicted >= _SEEN_AT_ONCE:
             self.reach = reach(np.array(self.predicted))
 
 
@@ -116,11 +117,11 @@ class DirectionJudge(Judge[ClaimError]):
         self._predicted = {n: self._bank.predictions(n, of) for n, of in wanted.items()}
 
     def _needed(self, error: ClaimError, planned: dict[str, int]) -> list[str]:
-        """The suspects to compute for a nonce: those of unknown reach, and the likeliest."""
+        """The suspects to compute for a nonce: the likeliest, and one nonce of unknown reach."""
         unknown, within = [], []
         for name, of in self._suspicions.items():
             if of.reach is None:
-                if planned[name] < REACH_NONCES:
+                if planned[name] == len(self._suspicions[name].predicted):
                     unknown.append(name)
             elif not of.is_unseen and self._by_length(of.reach, error) > _IN_REACH:
                 within.append(name)

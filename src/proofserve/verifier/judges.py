@@ -7,7 +7,7 @@ them. Those of where errors point are in ``direction``, the exact one in ``verif
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -86,8 +86,9 @@ class KernelBank(Protocol):
 # The chances of a wrong verdict, unless options say otherwise.
 ALPHA, BETA = 1e-6, 1e-3
 # By default a cleared node has not forged three tenths of its nonces, which 23 typical ones exclude
-# (a tenth 128), nor does it keep this much, or less, of the footprint in all of them.
-SHARE, KEPT_IN_ALL = 0.3, 0.8
+# (a tenth 128), nor does it keep this much, or less, of the footprint in all of them. Of vectors
+# with fewer values than ``_MANY`` cosines spread so far that more would take hundreds of nonces.
+SHARE, KEPT_IN_ALL, _KEPT_OF_FEW, _MANY = 0.3, 0.86, 0.8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,10 @@ class Chances:
     beta: float = BETA
     share: float = SHARE
     kept: float = KEPT_IN_ALL
+
+    def of_vectors(self, width: int) -> "Chances":
+        """The same for vectors of ``width`` values, of which few say less."""
+        return self if width >= _MANY else replace(self, kept=_KEPT_OF_FEW)
 
     def __post_init__(self) -> None:
         check_inside("alpha", self.alpha)
@@ -194,20 +199,20 @@ def few(names: Sequence[str], most: int = 3) -> str:
 # A reference that is so many standard deviations behind is none: with less a node of SmolLM2 got
 # another kernel's, and no verdict, 9 times in 100.
 _BEHIND: Final = 2.0
-# Nonces of which our own run is made in two orders, to see how much of a footprint the order takes.
-TWIN_NONCES: Final = 4
 
 
 @dataclass(slots=True)
 class _Beside:
-    """A reference's run: lengths of its errors, and cosines with the node's, by nonce.
+    """A reference's run in the first order: lengths of its errors, cosines with the node's.
 
-    ``twins`` are cosines with the same kernel's run in another order.
+    ``figures`` are means of the node's cosines with the run in every order, ``twins`` cosines of
+    the runs in two orders; a reference that never led has none. All are by nonce.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
     cosines: dict[int, float] = field(default_factory=dict)
-    twins: list[float] = field(default_factory=list)
+    figures: dict[int, float] = field(default_factory=dict)
+    twins: dict[int, float] = field(default_factory=dict)
 
     @property
     def likeness(self) -> float:
@@ -219,8 +224,8 @@ class OwnRun:
 
     Its ``reference`` is the one of ``bank`` whose errors are most like the node's so far; those
     that are too far behind are computed no more. ``null`` says what honest means beside it. It adds
-    up in an ``order`` that no node knew when it published, or a liar could have exactly our errors
-    where it does not lie.
+    up in ``orders`` that no node knew when it published, or a liar could have exactly our errors
+    where it does not lie: in one, or in two, whose mean cosine spreads less.
     """
 
     def __init__(
@@ -228,13 +233,13 @@ class OwnRun:
         bank: KernelBank,
         null: Callable[[str], HonestPopulations],
         references: Sequence[str],
-        order: int | None = None,
+        orders: Sequence[int | None] = (None,),
     ) -> None:
         self._bank = bank
-        self._order = order
+        self._orders = orders
         self._null = null
         self._beside = {name: _Beside() for name in references}
-        self._values = self._width = 0
+        self._theirs: dict[int, Vector] = {}
         self._honest: HonestPopulations | None = None
         self.reference = references[0]
 
@@ -242,48 +247,57 @@ class OwnRun:
     def honest(self) -> HonestPopulations:
         """Raises LabError as ``null``."""
         if self._honest is None:
-            found = self._null(self.reference)
-            twins = self._beside[self.reference].twins
-            self._honest = found.expecting(twins, self._width) if twins else found
+            found, twins = self._null(self.reference), self._beside[self.reference].twins
+            width = min(map(len, self._theirs.values()), default=0)
+            self._honest = found.expecting([*twins.values()], width) if twins else found
         return self._honest
 
     def expect(self, nonces: Sequence[int]) -> None:
-        self._bank.expect({self._run(name): nonces for name in self._beside})
+        runs = {self._run(name): nonces for name in self._beside}
+        if self._theirs:
+            # Only the reference that leads is run in every order.
+            runs |= {self._run(self.reference, order): nonces for order in self._orders}
+        self._bank.expect(runs)
 
-    def _run(self, reference: str) -> BankRun:
-        return BankRun(kernels=reference, order=self._order)
+    def _run(self, reference: str, order: int | None = None) -> BankRun:
+        return BankRun(kernels=reference, order=self._orders[0] if order is None else order)
 
     def compare(self, theirs: Sequence[ClaimError]) -> None:
         """Compute ours of the nonces of ``theirs`` that have a vector. Raises EngineFault."""
-        compared = self._beside[self.reference].cosines
-        new = {e.nonce: e.error for e in theirs if e.error is not None and e.nonce not in compared}
+        known = self._theirs
+        new = {e.nonce: e.error for e in theirs if e.error is not None and e.nonce not in known}
         if not new:
             return
+        self._theirs |= new
         for name, of in self._beside.items():
             for nonce, ours in self._bank.errors(self._run(name), tuple(new)).items():
                 of.lengths[nonce] = float(np.linalg.norm(ours))
                 of.cosines[nonce] = cosine(new[nonce], ours)
-        self._values += sum(len(error) for error in new.values())
         likeness = {name: of.likeness for name, of in self._beside.items()}
         self.reference = max(likeness, key=likeness.__getitem__)
         # By chance a cosine of v values has a variance of 1 / v, a difference of two twice that.
-        least = likeness[self.reference] - _BEHIND * math.sqrt(2.0 / self._values)
+        values = sum(map(len, self._theirs.values()))
+        least = likeness[self.reference] - _BEHIND * math.sqrt(2.0 / values)
         self._beside = {name: of for name, of in self._beside.items() if likeness[name] >= least}
-        self._width = min(len(error) for error in new.values())
-        self._see_twins([*new])
-
-    def _see_twins(self, nonces: Sequence[int]) -> None:
-        """Run the reference on the first nonces as this machine adds up, too."""
-        twins = self._beside[self.reference].twins
-        some = nonces[: TWIN_NONCES - len(twins)] if self._order is not None else ()
-        runs = [self._run(self.reference), BankRun(kernels=self.reference)]
-        one, other = (self._bank.errors(run, some) if some else {} for run in runs)
-        twins += [cosine(one[nonce], other[nonce]) for nonce in some]
+        self._compare_in_every_order()
         self._honest = None
+
+    def _compare_in_every_order(self) -> None:
+        """Of the nonces that lack it: all, where another reference leads than before."""
+        of, theirs = self._beside[self.reference], self._theirs
+        lacking = tuple(nonce for nonce in of.cosines if nonce not in of.figures)
+        first, *others = (
+            self._bank.errors(self._run(self.reference, order), lacking) for order in self._orders
+        )
+        for nonce in lacking:
+            again = [cosine(theirs[nonce], other[nonce]) for other in others]
+            of.figures[nonce] = float(np.mean([of.cosines[nonce], *again]))
+            for other in others:
+                of.twins[nonce] = cosine(first[nonce], other[nonce])
 
     def cosine(self, nonce: int) -> float:
         """Of the node's error with ours; 0 for a claim without a vector, which has no footprint."""
-        return self._beside[self.reference].cosines.get(nonce, 0.0)
+        return self._beside[self.reference].figures.get(nonce, 0.0)
 
     def ratio(self, nonce: int, length: float) -> float:
         """A ``length`` of one of the nonces that were compared, in the honest unit.

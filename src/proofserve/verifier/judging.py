@@ -130,17 +130,17 @@ def judges_of(
     sample: int,
     validator: KernelBank | None,
     width: int,
-    order: int | None = None,
+    orders: Sequence[int | None] = (None,),
 ) -> list[Judge[ClaimError]]:
     """A judge for each test, which together convict an honest node with a chance of alpha at most.
 
-    Vectors have ``width`` values; ``order`` is as of ``OwnRun``. Raises as ``tests_of``, and
+    Vectors have ``width`` values; ``orders`` are as of ``OwnRun``. Raises as ``tests_of``, and
     ProtocolError for a number out of range.
     """
     tests = tests_of(options, validator.names if validator else None)
-    chances = options.chances()
+    chances = options.chances().of_vectors(width)
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
-    own = _own_run(options.calibration, validator, width, order) if validator else None
+    own = _own_run(options.calibration, validator, width, orders) if validator else None
     return [_judge(test, options, shared, sample, own, validator) for test in tests]
 
 
@@ -167,17 +167,18 @@ def tests_of(options: JudgingOptions, suspects: Sequence[str] | None) -> tuple[s
 
 
 def _own_run(
-    measured: CalibrationFile | None, bank: KernelBank, width: int, order: int | None
+    measured: CalibrationFile | None, bank: KernelBank, width: int, orders: Sequence[int | None]
 ) -> OwnRun:
     if measured is None:
-        return OwnRun(bank, partial(uncalibrated, width=width), bank.references, order)
+        return OwnRun(bank, partial(uncalibrated, width=width), bank.references, orders)
     known = [name for name in bank.references if name in measured.references]
-    return OwnRun(bank, measured.honest, known or measured.references, order)
+    return OwnRun(bank, measured.honest, known or measured.references, orders)
 
 
-def order_by(seed: str) -> int:
-    """The order in which a validator adds up; the ``seed`` is not known before nodes publish."""
-    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8])
+def orders_by(seed: str) -> tuple[int, int]:
+    """Two orders in which a validator adds up; the ``seed`` is unknown before nodes publish."""
+    drawn = hashlib.sha256(seed.encode()).digest()
+    return int.from_bytes(drawn[:8]), int.from_bytes(drawn[8:16])
 
 
 def _obstacle(test: str, options: JudgingOptions, suspects: Sequence[str] | None) -> str:
@@ -321,7 +322,7 @@ def judged(
     """
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, seed, most)
-    judges = judges_of(options, len(sample), truth.validator, truth.width, order_by(seed))
+    judges = judges_of(options, len(sample), truth.validator, truth.width, orders_by(seed))
     return VerdictReport(
         outcome=settled(verify(claimed, sample, truth, judges, progress), claimed, truth),
         claimed=claimed,

@@ -98,7 +98,7 @@ class HonestPopulations:
         return tuple(member.name for member in self.members)
 
     def expecting(self, twins: Sequence[float], width: int) -> "HonestPopulations":
-        """The same, where our own runs of the reference are so alike (``emulated_footprint``)."""
+        """The same, for a run of the reference in two orders (``emulated_footprint``)."""
         expected = {self.reference: emulated_footprint(width, twins)}
         return replace(self, footprints={**self.footprints, **expected})
 

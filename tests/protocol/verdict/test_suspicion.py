@@ -94,6 +94,8 @@ def test_a_guilty_node_is_not_ruled_out_by_lengths(predicted: float) -> None:
 
 
 def test_a_reach_of_few_predictions_has_the_widest_spread() -> None:
-    assert reach(np.array([1.0, 1.1])).sd == pytest.approx(0.35)
+    # A spread of 0.35, and that of a mean of so few.
+    assert reach(np.array([2.0])).sd == pytest.approx(0.35 * math.sqrt(2))
+    assert reach(np.array([1.0, 1.1])).sd == pytest.approx(0.35 * math.sqrt(1.5))
     assert reach(np.array([2.0, 2.0, 2.2, 1.9, 2.1])).sd < 0.1
     assert reach(np.array([2.0, 2.0])).log_mean == pytest.approx(math.log(2.0))

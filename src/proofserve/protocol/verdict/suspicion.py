@@ -22,7 +22,7 @@ PARTS: Final = (0.25, 0.5, 1.0)
 SUSPECT_BETS: Final = len(PARTS) * len(SHARES)
 # Of one nonce: rare honest errors must not convict alone.
 _LOG_CAP = math.log(1000.0)
-# The spread of a prediction's length, as a logarithm, before it was seen on a few nonces.
+# The spread of a prediction's length, as a logarithm, where it was seen on fewer nonces than these.
 _UNSEEN_SD, _SEEN = 0.35, 4
 
 Floats = NDArray[np.float64]
@@ -56,8 +56,10 @@ class Reach:
 def reach(ratios: Floats) -> Reach:
     """Of a suspect by the lengths [n] of its predictions, in the unit of honest errors."""
     logs = np.log(ratios)
-    few = len(logs) < _SEEN
-    return Reach(float(logs.mean()), _UNSEEN_SD if few else float(logs.std(ddof=1)))
+    if len(logs) >= _SEEN:
+        return Reach(float(logs.mean()), float(logs.std(ddof=1)))
+    # Their mean spreads, too.
+    return Reach(float(logs.mean()), _UNSEEN_SD * math.sqrt(1.0 + 1.0 / len(logs)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,16 +225,30 @@ def errors_of(made: Vectors, truth: Vectors) -> Errors:
     return np.array([as_sent(every[nonce]) - as_sent(ours) for nonce, ours in truth.items()])
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Our own run of a kernel, by its name: its errors float32 [m, width] in two orders."""
+
+    name: str
+    errors: Errors
+    in_another_order: Errors
+
+    @property
+    def twins(self) -> list[float]:
+        """Cosines [m] of the two."""
+        pairs = zip(self.errors, self.in_another_order, strict=True)
+        return [cosine(one, other) for one, other in pairs]
+
+
 def figures_of(
-    errors: Errors, reference: tuple[str, Errors], predictions: Mapping[str, Errors]
+    errors: Errors, reference: Reference, predictions: Mapping[str, Errors]
 ) -> RunFigures:
     """The figures of ``errors`` [n, width], NaN rows of nonces without a vector included.
 
-    The ``reference`` has a name and errors [m, width], and so have ``predictions`` by suspect;
-    where n is a multiple of m, those nonces come again and again.
+    ``predictions`` [m, width] are by suspect; where n is a multiple of m, those nonces come again
+    and again.
     """
-    name, own = reference
-    rows = np.arange(len(errors)) % len(own)
+    rows = np.arange(len(errors)) % len(reference.errors)
     broken = np.isnan(errors).any(axis=1)
     lengths = np.linalg.norm(errors, axis=1).astype(np.float64)
 
@@ -244,7 +258,9 @@ def figures_of(
 
     return RunFigures(
         lengths=np.where(broken, np.inf, np.maximum(lengths, LEAST_LENGTH)),
-        footprints={name: cosines(own)},
+        footprints={
+            reference.name: (cosines(reference.errors) + cosines(reference.in_another_order)) / 2
+        },
         cosines={suspect: cosines(predicted) for suspect, predicted in predictions.items()},
         rows=rows,
     )

@@ -9,13 +9,13 @@ from scipy import special
 
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.counting import check_inside, convicting_count, sample_size
-from proofserve.protocol.verdict.footprint import emulated_footprint
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.verifier.audit.attacks import (
     Errors,
     Floats,
     ProverMeasurement,
+    Reference,
     attacks,
     errors_of,
     figures_of,
@@ -254,14 +254,18 @@ class AuditOptions:
 class Beside:
     """What provers are compared with: our run of the ``reference``, and suspects' predictions."""
 
-    reference: tuple[str, Errors]
+    reference: Reference
     predictions: Mapping[str, Errors]
+
+    @property
+    def width(self) -> int:
+        return len(self.reference.errors[0])
 
     def figures(self, errors: Errors) -> RunFigures:
         return figures_of(errors, self.reference, self.predictions)
 
     def of_node(self, errors: Errors, null: HonestPopulations) -> NodeFigures:
-        own = self.figures(self.reference[1])
+        own = self.figures(self.reference.errors)
         return node_figures(self.figures(errors), own, null, self.lengths)
 
     @property
@@ -290,7 +294,9 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
         if np.isfinite(errors).all():
             honest[kernel] = errors
     (own,) = (errors for prover, errors in honest.items() if prover.name == deployment.reference)
-    beside = Beside((deployment.reference, own), _predictions(deployment, nonces, progress))
+    again = errors_of(vectors_by(deployment.own_again, nonces, progress), truth)
+    reference = Reference(deployment.reference, own, again)
+    beside = Beside(reference, _predictions(deployment, nonces, progress))
     shown = {prover.name: beside.figures(errors) for prover, errors in honest.items()}
     limit = options.dist_threshold or max(
         fitted(each.lengths).quantile(1.0 - options.rule.p_mismatch) for each in shown.values()
@@ -353,10 +359,8 @@ def _null(
     runs = HonestRuns(shown, {DEPLOYED}, beside.lengths, deployment.width)
     here = populations(runs, deployment.reference)
     known = options.honest(deployment.reference) if options.honest else here
-    return replace(
-        known,
-        footprints={DEPLOYED: here.footprints.get(DEPLOYED, emulated_footprint(deployment.width))},
-    )
+    kept = here.expecting(beside.reference.twins, deployment.width).footprints
+    return replace(known, footprints={DEPLOYED: kept.get(DEPLOYED, kept[deployment.reference])})
 
 
 def _all_of(prover: AuditedProver, nonces: Sequence[int], progress: Progress) -> Vectors:
@@ -391,7 +395,7 @@ def _results(
 ) -> tuple[ProverResult, ...]:
     """Verifications of provers by the populations ``null``."""
     rule, runs = options.rule, options.runs
-    chances = Chances(rule.alpha, 1.0 - rule.power)
+    chances = Chances(rule.alpha, 1.0 - rule.power).of_vectors(beside.width)
     progress.step("simulating verifications", len(seen))
     results = []
     for each in seen:

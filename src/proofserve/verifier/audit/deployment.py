@@ -65,7 +65,7 @@ _TURNED: Final = rotated(in_groups(integers(8), 32), 1)
 # Rounds an eighth as much as bfloat16.
 _FINER: Final = PROFILES["torch in float16"]
 # In which the validator adds up; provers do as this machine does.
-_ORDER: Final = 7919
+_ORDERS: Final = (7919, 104729)
 BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)
 KEY, OTHER_KEY = "audit-key", "audit-other-key"
 
@@ -266,7 +266,7 @@ class CheckpointDeployment:
         compute = proofs_of(self._work, setup.forward_batch)
         self._validator = CheckpointValidator(setup, compute)
         # A prover rounds as some server does. The validator emulates this kernel too, but adds up
-        # in another order.
+        # in other orders.
         served = self._validator.references
         self.reference = served[min(1, len(served) - 1)]
         self._served = BankRun(kernels=self.reference)
@@ -303,9 +303,16 @@ class CheckpointDeployment:
     def kernels(self) -> Iterator[AuditedProver]:
         """The honest model by other kernels than ``deployed``, and by the validator's own run."""
         for name in self._validator.kernels:
-            run = BankRun(kernels=name, order=_ORDER if name == self.reference else None)
+            run = BankRun(kernels=name, order=_ORDERS[0] if name == self.reference else None)
             answers = partial(self._validator.vectors, run)
             yield AuditedProver(name, 0.0, lambda answers=answers: answers)  # type: ignore[misc]
+
+    @property
+    def own_again(self) -> AuditedProver:
+        """The validator's own run once more, in the second of its orders."""
+        run = BankRun(kernels=self.reference, order=_ORDERS[1])
+        answers = partial(self._validator.vectors, run)
+        return AuditedProver("our own run in another order", 0.0, lambda: answers)
 
     def weights(self) -> Iterator[AuditedProver]:
         """Changed weights, activations and caches; those of the suspects have their names."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.lab.report import Progress
-from proofserve.verifier.audit.attacks import Errors, errors_of, figures_of, vectors_by
+from proofserve.verifier.audit.attacks import Errors, Reference, errors_of, figures_of, vectors_by
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
 from proofserve.verifier.judges import Chances, Vectors
 from proofserve.verifier.populations import HonestPopulations
@@ -95,7 +95,7 @@ class LieDetector:
     """
 
     null: HonestPopulations
-    reference: tuple[str, Errors]
+    reference: Reference
     predictions: Mapping[str, Errors]
     honest: Errors
     alpha: float
@@ -122,9 +122,9 @@ class LieDetector:
             name: np.linalg.norm(each, axis=1).astype(np.float64)
             for name, each in self.predictions.items()
         }
-        own = figures_of(self.reference[1], self.reference, self.predictions)
+        own = figures_of(self.reference.errors, self.reference, self.predictions)
         shown = figures_of(errors, self.reference, self.predictions)
         node = node_figures(shown, own, self.null, lengths)
-        wanted = Chances(alpha=self.alpha)
+        wanted = Chances(alpha=self.alpha).of_vectors(errors.shape[1])
         ended = simulated(node, self.null, wanted, draws(len(node), self.runs, nonces, chances))
         return ended.cleared / self.runs

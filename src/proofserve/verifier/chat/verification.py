@@ -28,7 +28,7 @@ from proofserve.verifier.chat.statements import (
     checked_answers,
 )
 from proofserve.verifier.judges import Chances, Opinion
-from proofserve.verifier.judging import JudgingOptions, judges_of
+from proofserve.verifier.judging import JudgingOptions, judges_of, orders_by
 from proofserve.verifier.noise import (
     MeasuringPlan,
     honest_runs,
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 # Blocks that are recomputed in one call: those of a few conversations.
 AT_ONCE = 32
+# What an answer keeps less of in all of its blocks is not cleared. More, as of nonces, would take
+# twice as many answers, of which a client has few.
+_KEPT: Final = 0.8
 WHAT_TO_MEASURE: Final = (
     "No verdict: no honest kernel that is known explains these errors, and no fraud that is known."
     " If a server of this kind is trusted, measure it: proofserve calibrate chat MODEL --url URL"
@@ -217,11 +220,12 @@ class ChatChecker:
         self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
     ) -> Verification:
         """Raises LabError if our own recomputation is not complete."""
-        options = JudgingOptions(**asdict(chances), threshold=self._measured)
+        options = JudgingOptions(**asdict(replace(chances, kept=_KEPT)), threshold=self._measured)
         claimed = blocks.claims()
         unit = f"blocks of {BLOCK_TOKENS} tokens"
         ours = Truth(validator.truth, blocks.width, AT_ONCE, unit=unit)
-        judges = judges_of(options, len(blocks), validator, blocks.width)
+        orders = orders_by(self._seed)
+        judges = judges_of(options, len(blocks), validator, blocks.width, orders)
         return verify(claimed, claimed.nonces, ours, judges, progress)
 
 
