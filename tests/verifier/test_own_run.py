@@ -1,12 +1,13 @@
 """Which of our own runs a node is judged beside."""
 
 import numpy as np
+import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.direction import FootprintJudge
-from proofserve.verifier.judges import Chances, PairedJudge
-from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run
+from proofserve.verifier.judges import Chances, Judge, PairedJudge
+from verifier.toy_null import ON_RANKS, SERVER, Kernel, ToyBank, claims, gathered, own_run
 
 CHANCES = Chances(1e-6, 1e-3, 0.3)
 KERNELS = {"one": SERVER, "another": Kernel(size=1.3)}
@@ -62,4 +63,41 @@ def test_large_errors_convict_beside_the_kernel_that_leads_in_the_end() -> None:
         for error in group:
             judge.add(error)
     assert own.reference == "second reference"
+    assert judge.opinion().result is SequentialResult.FRAUD
+
+
+def judged_in_groups(judge: Judge[ClaimError], errors: list[ClaimError]) -> None:
+    while errors:
+        group, errors = errors[:6], errors[6:]
+        judge.prepare(group)
+        for error in group:
+            judge.add(error)
+
+
+@pytest.mark.parametrize("calibrated", [True, False], ids=["calibrated", "uncalibrated"])
+def test_a_server_on_several_ranks_is_cleared_by_our_run_on_as_many(calibrated: bool) -> None:
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, gathered(bank, KERNELS) if calibrated else None)
+    judge = FootprintJudge(own, CHANCES)
+    judged_in_groups(judge, claims(bank.errors_by(Kernel(like=ON_RANKS), range(60), 300)))
+    assert own.reference == ON_RANKS
+    assert judge.opinion().result is SequentialResult.HONEST
+    assert judge.opinion().figures["kernel"] == ON_RANKS
+
+
+def test_a_server_on_one_rank_costs_no_run_on_several() -> None:
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, None)
+    judged_in_groups(FootprintJudge(own, CHANCES), claims(bank.errors_by(SERVER, range(60), 300)))
+    assert ON_RANKS not in bank.ran
+
+
+def test_a_lie_that_has_no_footprint_at_all_keeps_the_evidence_of_the_kernels() -> None:
+    """Beside several ranks a calibration knows no kernel, and large errors would convict nobody."""
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, gathered(bank, KERNELS))
+    judge = PairedJudge(own, CHANCES)
+    judged_in_groups(judge, claims(bank.errors_by(Kernel(size=4.0, kept=0.0), range(60), 300)))
+    assert ON_RANKS in bank.ran
+    assert own.reference != ON_RANKS
     assert judge.opinion().result is SequentialResult.FRAUD

@@ -23,6 +23,8 @@ NAMES = ("int8", "fp8", "int4")
 REACHES = {"int8": 1.2, "fp8": 5.0, "int4": 25.0}
 OTHERS = 1.6
 REFERENCE, SECOND = "reference", "second reference"
+# The first one under tensor parallelism, which is no reference until none explains a node.
+ON_RANKS = "reference on 2 ranks"
 ORDERS = (1, 2)
 Vector = NDArray[np.float32]
 
@@ -40,6 +42,7 @@ class Kernel:
     lean: float = 0.0
 
 
+_OURS = (REFERENCE, SECOND, ON_RANKS)
 # What a node keeps of a footprint whose weights are others.
 LOST = 0.05
 # Of a run, what does not depend on the order in which it adds up: two runs are 0.64 alike.
@@ -50,14 +53,16 @@ SERVER = Kernel()
 class ToyBank:
     """Each suspect moves each nonce in a direction of its own; ``kernels`` are emulated ones.
 
-    Both references are among them, and are 0.35 like each other.
+    Both references are among them, and are 0.35 like each other, as is the first on several ranks.
     """
 
     def __init__(self, kernels: Mapping[str, Kernel], names: Sequence[str] = NAMES) -> None:
         self.names = names
         self.asked: list[tuple[str, int]] = []
         self.expected: list[Mapping[BankRun, Sequence[int]]] = []
+        self.ran: set[str | None] = set()
         self.references = (REFERENCE, SECOND)
+        self.parallel = {REFERENCE: (ON_RANKS,), SECOND: ()}
         self._kernels = kernels
 
     @property
@@ -77,7 +82,8 @@ class ToyBank:
         return (length * _unit(drawn)).astype(np.float32)
 
     def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
-        if run.kernels in self.references:
+        self.ran.add(run.kernels)
+        if run.kernels in _OURS:
             return {n: self._ours(str(run.kernels), n, run.order or 0) for n in nonces}
         seed = 2 + self.kernels.index(str(run.kernels))
         return self.errors_by(self._kernels[str(run.kernels)], nonces, seed)
@@ -103,9 +109,7 @@ class ToyBank:
         return made
 
     def _ours(self, reference: str, nonce: int, order: int) -> Vector:
-        of_order = _unit(
-            np.random.default_rng([nonce, 23, order, self.references.index(reference)])
-        )
+        of_order = _unit(np.random.default_rng([nonce, 23, order, _OURS.index(reference)]))
         made = COMMON * self._direction(reference, nonce) + np.sqrt(1 - COMMON**2) * of_order
         return (0.01 * made / np.linalg.norm(made)).astype(np.float32)
 
@@ -114,7 +118,8 @@ class ToyBank:
         if reference == REFERENCE:
             return first
         common = 0.35 / COMMON**2
-        other = common * first + np.sqrt(1 - common**2) * _unit(np.random.default_rng([nonce, 2]))
+        own = _unit(np.random.default_rng([nonce, 1 + _OURS.index(reference)]))
+        other = common * first + np.sqrt(1 - common**2) * own
         return other / np.linalg.norm(other)
 
 
@@ -156,7 +161,11 @@ def own_run(bank: ToyBank, known: HonestRuns | None) -> OwnRun:
     """Our own run of either reference, with what a calibration ``known`` says, or without one."""
     if known is None:
         return OwnRun(bank, lambda name: uncalibrated(name, WIDTH), bank.references, ORDERS)
-    return OwnRun(bank, lambda name: populations(known, name), bank.references, ORDERS)
+
+    def null(name: str) -> HonestPopulations:
+        return populations(known, name) if name in known.runs else uncalibrated(name, WIDTH)
+
+    return OwnRun(bank, null, bank.references, ORDERS)
 
 
 def _unit(drawn: np.random.Generator) -> NDArray[np.float64]:

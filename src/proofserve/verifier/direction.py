@@ -166,7 +166,8 @@ class DirectionJudge(Judge[ClaimError]):
         nonces = sorted(of.against, key=lambda nonce: -of.against[nonce])[:_CONFIRMED_ON]
         theirs = sum(of.against[nonce] for nonce in nonces)
         predicted = self._bank.predictions(name, nonces)
-        runs = [BankRun(kernels=kernel) for kernel in self._bank.kernels]
+        kernels = {*self._bank.kernels, self._own.reference}
+        runs = [BankRun(kernels=kernel) for kernel in sorted(kernels)]
         self._bank.expect(dict.fromkeys(runs, nonces))
         for run in runs:
             errors = self._bank.errors(run, nonces)

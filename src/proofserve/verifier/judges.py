@@ -18,7 +18,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside, judge, power
 from proofserve.protocol.verdict.evidence import Evidence
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.footprint import cosine, emulated_footprint
 from proofserve.protocol.verdict.scale import SizeBets
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.verifier.populations import HonestPopulations
@@ -61,7 +61,8 @@ def as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 class KernelBank(Protocol):
     """Suspected weights by ``names``, and how each would move the results; and honest kernels.
 
-    ``references`` are those of ``kernels`` that servers have.
+    ``references`` are those of ``kernels`` that servers have, ``parallel`` the names of the same
+    ones under tensor parallelism.
     """
 
     @property
@@ -72,6 +73,9 @@ class KernelBank(Protocol):
 
     @property
     def references(self) -> Sequence[str]: ...
+
+    @property
+    def parallel(self) -> Mapping[str, Sequence[str]]: ...
 
     def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
         """What will be asked for next: a bank may compute it together."""
@@ -196,6 +200,8 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
+# Nonces after which a node that has no reference's footprint may have that of several ranks.
+_LOOKED_AT: Final = 9
 # A reference that is so many standard deviations behind is none: with less a node of SmolLM2 got
 # another kernel's, and no verdict, 9 times in 100.
 _BEHIND: Final = 2.0
@@ -223,7 +229,8 @@ class OwnRun:
     """The validator's own honest run, beside which all tests judge a node.
 
     Its ``reference`` is the one of ``bank`` whose errors are most like the node's so far; those
-    that are too far behind are computed no more. ``null`` says what honest means beside it. It adds
+    that are too far behind are computed no more. Where none has a footprint, the same kernels on
+    several ranks are tried. ``null`` says what honest means beside it. It adds
     up in ``orders`` that no node knew when it published, or a liar could have exactly our errors
     where it does not lie: in one, or in two, whose mean cosine spreads less.
     """
@@ -241,6 +248,7 @@ class OwnRun:
         self._beside = {name: _Beside() for name in references}
         self._theirs: dict[int, Vector] = {}
         self._honest: HonestPopulations | None = None
+        self._has_looked = False
         self.reference = references[0]
 
     @property
@@ -268,11 +276,11 @@ class OwnRun:
         new = {e.nonce: e.error for e in theirs if e.error is not None and e.nonce not in known}
         if not new:
             return
+        if not self._has_looked and len(known) >= _LOOKED_AT and self._lacks(self.reference):
+            self._look_on_ranks()
         self._theirs |= new
-        for name, of in self._beside.items():
-            for nonce, ours in self._bank.errors(self._run(name), tuple(new)).items():
-                of.lengths[nonce] = float(np.linalg.norm(ours))
-                of.cosines[nonce] = cosine(new[nonce], ours)
+        for name in self._beside:
+            self._see(name, tuple(new))
         likeness = {name: of.likeness for name, of in self._beside.items()}
         self.reference = max(likeness, key=likeness.__getitem__)
         # By chance a cosine of v values has a variance of 1 / v, a difference of two twice that.
@@ -281,6 +289,28 @@ class OwnRun:
         self._beside = {name: of for name, of in self._beside.items() if likeness[name] >= least}
         self._compare_in_every_order()
         self._honest = None
+
+    def _see(self, name: str, nonces: Sequence[int]) -> None:
+        of = self._beside[name]
+        for nonce, ours in self._bank.errors(self._run(name), nonces).items():
+            of.lengths[nonce] = float(np.linalg.norm(ours))
+            of.cosines[nonce] = cosine(self._theirs[nonce], ours)
+
+    def _lacks(self, name: str) -> bool:
+        """Whether the node keeps less of a reference than is cleared, and not by chance."""
+        of, width = self._beside[name], min(map(len, self._theirs.values()))
+        known = emulated_footprint(width)
+        spread = known.sd / math.sqrt(len(of.cosines))
+        return of.likeness < KEPT_IN_ALL * known.mean - _BEHIND * spread
+
+    def _look_on_ranks(self) -> None:
+        """Add those that have a footprint, of all kernels that are left."""
+        self._has_looked = True
+        for name in [each for one in self._beside for each in self._bank.parallel.get(one, ())]:
+            self._beside[name] = _Beside()
+            self._see(name, tuple(self._theirs))
+            if self._lacks(name):
+                del self._beside[name]
 
     def _compare_in_every_order(self) -> None:
         """Of the nonces that lack it: all, where another reference leads than before."""

@@ -36,7 +36,7 @@ from proofserve.verifier.judges import (
     OwnRun,
     PairedJudge,
 )
-from proofserve.verifier.populations import uncalibrated
+from proofserve.verifier.populations import HonestPopulations, uncalibrated
 from proofserve.verifier.verification import ExactJudge, Truth, Verification, settled, verify
 
 # The most mismatches that the lines name.
@@ -172,7 +172,12 @@ def _own_run(
     if measured is None:
         return OwnRun(bank, partial(uncalibrated, width=width), bank.references, orders)
     known = [name for name in bank.references if name in measured.references]
-    return OwnRun(bank, measured.honest, known or measured.references, orders)
+
+    def null(reference: str) -> HonestPopulations:
+        is_known = reference in measured.references
+        return measured.honest(reference) if is_known else uncalibrated(reference, width)
+
+    return OwnRun(bank, null, known or measured.references, orders)
 
 
 def orders_by(seed: str) -> tuple[int, int]:

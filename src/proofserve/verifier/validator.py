@@ -1,6 +1,7 @@
 """A validator with the published checkpoint: its tokens, true vectors, honest runs, suspects."""
 
 import copy
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ KV_FP8: Final = "fp8"
 KV_DTYPES: Final = (KV_AUTO, KV_FP8)
 # Of a checkpoint whose layers are read from disk again for each pass.
 NONCES_OF_A_PASS: Final = 32
+# Devices that share each layer of a server, where several do.
+_RANKS: Final = (2, 4, 8)
 # Honest where a checkpoint declares that activations are rounded: a server that does not.
 FULL_ACTIVATIONS: Final = "activations in full"
 # A token of harmony, the format of gpt-oss: the name of an answer's next part follows.
@@ -123,6 +126,11 @@ class CheckpointValidator:
         self.served_dtype, self.kernels = self._own.format, tuple(self._kernels)
         same = (n for n in SERVED if n in others and others[n].format == self.served_dtype)
         self.references = (str(OWN.kernels), *same)
+        # No calibration emulates these: they are for nodes that have none of the references.
+        self.parallel: dict[str, list[str]] = {name: [] for name in self.references}
+        for name, ranks in itertools.product(self.references, _RANKS):
+            self.parallel[name].append(f"{name} on {ranks} ranks")
+            self._kernels[f"{name} on {ranks} ranks"] = replace(self._kernels[name], ranks=ranks)
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 
