@@ -12,7 +12,7 @@ from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.verdict.footprint import cosine
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import BankRun, Chances, Vectors
+from proofserve.verifier.judges import BankRun, Chances, Vectors, lacks_footprint
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -95,6 +95,47 @@ def calibration_of(
     return checked(made, progress, verifications)
 
 
+class _OwnRuns:
+    """A validator's own runs of some kernels, each in two orders, as nodes are judged beside them.
+
+    ``one`` and ``again`` are their errors by kernel, ``predicted`` those of suspects.
+    """
+
+    def __init__(
+        self,
+        judged: Sequence[int],
+        one: Mapping[str, Vectors],
+        again: Mapping[str, Vectors],
+        predicted: Mapping[str, Vectors],
+    ) -> None:
+        self._judged = judged
+        self._runs = one, again
+        self.measuring = RunMeasurement(judged, one, predicted)
+        self._again = RunMeasurement(judged, again, {})
+
+    def figures(self, errors: Vectors) -> RunFigures:
+        """Footprints are means of the cosines with both runs."""
+        shown = {nonce: errors[nonce] for nonce in self._judged if nonce in errors}
+        found, again = (of.fields(shown).figures for of in (self.measuring, self._again))
+        both = {name: (of + again.footprints[name]) / 2 for name, of in found.footprints.items()}
+        return replace(found, footprints=both)
+
+    def own(self, name: str) -> RunFigures:
+        return self.figures(self._runs[0][name])
+
+    def twins(self, name: str) -> list[float]:
+        one, again = (of[name] for of in self._runs)
+        return [cosine(one[nonce], again[nonce]) for nonce in self._judged]
+
+    def nearest(self, errors: Vectors) -> tuple[str, bool]:
+        """The kernel that is most like a node, and whether the node has its footprint."""
+        shown = self.figures(errors)
+        name = nearest(shown, [*self._runs[0]])
+        kept = shown.footprints[name]
+        width = len(next(iter(errors.values())))
+        return name, not lacks_footprint(float(kept.mean()), len(kept), width)
+
+
 class _Trying:
     def __init__(
         self, runs: KeptRuns, calibration: CalibrationFile, trial: Trial, progress: Progress
@@ -124,24 +165,19 @@ class _Trying:
             nodes[kernel] = runs.errors(BankRun(kernels=kernel, order=_ORDER), judged)
             again[kernel] = runs.errors(BankRun(kernels=kernel, order=_AGAIN), judged)
             progress.advance()
-        self._measuring = RunMeasurement(judged, references, predicted)
-        self._again = RunMeasurement(judged, again, {})
-        self._twins = {
-            name: [cosine(of[nonce], again[name][nonce]) for nonce in judged]
-            for name, of in references.items()
-        }
-        self._own = {name: self._figures(of) for name, of in references.items()}
-        self._nodes = {name: self._figures(of) for name, of in nodes.items()}
+        self._predicted = predicted
+        self._ours = _OwnRuns(judged, references, again, predicted)
+        self._nodes = nodes
 
     def found(self, real: Sequence[RealNode]) -> Found:
         runs, trial, check = self._runs, self._trial, self._calibration.left_out
         self._progress.step("verifying honest nodes", len(self._nodes) + len(real))
         honest = [self._honest_node(name, None, each) for name, each in self._nodes.items()]
-        shown = [self._figures(runs.errors_of(each.vectors)) for each in real]
-        for each, figures in zip(real, shown, strict=True):
-            honest.append(self._honest_node(each.name, each.processor, figures))
+        shown = [runs.errors_of(each.vectors) for each in real]
+        for each, errors in zip(real, shown, strict=True):
+            honest.append(self._honest_node(each.name, each.processor, errors))
         # What a cheat computes honestly, a real server of its kind would.
-        beside = shown[0] if shown else self._nodes[self._served]
+        beside = self._ours.figures(shown[0] if shown else self._nodes[self._served])
         self._progress.step("verifying cheats", len(self._cheats) * len(SHARES))
         room = check.room if check else 1.0
         return Found(
@@ -164,23 +200,18 @@ class _Trying:
         """The emulated kernel of this kind of server, or the only one."""
         return self._runs.references[min(1, len(self._runs.references) - 1)]
 
-    def _figures(self, errors: Vectors) -> RunFigures:
-        judged = [nonce for nonce in self._judged if nonce in errors]
-        shown = {nonce: errors[nonce] for nonce in judged}
-        found, again = (of.fields(shown).figures for of in (self._measuring, self._again))
-        both = {name: (of + again.footprints[name]) / 2 for name, of in found.footprints.items()}
-        return replace(found, footprints=both)
-
-    def _honest_node(self, name: str, processor: str | None, shown: RunFigures) -> HonestNode:
-        trial, reference = self._trial, nearest(shown, self._runs.references)
-        own, predicted = self._own[reference], self._measuring.lengths
-        honest = self._expecting(self._calibration.honest(reference))
+    def _honest_node(self, name: str, processor: str | None, errors: Vectors) -> HonestNode:
+        trial, width = self._trial, self._runs.work.scheme.width
+        ours, reference = self._judged_beside(errors)
+        shown, own = ours.figures(errors), ours.own(reference)
+        predicted = ours.measuring.lengths
+        alone = uncalibrated(reference, width).expecting(ours.twins(reference), width)
+        honest = self._known(ours, reference)
         node = node_figures(shown, own, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
         with_it = simulated(node, honest, self._chances, drawn)
         # A real node is none of the populations: then the one most like it is left out.
         without = honest.without(name if name in honest.names else with_it.closest)
-        alone = self._expecting(uncalibrated(reference, self._runs.work.scheme.width))
         unmeasured = node_figures(shown, own, alone, predicted)
         cells = {
             CALIBRATED: self._cell(with_it),
@@ -190,10 +221,29 @@ class _Trying:
         self._progress.advance()
         return HonestNode(name, processor, len(node), float(np.median(node.ratios)), cells)
 
-    def _expecting(self, honest: HonestPopulations) -> HonestPopulations:
-        """As a validator whose own run is in two orders."""
-        width = self._runs.work.scheme.width
-        return honest.expecting(self._twins[honest.reference], width)
+    def _judged_beside(self, errors: Vectors) -> "tuple[_OwnRuns, str]":
+        """As ``OwnRun`` chooses it: several ranks where no reference has a footprint."""
+        reference, has_it = self._ours.nearest(errors)
+        if has_it:
+            return self._ours, reference
+        several = self._on_ranks(reference)
+        on_ranks, has_it = several.nearest(errors)
+        return (several, on_ranks) if has_it else (self._ours, reference)
+
+    def _on_ranks(self, reference: str) -> "_OwnRuns":
+        names = self._runs.parallel[reference]
+        # Emulated kernels on several ranks, which are nodes here, add up as this machine does.
+        one, again = (
+            {n: self._runs.errors(BankRun(kernels=n, order=order), self._judged) for n in names}
+            for order in (_ORDER, _AGAIN)
+        )
+        return _OwnRuns(self._judged, one, again, self._predicted)
+
+    def _known(self, ours: "_OwnRuns", reference: str) -> HonestPopulations:
+        width, known = self._runs.work.scheme.width, self._calibration
+        is_known = reference in known.references
+        honest = known.honest(reference) if is_known else uncalibrated(reference, width)
+        return honest.expecting(ours.twins(reference), width)
 
     def _cell(self, ended: Endings) -> Cell:
         cleared, undecided = ended.cleared, ended.undecided
@@ -204,12 +254,14 @@ class _Trying:
 
     def _cheat(self, name: str, share: float, beside: RunFigures) -> Cheat:
         """Judged beside the reference of the server that computes the other nonces."""
-        trial, reference = self._trial, nearest(beside, self._runs.references)
-        errors = self._runs.cheat_errors(BankRun(name, reference, _ORDER), self._judged)
-        cheat = self._figures(errors)
-        honest = self._expecting(self._calibration.honest(reference))
+        trial, ours = self._trial, self._ours
+        reference = nearest(beside, self._runs.references)
+        cheat = ours.figures(
+            self._runs.cheat_errors(BankRun(name, reference, _ORDER), self._judged)
+        )
+        honest = self._known(ours, reference)
         mixed = _joined(beside, cheat)
-        node = node_figures(mixed, self._own[reference], honest, self._measuring.lengths)
+        node = node_figures(mixed, ours.own(reference), honest, ours.measuring.lengths)
         counts = len(beside.lengths), len(cheat.lengths)
         chances = np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts)
         drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats, chances)

@@ -207,6 +207,12 @@ _LOOKED_AT: Final = 9
 _BEHIND: Final = 2.0
 
 
+def lacks_footprint(mean: float, nonces: int, width: int) -> bool:
+    """Whether a ``mean`` cosine is less than what is cleared of an emulation, and not by chance."""
+    known = emulated_footprint(width)
+    return mean < KEPT_IN_ALL * known.mean - _BEHIND * known.sd / math.sqrt(nonces)
+
+
 @dataclass(slots=True)
 class _Beside:
     """A reference's run in the first order: lengths of its errors, cosines with the node's.
@@ -297,11 +303,8 @@ class OwnRun:
             of.cosines[nonce] = cosine(self._theirs[nonce], ours)
 
     def _lacks(self, name: str) -> bool:
-        """Whether the node keeps less of a reference than is cleared, and not by chance."""
         of, width = self._beside[name], min(map(len, self._theirs.values()))
-        known = emulated_footprint(width)
-        spread = known.sd / math.sqrt(len(of.cosines))
-        return of.likeness < KEPT_IN_ALL * known.mean - _BEHIND * spread
+        return lacks_footprint(of.likeness, len(of.cosines), width)
 
     def _look_on_ranks(self) -> None:
         """Add those that have a footprint, of all kernels that are left."""
