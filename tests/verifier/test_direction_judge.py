@@ -6,7 +6,7 @@ import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.direction import PER_NONCE, DirectionJudge
+from proofserve.verifier.error_judges import PER_NONCE, DirectionJudge
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.populations import HonestRuns
 from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run

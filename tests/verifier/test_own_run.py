@@ -5,8 +5,8 @@ import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.direction import FootprintJudge
-from proofserve.verifier.judges import Chances, Judge, PairedJudge
+from proofserve.verifier.error_judges import FootprintJudge, PairedJudge
+from proofserve.verifier.judges import Chances, Judge
 from verifier.toy_null import ON_RANKS, SERVER, Kernel, ToyBank, claims, gathered, own_run
 
 CHANCES = Chances(1e-6, 1e-3, 0.3)

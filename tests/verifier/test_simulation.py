@@ -10,8 +10,8 @@ from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.protocol.verdict.suspicion import Compared
-from proofserve.verifier.direction import DirectionJudge, FootprintJudge
-from proofserve.verifier.judges import BankRun, Chances, Judge, OwnRun, PairedJudge, Vectors
+from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
+from proofserve.verifier.judges import BankRun, Chances, Judge, OwnRun, Vectors
 from proofserve.verifier.populations import uncalibrated
 from proofserve.verifier.simulation import (
     Draws,

@@ -8,8 +8,8 @@ import pytest
 from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.direction import DirectionJudge, FootprintJudge
-from proofserve.verifier.judges import Chances, Judge, PairedJudge
+from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
+from proofserve.verifier.judges import Chances, Judge
 from proofserve.verifier.populations import HonestRuns
 from proofserve.verifier.verification import Verification, decide
 from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run

@@ -22,7 +22,12 @@ from proofserve.verifier.calibration_file import (
     measured_threshold,
 )
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.direction import NO_SUSPECTS, DirectionJudge, FootprintJudge
+from proofserve.verifier.error_judges import (
+    NO_SUSPECTS,
+    DirectionJudge,
+    FootprintJudge,
+    PairedJudge,
+)
 from proofserve.verifier.judges import (
     ALPHA,
     BETA,
@@ -34,7 +39,6 @@ from proofserve.verifier.judges import (
     Judge,
     KernelBank,
     OwnRun,
-    PairedJudge,
 )
 from proofserve.verifier.populations import HonestPopulations, uncalibrated
 from proofserve.verifier.verification import ExactJudge, Truth, Verification, settled, verify

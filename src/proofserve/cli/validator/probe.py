@@ -14,7 +14,7 @@ from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.verifier.direction import NO_SUSPECTS
+from proofserve.verifier.error_judges import NO_SUSPECTS
 from proofserve.verifier.judges import ALPHA, BETA, Chances
 from proofserve.verifier.probe.endpoint import Endpoint, Kind
 from proofserve.verifier.probe.probing import Probing, probe, prompts

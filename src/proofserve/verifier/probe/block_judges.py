@@ -16,7 +16,7 @@ from proofserve.protocol.verdict.evidence import RareEvidence
 from proofserve.protocol.verdict.footprint import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.direction import DirectionJudge, FootprintJudge
+from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import (
     OWN,
     BankRun,
@@ -25,7 +25,6 @@ from proofserve.verifier.judges import (
     Judge,
     Opinion,
     OwnRun,
-    PairedJudge,
     Standing,
     Vectors,
     evidence_text,

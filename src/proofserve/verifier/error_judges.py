@@ -1,4 +1,4 @@
-"""The tests of where errors point: as other weights would, or as an honest kernel's do.
+"""The tests of errors beside our own run: where they point, and whether they are too long.
 
 The direction test asks a bank of suspects, with no more forwards than it needs. Lengths come first.
 A suspect whose weights would have made an error far longer than it is needs no forward of its own:
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.evidence import SHARES, Evidence, mixed
 from proofserve.protocol.verdict.footprint import Footprint, cosine
-from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit
+from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit, SizeBets
 from proofserve.protocol.verdict.suspicion import SUSPECT_BETS, Compared, Reach, reach
 from proofserve.verifier.judges import (
     BankRun,
@@ -295,3 +295,62 @@ class FootprintJudge(Judge[ClaimError]):
             figures["excluded_share"] = self._chances.share
         has = f"{figures['mean']:.2f} of {kept.of.mean:.2f} expected"
         return f"errors have {has} of the footprint of {of}", figures
+
+
+class PairedJudge(Judge[ClaimError]):
+    """Bets on errors that are larger than honest ones, beside our ``own`` of the nonce.
+
+    A nonce in which rounding weighs more than in others makes both long. It cannot clear: a lie
+    need not have long errors.
+    """
+
+    name = "paired"
+    clears = False
+
+    def __init__(self, own: OwnRun, chances: Chances) -> None:
+        self._own = own
+        self._chances = chances
+        self._reference = own.reference
+        self._evidence: dict[str, Evidence] = {}
+        # Of each nonce the length of its error, and that in the honest unit.
+        self._judged: list[tuple[int, float]] = []
+        self._ratios: list[float] = []
+
+    def plan(self, nonces: Sequence[int]) -> None:
+        self._own.expect(nonces)
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        self._own.compare(errors)
+        if self._own.reference != self._reference:
+            # Beside another kernel's run other kernels are the honest ones.
+            self._reference = self._own.reference
+            self._evidence, self._ratios = {}, []
+            for nonce, length in self._judged:
+                self._weigh(nonce, length)
+
+    def add(self, error: ClaimError) -> None:
+        self.nonces += 1
+        # A claim without a vector is infinitely far.
+        self._judged.append((error.nonce, error.distance))
+        self._weigh(error.nonce, error.distance)
+
+    def _weigh(self, nonce: int, length: float) -> None:
+        ratio = self._own.ratio(nonce, length)
+        self._ratios.append(ratio)
+        for member in self._own.honest.members:
+            evidence = self._evidence.setdefault(member.name, Evidence(SizeBets.count))
+            evidence.add(member.sizes.log_factors(np.array([ratio]))[0])
+
+    def standing(self) -> Standing:
+        return Standing(convicts=self._log_evidence >= self._chances.convicts_at)
+
+    @property
+    def _log_evidence(self) -> float:
+        """Against the kernel that explains the errors best."""
+        return min((each.peak for each in self._evidence.values()), default=0.0)
+
+    def _says(self, standing: Standing) -> tuple[str, Figures]:
+        text = f"errors are {np.median(self._ratios):.2g} times ours (median)"
+        if standing.convicts or self._log_evidence > 0.0:
+            text = f"{text}, {evidence_text(self._log_evidence)}"
+        return text, {"log_evidence": self._log_evidence}
