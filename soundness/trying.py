@@ -1,5 +1,6 @@
 """Tries honest nodes and cheats on one model: simulated verifications of the nonces computed."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -31,6 +32,8 @@ SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.1)
 # In which a node adds up whose kernel is emulated for our own run, too, and a cheat: no node has
 # ours, which are as this machine does and ``_AGAIN``.
 _ORDER, _AGAIN = 1, 2
+# Nonces by which a kernel on several ranks is chosen.
+_TRIED_ON: Final = 4
 
 Floats = NDArray[np.float64]
 
@@ -226,18 +229,19 @@ class _Trying:
         reference, has_it = self._ours.nearest(errors)
         if has_it:
             return self._ours, reference
-        several = self._on_ranks(reference)
+        every = [*itertools.chain.from_iterable(self._runs.parallel.values())]
+        first, _ = self._on_ranks(every, self._judged[:_TRIED_ON]).nearest(errors)
+        several = self._on_ranks([first], self._judged)
         on_ranks, has_it = several.nearest(errors)
         return (several, on_ranks) if has_it else (self._ours, reference)
 
-    def _on_ranks(self, reference: str) -> "_OwnRuns":
-        names = self._runs.parallel[reference]
+    def _on_ranks(self, names: Sequence[str], nonces: Sequence[int]) -> "_OwnRuns":
         # Emulated kernels on several ranks, which are nodes here, add up as this machine does.
         one, again = (
-            {n: self._runs.errors(BankRun(kernels=n, order=order), self._judged) for n in names}
+            {n: self._runs.errors(BankRun(kernels=n, order=order), nonces) for n in names}
             for order in (_ORDER, _AGAIN)
         )
-        return _OwnRuns(self._judged, one, again, self._predicted)
+        return _OwnRuns(nonces, one, again, self._predicted)
 
     def _known(self, ours: "_OwnRuns", reference: str) -> HonestPopulations:
         width, known = self._runs.work.scheme.width, self._calibration

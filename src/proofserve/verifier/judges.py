@@ -4,6 +4,7 @@ A node is honest if it is one of the honest populations, so what convicts speaks
 them. Those of errors beside our own run are in ``error_judges``, the exact one in ``verification``.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -198,8 +199,9 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
-# Nonces after which a node that has no reference's footprint may have that of several ranks.
-_LOOKED_AT: Final = 9
+# Nonces after which a node that has no reference's footprint may have that of several ranks, and of
+# them those on which all of these are tried.
+_LOOKED_AT, _TRIED_ON = 9, 3
 # A reference that is so many standard deviations behind is none: with less a node of SmolLM2 got
 # another kernel's, and no verdict, 9 times in 100.
 _BEHIND: Final = 2.0
@@ -305,13 +307,19 @@ class OwnRun:
         return lacks_footprint(of.likeness, len(of.cosines), width)
 
     def _look_on_ranks(self) -> None:
-        """Add those that have a footprint, of all kernels that are left."""
+        """Add those that have a footprint on the first nonces, and on all of them.
+
+        Beside too few ranks two kernels are about as unlike the node: so all of them are tried.
+        """
         self._has_looked = True
-        for name in [each for one in self._beside for each in self._bank.parallel.get(one, ())]:
+        nonces = tuple(self._theirs)
+        for name in itertools.chain.from_iterable(self._bank.parallel.values()):
             self._beside[name] = _Beside()
-            self._see(name, tuple(self._theirs))
-            if self._lacks(name):
-                del self._beside[name]
+            for some in (nonces[:_TRIED_ON], nonces[_TRIED_ON:]):
+                self._see(name, some)
+                if self._lacks(name):
+                    del self._beside[name]
+                    break
 
     def _compare_in_every_order(self) -> None:
         """Of the nonces that lack it: all, where another reference leads than before."""
