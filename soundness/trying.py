@@ -245,8 +245,11 @@ class _Trying:
 
     def _known(self, ours: "_OwnRuns", reference: str) -> HonestPopulations:
         width, known = self._runs.work.scheme.width, self._calibration
-        is_known = reference in known.references
-        honest = known.honest(reference) if is_known else uncalibrated(reference, width)
+        if reference in known.references:
+            honest = known.honest(reference)
+        else:
+            (one,) = (one for one, names in self._runs.parallel.items() if reference in names)
+            honest = known.honest(one).on_ranks(reference, width)
         return honest.expecting(ours.twins(reference), width)
 
     def _cell(self, ended: Endings) -> Cell:

@@ -92,12 +92,14 @@ def test_a_server_on_one_rank_costs_no_run_on_several() -> None:
     assert ON_RANKS not in bank.ran
 
 
-def test_a_lie_that_has_no_footprint_at_all_keeps_the_evidence_of_the_kernels() -> None:
-    """Beside several ranks a calibration knows no kernel, and large errors would convict nobody."""
+@pytest.mark.parametrize(("kept", "beside"), [(0.0, False), (0.6, True)])
+def test_large_errors_convict_beside_several_ranks_too(kept: float, beside: bool) -> None:
+    """Who serves on two ranks, and forges, is no better off than on one."""
     bank = ToyBank(KERNELS)
     own = own_run(bank, gathered(bank, KERNELS))
     judge = PairedJudge(own, CHANCES)
-    judged_in_groups(judge, claims(bank.errors_by(Kernel(size=4.0, kept=0.0), range(60), 300)))
+    large = Kernel(size=4.0, kept=kept, like=ON_RANKS)
+    judged_in_groups(judge, claims(bank.errors_by(large, range(60), 300)))
     assert ON_RANKS in bank.ran
-    assert own.reference != ON_RANKS
+    assert (own.reference == ON_RANKS) is beside
     assert judge.opinion().result is SequentialResult.FRAUD

@@ -163,7 +163,9 @@ def own_run(bank: ToyBank, known: HonestRuns | None) -> OwnRun:
         return OwnRun(bank, lambda name: uncalibrated(name, WIDTH), bank.references, ORDERS)
 
     def null(name: str) -> HonestPopulations:
-        return populations(known, name) if name in known.runs else uncalibrated(name, WIDTH)
+        if name != ON_RANKS:
+            return populations(known, name)
+        return populations(known, REFERENCE).on_ranks(name, WIDTH)
 
     return OwnRun(bank, null, bank.references, ORDERS)
 

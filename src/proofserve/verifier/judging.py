@@ -176,10 +176,14 @@ def _own_run(
     if measured is None:
         return OwnRun(bank, partial(uncalibrated, width=width), bank.references, orders)
     known = [name for name in bank.references if name in measured.references]
+    several = {name: one for one, names in bank.parallel.items() for name in names}
 
     def null(reference: str) -> HonestPopulations:
-        is_known = reference in measured.references
-        return measured.honest(reference) if is_known else uncalibrated(reference, width)
+        if reference not in several:
+            return measured.honest(reference)
+        # Beside its own run a server on several ranks errs as one on a single rank does.
+        one = several[reference] if several[reference] in known else measured.references[0]
+        return measured.honest(one).on_ranks(reference, width)
 
     return OwnRun(bank, null, known or measured.references, orders)
 

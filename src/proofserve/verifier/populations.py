@@ -102,6 +102,10 @@ class HonestPopulations:
         expected = {self.reference: emulated_footprint(width, twins)}
         return replace(self, footprints={**self.footprints, **expected})
 
+    def on_ranks(self, reference: str, width: int) -> "HonestPopulations":
+        """The same beside our run on several ranks, ``reference``, whose own footprint clears."""
+        return replace(self, reference=reference, footprints={reference: emulated_footprint(width)})
+
     def without(self, name: str) -> "HonestPopulations":
         """The same, with one of the members left out."""
         return replace(

@@ -28,8 +28,8 @@ from proofserve.verifier.verification import Truth
 
 app = typer.Typer()
 
-# By a sketch honest nodes of real models were cleared after 23 to 36 in the median, and within these
-# in 99 of 100; artifact-v1 takes more. Forging less shows when challenges repeat.
+# By a sketch honest nodes of real models were cleared after 23 to 36 in the median, and within
+# these in 99 of 100; artifact-v1 takes more. Forging less shows when challenges repeat.
 NONCES: Final = 100
 DEADLINE_S: Final = 60.0
 # How long the node may take to say what it serves, beside the deadline of the challenge.
