@@ -312,10 +312,13 @@ class OwnRun:
         Beside too few ranks two kernels are about as unlike the node: so all of them are tried.
         """
         self._has_looked = True
+        several = [*itertools.chain.from_iterable(self._bank.parallel.values())]
         nonces = tuple(self._theirs)
-        for name in itertools.chain.from_iterable(self._bank.parallel.values()):
+        first, rest = nonces[:_TRIED_ON], nonces[_TRIED_ON:]
+        self._bank.expect({self._run(name): first for name in several})
+        for name in several:
             self._beside[name] = _Beside()
-            for some in (nonces[:_TRIED_ON], nonces[_TRIED_ON:]):
+            for some in (first, rest):
                 self._see(name, some)
                 if self._lacks(name):
                     del self._beside[name]
