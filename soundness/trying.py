@@ -245,11 +245,13 @@ class _Trying:
 
     def _known(self, ours: "_OwnRuns", reference: str) -> HonestPopulations:
         width, known = self._runs.work.scheme.width, self._calibration
-        if reference in known.references:
+        one = next((o for o, names in self._runs.parallel.items() if reference in names), None)
+        if one in known.references:
+            honest = known.honest(one).on_ranks(reference, width)
+        elif reference in known.references:
             honest = known.honest(reference)
         else:
-            (one,) = (one for one, names in self._runs.parallel.items() if reference in names)
-            honest = known.honest(one).on_ranks(reference, width)
+            honest = uncalibrated(reference, width)
         return honest.expecting(ours.twins(reference), width)
 
     def _cell(self, ended: Endings) -> Cell:
