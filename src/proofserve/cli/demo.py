@@ -93,8 +93,8 @@ TRAINED = DemoModel(
     DENSE,
     about="a model of 3.5M parameters",
     question="What is a nonce?",
-    nonces=64,
-    cheated=48,
+    nonces=128,
+    cheated=96,
     rounded=(("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel")),
     other=SmallModel("qwen3", "tiny", seed=1),
 )
