@@ -21,12 +21,12 @@ def run(*args: str | Path) -> Result:
 @pytest.mark.usefixtures("few_kernels")
 def test_an_honest_node_is_timed_until_it_is_cleared(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    result = run("--nonces", "100", "--kernel", "vLLM on a GPU", "--json", file)
+    result = run("--nonces", "60", "--kernel", "vLLM on a GPU", "--json", file)
     assert result.exit_code == 0, result.output
     read = json.loads(file.read_text())
     assert read["setup"]["kernel"] == "vLLM on a GPU"
     # The validator knew none of the vectors before, and needs several for a verdict.
-    assert 20 <= read["nonces"] <= 100
+    assert 20 <= read["nonces"] <= 60
     assert read["seconds_to_honest"] > 0
     # None at all where the lengths of the errors rule every suspect out.
     assert 0 <= read["share_of_suspects"] < 1

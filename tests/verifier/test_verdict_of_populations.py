@@ -65,7 +65,9 @@ def test_a_server_is_cleared_beside_the_reference_most_like_it(
 ) -> None:
     found = verdict(bank, known if calibrated else None, of_node(bank, KERNELS[name], seed=seed))
     assert found.verdict is SequentialResult.HONEST
-    assert 20 <= found.nonces_used <= 100
+    # What keeps 0.58 of the 0.6 that an emulation expects takes longer.
+    is_near_the_limit = name == "a larger one" and not calibrated
+    assert 20 <= found.nonces_used <= (100 if is_near_the_limit else 60)
 
 
 def test_the_kernel_whose_footprint_the_node_has_is_named(bank: ToyBank, known: HonestRuns) -> None:

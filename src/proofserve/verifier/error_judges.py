@@ -5,6 +5,7 @@ A suspect whose weights would have made an error far longer than it is needs no 
 it is ruled out in this nonce once it is known how far its predictions reach.
 """
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -74,7 +75,33 @@ class _Suspicion:
             self.reach = reach(np.array(self.predicted))
 
 
-class DirectionJudge(Judge[ClaimError]):
+class _ErrorJudge(Judge[ClaimError]):
+    """Judges errors beside our own run, and begins again where that is another one."""
+
+    def __init__(self, own: OwnRun, chances: Chances) -> None:
+        self._own = own
+        self._chances = chances
+        self._known: object = None
+
+    def plan(self, nonces: Sequence[int]) -> None:
+        self._own.expect(nonces)
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        self._own.compare(errors)
+        if (beside := self._beside()) != self._known:
+            self._known = beside
+            self._begin_again()
+
+    def _beside(self) -> object:
+        """What all evidence so far depends on."""
+        return self._own.reference
+
+    @abstractmethod
+    def _begin_again(self) -> None:
+        """Weigh what was judged once more."""
+
+
+class DirectionJudge(_ErrorJudge):
     """Convicts by the union bound: each suspect of the bank at its number over alpha.
 
     It clears a node once every suspect is ruled out on the share. ``suspects`` are all of the bank
@@ -88,24 +115,19 @@ class DirectionJudge(Judge[ClaimError]):
         self, bank: KernelBank, own: OwnRun, chances: Chances, suspects: Sequence[str] | None = None
     ) -> None:
         suspects = bank.names if suspects is None else suspects
+        super().__init__(own, replace(chances, alpha=chances.alpha / len(suspects)))
         self._bank = bank
-        self._own = own
-        self._chances = replace(chances, alpha=chances.alpha / len(suspects))
-        self._reference = ""
         self._suspicions = {name: _Suspicion() for name in suspects}
         self._predicted: dict[str, Vectors] = {}
 
-    def plan(self, nonces: Sequence[int]) -> None:
-        self._own.expect(nonces)
+    def _begin_again(self) -> None:
+        # Reaches are in the unit of our own run, which is now another kernel's.
+        for name, known in self._own.honest.reaches.items():
+            if name in self._suspicions:
+                self._suspicions[name].reach = known
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
-        self._own.compare(errors)
-        if self._own.reference != self._reference:
-            # Reaches are in the unit of our own run, which is now another kernel's.
-            self._reference = self._own.reference
-            for name, known in self._own.honest.reaches.items():
-                if name in self._suspicions:
-                    self._suspicions[name].reach = known
+        super().prepare(errors)
         wanted: defaultdict[str, list[int]] = defaultdict(list)
         planned = {name: len(of.predicted) for name, of in self._suspicions.items()}
         for error in errors:
@@ -227,7 +249,7 @@ class _Kept:
     refuting: Evidence = field(default_factory=lambda: Evidence(len(SHARES)))
 
 
-class FootprintJudge(Judge[ClaimError]):
+class FootprintJudge(_ErrorJudge):
     """Asks whether errors have the footprint of an honest kernel; it clears, and cannot convict.
 
     Servers with kernels that were not measured have less of it, or none.
@@ -236,22 +258,18 @@ class FootprintJudge(Judge[ClaimError]):
     name = "footprint"
 
     def __init__(self, own: OwnRun, chances: Chances) -> None:
-        self._own = own
-        self._chances = chances
+        super().__init__(own, chances)
         self._kept: dict[str, _Kept] = {}
         self._judged: list[int] = []
 
-    def plan(self, nonces: Sequence[int]) -> None:
-        self._own.expect(nonces)
+    def _beside(self) -> object:
+        # More becomes known of a footprint, too. Two kernels may have equal ones.
+        return self._own.reference, self._own.honest.footprints
 
-    def prepare(self, errors: Sequence[ClaimError]) -> None:
-        self._own.compare(errors)
-        footprints = self._own.honest.footprints
-        if {name: each.of for name, each in self._kept.items()} != footprints:
-            # Our own run became another kernel's, or more is known of its footprint.
-            self._kept = {name: _Kept(of) for name, of in footprints.items()}
-            for nonce in self._judged:
-                self._weigh(nonce)
+    def _begin_again(self) -> None:
+        self._kept = {name: _Kept(of) for name, of in self._own.honest.footprints.items()}
+        for nonce in self._judged:
+            self._weigh(nonce)
 
     def add(self, error: ClaimError) -> None:
         self.nonces += 1
@@ -297,7 +315,7 @@ class FootprintJudge(Judge[ClaimError]):
         return f"errors have {has} of the footprint of {of}", figures
 
 
-class PairedJudge(Judge[ClaimError]):
+class PairedJudge(_ErrorJudge):
     """Bets on errors that are larger than honest ones, beside our ``own`` of the nonce.
 
     A nonce in which rounding weighs more than in others makes both long. It cannot clear: a lie
@@ -308,25 +326,17 @@ class PairedJudge(Judge[ClaimError]):
     clears = False
 
     def __init__(self, own: OwnRun, chances: Chances) -> None:
-        self._own = own
-        self._chances = chances
-        self._reference = own.reference
+        super().__init__(own, chances)
         self._evidence: dict[str, Evidence] = {}
         # Of each nonce the length of its error, and that in the honest unit.
         self._judged: list[tuple[int, float]] = []
         self._ratios: list[float] = []
 
-    def plan(self, nonces: Sequence[int]) -> None:
-        self._own.expect(nonces)
-
-    def prepare(self, errors: Sequence[ClaimError]) -> None:
-        self._own.compare(errors)
-        if self._own.reference != self._reference:
-            # Beside another kernel's run other kernels are the honest ones.
-            self._reference = self._own.reference
-            self._evidence, self._ratios = {}, []
-            for nonce, length in self._judged:
-                self._weigh(nonce, length)
+    def _begin_again(self) -> None:
+        # Beside another kernel's run other kernels are the honest ones.
+        self._evidence, self._ratios = {}, []
+        for nonce, length in self._judged:
+            self._weigh(nonce, length)
 
     def add(self, error: ClaimError) -> None:
         self.nonces += 1

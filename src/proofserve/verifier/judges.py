@@ -89,9 +89,10 @@ class KernelBank(Protocol):
 # The chances of a wrong verdict, unless options say otherwise.
 ALPHA, BETA = 1e-6, 1e-3
 # By default a cleared node has not forged three tenths of its nonces, which 23 typical ones exclude
-# (a tenth 128), nor does it keep this much, or less, of the footprint in all of them. Of vectors
-# with fewer values than ``_MANY`` cosines spread so far that more would take hundreds of nonces.
-SHARE, KEPT_IN_ALL, _KEPT_OF_FEW, _MANY = 0.3, 0.86, 0.8, 64
+# (a tenth 128), nor does it keep this much, or less, of the footprint in all of them.
+SHARE, KEPT_IN_ALL = 0.3, 0.86
+# Of vectors with fewer values cosines spread so far that more would take hundreds of nonces.
+_MANY, _KEPT_OF_FEW = 64, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +237,9 @@ class OwnRun:
 
     Its ``reference`` is the one of ``bank`` whose errors are most like the node's so far; those
     that are too far behind are computed no more. Where none has a footprint, the same kernels on
-    several ranks are tried. ``null`` says what honest means beside it. It adds
-    up in ``orders`` that no node knew when it published, or a liar could have exactly our errors
-    where it does not lie: in one, or in two, whose mean cosine spreads less.
+    several ranks are tried. ``null`` says what honest means beside it. It adds up in ``orders``
+    that no node knew when it published, or a liar could have exactly our errors where it does not
+    lie: in one, or in two, whose mean cosine spreads less.
     """
 
     def __init__(
