@@ -19,10 +19,11 @@ def give_lanes(url: str, round_id: str, giver: int, together: Barrier) -> list[i
 async def _give_lanes(url: str, round_id: str, giver: int, together: Barrier) -> list[int]:
     taken: list[int] = []
     async with await FleetStore.open(url) as store:
-        await asyncio.to_thread(together.wait, 60.0)
         while True:
             name = f"g{giver}-{len(taken)}"
             member = await store.put_member(f"http://{name}", name, MemberSource.LIST)
+            # Else one process might take all before another has begun.
+            await asyncio.to_thread(together.wait, 60.0)
             try:
                 lane = await give_lane(store, round_id, member.id)
             except Refused:
