@@ -14,7 +14,7 @@ from families.candidates import FAMILIES, FOLDER, Candidate
 from families.results import Row, Winners
 from families.verdicts import CALIBRATED, FORWARD_BATCH, JUDGED, Validator, receipts_hold, workload
 from proofserve.cli.model import Checkpoint
-from proofserve.cli.recompute import claims_of_model, kernel_facts
+from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
 from proofserve.lab import checks
@@ -34,6 +34,7 @@ from proofserve.lab.report import NodeError
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
+from proofserve.verifier.claims import kernel_facts
 from proofserve.verifier.judges import Vectors
 from support.library_node import LibraryNode
 

@@ -99,9 +99,9 @@ def test_a_verdict_is_planned_with_a_calibration_and_without(
     assert alone.exit_code == 0, alone.output
     assert "of 100 nonces until an honest node is cleared (512 tokens each)" in alone.output
     found = forwards(alone.output)
-    # Of the first three nonces our own run of each reference, then of the likeliest, which is run
+    # Of the first two nonces our own run of each reference, then of the likeliest, which is run
     # in two orders.
-    assert found["own runs"] == 2 * found["truth"] + 3 * len(SERVED)
+    assert found["own runs"] == 2 * found["truth"] + 2 * len(SERVED)
     # Two nonces show how far a suspect reaches; a calibration has measured that.
     assert found["suspects"] > 0
     known = run("verify", "--model", config, "--calibration", calibrated, "--nonces", "100")

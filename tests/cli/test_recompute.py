@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from proofserve.cli.recompute import claims_of_model, kernel_facts
+from proofserve.cli.recompute import claims_of_model
 from proofserve.lab.records import Work, distances, work_of_scheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
@@ -59,11 +59,3 @@ def test_redrawn_matrices_give_another_model_that_is_always_the_same(tiny: Path)
     redrawn = claims_of_model(tiny, WORK, range(4), redrawn=True)
     assert min(distances(ours, redrawn, 12)) > 0.2
     assert redrawn == claims_of_model(tiny, WORK, range(4), redrawn=True)
-
-
-def test_a_processor_is_known_by_its_name_and_its_instructions() -> None:
-    said = {"vllm": "0.32.0", "processor": "a Xeon", "instructions": "AVX2", "ranks": "1"}
-    facts = kernel_facts("a node", said)
-    assert (facts["processor"], facts["ranks"]) == ("a Xeon, AVX2", 1)
-    assert facts["name"] == "vLLM 0.32.0, a Xeon, AVX2, 1 ranks"
-    assert kernel_facts("a node", {})["processor"] is None

@@ -20,6 +20,7 @@ from proofserve.verifier.claims import (
     WorkOptions,
     from_file,
     from_node,
+    kernel_facts,
     require_width,
     workload,
 )
@@ -176,3 +177,11 @@ def test_a_source_is_of_another_width_only_as_a_whole() -> None:
         require_width(claims(*garbage), asked)
     with pytest.raises(LabError, match=r"every vector of the source has 24 .* encoding says 12"):
         require_width(replace(claims(of(24), of(24)), width=12), asked)
+
+
+def test_a_processor_is_known_by_its_name_and_its_instructions() -> None:
+    said = {"vllm": "0.32.0", "processor": "a Xeon", "instructions": "AVX2", "ranks": "1"}
+    facts = kernel_facts("a node", said)
+    assert (facts["processor"], facts["ranks"]) == ("a Xeon, AVX2", 1)
+    assert facts["name"] == "vLLM 0.32.0, a Xeon, AVX2, 1 ranks"
+    assert kernel_facts("a node", {})["processor"] is None

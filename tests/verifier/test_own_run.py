@@ -3,11 +3,23 @@
 import numpy as np
 import pytest
 
+from proofserve.engines.reference.kernels import SERVED
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.error_judges import FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge
-from verifier.toy_null import ON_RANKS, SERVER, Kernel, ToyBank, claims, gathered, own_run
+from proofserve.verifier.judging import references_on
+from verifier.toy_null import (
+    ON_RANKS,
+    REFERENCE,
+    SECOND,
+    SERVER,
+    Kernel,
+    ToyBank,
+    claims,
+    gathered,
+    own_run,
+)
 
 CHANCES = Chances(1e-6, 1e-3, 0.3)
 KERNELS = {"one": SERVER, "another": Kernel(size=1.3)}
@@ -90,6 +102,53 @@ def test_a_server_on_one_rank_costs_no_run_on_several() -> None:
     own = own_run(bank, None)
     judged_in_groups(FootprintJudge(own, CHANCES), claims(bank.errors_by(SERVER, range(60), 300)))
     assert ON_RANKS not in bank.ran
+
+
+def test_of_a_server_that_says_its_kernel_no_other_is_run() -> None:
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, None, said=SECOND)
+    own.expect([0])
+    assert {(run.kernels, run.order) for run in bank.expected[-1]} == {(SECOND, 1), (SECOND, 2)}
+    judge = FootprintJudge(own, CHANCES)
+    judged_in_groups(judge, claims(bank.errors_by(Kernel(like=SECOND), range(30), 300)))
+    assert judge.opinion().result is SequentialResult.HONEST
+    assert bank.ran == {SECOND}
+
+
+@pytest.mark.parametrize("has", [REFERENCE, ON_RANKS])
+def test_a_server_with_another_kernel_than_it_says_is_judged_beside_that(has: str) -> None:
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, None, said=SECOND)
+    judge = FootprintJudge(own, CHANCES)
+    judged_in_groups(judge, claims(bank.errors_by(Kernel(like=has), range(60), 300)))
+    assert own.reference == has
+    assert judge.opinion().result is SequentialResult.HONEST
+
+
+@pytest.mark.parametrize(
+    ("ran_on", "named"),
+    [
+        ({"processor": "a Xeon, AVX512 with AMX"}, ["vLLM on x86 with AMX"]),
+        ({"processor": "AVX512 with bfloat16", "ranks": 1}, ["vLLM on x86 with bfloat16"]),
+        ({"processor": "AVX2 without bfloat16"}, ["vLLM on x86 without bfloat16"]),
+        ({"processor": "NVIDIA H100 80GB HBM3"}, ["vLLM on a GPU", "compiled"]),
+        ({"processor": "NVIDIA L4", "ranks": 4}, ["vLLM on a GPU on 4 ranks"]),
+        # Who says nothing, or nothing that is known here, is compared with all.
+        ({"processor": None, "ranks": None}, None),
+        ({"processor": "AVX512", "ranks": 2}, None),
+        ({"processor": "DEFAULT"}, None),
+        ({"processor": "NVIDIA L4", "ranks": 3}, None),
+        ({"processor": ["NVIDIA"], "ranks": "many"}, ["vLLM on a GPU", "compiled"]),
+        ({}, None),
+    ],
+)
+def test_what_a_server_says_names_the_references(
+    ran_on: dict[str, object], named: list[str] | None
+) -> None:
+    references = ("our own rounding", *SERVED)
+    parallel = {"vLLM on a GPU": {4: "vLLM on a GPU on 4 ranks"}}
+    found = references_on(ran_on, references, parallel)
+    assert found == (references if named is None else named)
 
 
 @pytest.mark.parametrize(("kept", "beside"), [(0.0, False), (0.6, True)])

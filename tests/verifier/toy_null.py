@@ -62,7 +62,7 @@ class ToyBank:
         self.expected: list[Mapping[BankRun, Sequence[int]]] = []
         self.ran: set[str | None] = set()
         self.references = (REFERENCE, SECOND)
-        self.parallel = {REFERENCE: (ON_RANKS,), SECOND: ()}
+        self.parallel: Mapping[str, Mapping[int, str]] = {REFERENCE: {2: ON_RANKS}, SECOND: {}}
         self._kernels = kernels
 
     @property
@@ -157,17 +157,22 @@ def toy_null(
     return populations(gathered(bank, kernels, nonces), REFERENCE, room)
 
 
-def own_run(bank: ToyBank, known: HonestRuns | None) -> OwnRun:
-    """Our own run of either reference, with what a calibration ``known`` says, or without one."""
-    if known is None:
-        return OwnRun(bank, lambda name: uncalibrated(name, WIDTH), bank.references, ORDERS)
+def own_run(bank: ToyBank, known: HonestRuns | None, said: str | None = None) -> OwnRun:
+    """Our own run of either reference, with what a calibration ``known`` says, or without one.
+
+    ``said`` is the one that the node says it has, None if it says nothing.
+    """
+    first = bank.references if said is None else (said,)
+    others = [name for name in (*bank.references, ON_RANKS) if name not in first]
 
     def null(name: str) -> HonestPopulations:
+        if known is None:
+            return uncalibrated(name, WIDTH)
         if name != ON_RANKS:
             return populations(known, name)
         return populations(known, REFERENCE).on_ranks(name, WIDTH)
 
-    return OwnRun(bank, null, bank.references, ORDERS)
+    return OwnRun(bank, null, first, ORDERS, others)
 
 
 def _unit(drawn: np.random.Generator) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """Vectors to compare with: from a checkpoint, a started server, a running node, or a file."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from proofserve.verifier.claims import (
     Selection,
     from_file,
     from_receiver,
+    kernel_facts,
     vector_scheme,
 )
 from proofserve.verifier.judges import Vectors
@@ -269,23 +270,6 @@ def run_engine(
     return KernelFacts.model_validate(facts), claims
 
 
-def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
-    """``KernelFacts`` of a real engine, by what its node says; ``name`` if that is nothing."""
-    device = (text for each in ("processor", "instructions") if (text := said.get(each)))
-    known = {
-        "engine": said.get("vllm") and f"vLLM {said['vllm']}",
-        "processor": ", ".join(device) or None,
-        "torch": said.get("torch"),
-        "dtype": said.get("dtype"),
-        "kv_dtype": said.get("kv_dtype"),
-        "attention": said.get("attention"),
-    }
-    ranks = int(said["ranks"]) if "ranks" in said else None
-    shown = [known["engine"], known["processor"], known["dtype"], ranks and f"{ranks} ranks"]
-    title = ", ".join(text for text in shown if text) or name
-    return {"name": title, "emulated": False, **known, "ranks": ranks}
-
-
 def vllm_ranks(name: str) -> int | None:
     """On how many devices to start a vLLM, if ``name`` means one. Raises LabError for too many."""
     ranks = "1" if name == "vllm" else name.removeprefix("vllm:tp")
@@ -373,7 +357,8 @@ class EngineOptions:
             raise LabError("--plan: it is about a checkpoint; give --model")
         setup = validator_setup(self.model, self.device, self.suspects, options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
-        tell_plan_of_verdict(setup, work, options, sample, self.forward_batch, session)
+        about = sample, claimed.ran_on or {}
+        tell_plan_of_verdict(setup, work, options, about, self.forward_batch, session)
 
     def _trusted(self, node: NodeClient, work: Workload) -> Truth:
         truth, name = truth_of_node(node, work, self.forward_batch), self.engine or node.url

@@ -22,6 +22,7 @@ from proofserve.verifier.claims import (
     WorkOptions,
     document,
     from_answer,
+    kernel_facts,
     workload,
 )
 from proofserve.verifier.judging import VerdictReport
@@ -65,6 +66,7 @@ def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> Ch
     """
     with owed_by(node.url):
         model, digest = str(node.models()[0]), node.weights_digest()
+        ran_on = kernel_facts(node.url, node.kernels())
     began = time.monotonic()
     work = replace(challenge.work, model=model)
     try:
@@ -79,7 +81,8 @@ def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> Ch
         claimed = from_answer(content, node.url)
     except LabError as error:
         raise UnprovedError(Unproved.UNREADABLE, str(error), seconds) from error
-    return _checked(replace(claimed, weights_digest=digest), challenge, node.url, seconds)
+    claimed = replace(claimed, weights_digest=digest, ran_on=ran_on)
+    return _checked(claimed, challenge, node.url, seconds)
 
 
 def _if_a_round_runs(node: NodeClient) -> str:

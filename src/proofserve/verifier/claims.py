@@ -348,6 +348,23 @@ def document(
     }
 
 
+def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
+    """``KernelFacts`` of a real engine, by what its node says; ``name`` if that is nothing."""
+    device = (text for each in ("processor", "instructions") if (text := said.get(each)))
+    known = {
+        "engine": said.get("vllm") and f"vLLM {said['vllm']}",
+        "processor": ", ".join(device) or None,
+        "torch": said.get("torch"),
+        "dtype": said.get("dtype"),
+        "kv_dtype": said.get("kv_dtype"),
+        "attention": said.get("attention"),
+    }
+    ranks = int(said["ranks"]) if "ranks" in said else None
+    shown = [known["engine"], known["processor"], known["dtype"], ranks and f"{ranks} ranks"]
+    title = ", ".join(text for text in shown if text) or name
+    return {"name": title, "emulated": False, **known, "ranks": ranks}
+
+
 def from_node(node: NodeClient, wanted: Selection) -> ClaimedArtifacts:
     """The artifacts of a node's round.
 
@@ -357,6 +374,7 @@ def from_node(node: NodeClient, wanted: Selection) -> ClaimedArtifacts:
     """
     with owed_by(node.url):
         claimed = _listed(node, wanted.lane)
+        claimed = replace(claimed, ran_on=kernel_facts(node.url, node.kernels()))
     wanted.require(node.url, claimed.block_hash, claimed.public_key)
     return claimed
 

@@ -237,8 +237,10 @@ def expected_passes(
     suspects, served = bank
     tests = tests_of(options, suspects)
     references = [BankRun(kernels=name) for name in served if {*tests} != {COUNT}]
-    first = references[:1]
-    again = [replace(each, order=0) for each in first]
+    # In the end only one is run, in two orders; the first nonces choose it among several.
+    one = [*references[:1], *(replace(each, order=0) for each in references[:1])]
+    again = one[1:] if len(references) > 1 else []
+    references = references if again else one
     # Without a calibration a nonce says how far each suspect reaches.
     unknown = suspects if DIRECTION in tests and options.calibration is None else ()
     chances = options.chances()
@@ -251,10 +253,9 @@ def expected_passes(
         nonces = min(sample - done, group_size(done, at_once))
         measured = {BankRun(name): 1 for name in unknown}
         passes.append({PUBLISHED: nonces, **dict.fromkeys(references, nonces), **measured})
-        if not done and first:
-            # The first nonces choose the reference that is run in another order, too.
+        if again:
             passes.append(dict.fromkeys(again, nonces))
-        references, unknown = [*first, *again], ()
+        references, again, unknown = one, [], ()
         done += nonces
     return passes
 

@@ -4,7 +4,6 @@ A node is honest if it is one of the honest populations, so what convicts speaks
 them. Those of errors beside our own run are in ``error_judges``, the exact one in ``verification``.
 """
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -60,8 +59,8 @@ def as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 class KernelBank(Protocol):
     """Suspected weights by ``names``, and how each would move the results; and honest kernels.
 
-    ``references`` are those of ``kernels`` that servers have, ``parallel`` the names of the same
-    ones under tensor parallelism.
+    ``references`` are those of ``kernels`` that servers have, ``parallel`` the names of each of
+    them under tensor parallelism, by the number of ranks.
     """
 
     @property
@@ -74,7 +73,7 @@ class KernelBank(Protocol):
     def references(self) -> Sequence[str]: ...
 
     @property
-    def parallel(self) -> Mapping[str, Sequence[str]]: ...
+    def parallel(self) -> Mapping[str, Mapping[int, str]]: ...
 
     def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
         """What will be asked for next: a bank may compute it together."""
@@ -200,8 +199,8 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
-# Nonces after which a node that has no reference's footprint may have that of several ranks, and of
-# them those on which all of these are tried.
+# Nonces after which a node without a footprint may have that of other kernels or of several ranks,
+# and of them those on which all of these are tried.
 _LOOKED_AT, _TRIED_ON = 9, 3
 # A reference that is so many standard deviations behind is none: with less a node of SmolLM2 got
 # another kernel's, and no verdict, 9 times in 100.
@@ -235,11 +234,11 @@ class _Beside:
 class OwnRun:
     """The validator's own honest run, beside which all tests judge a node.
 
-    Its ``reference`` is the one of ``bank`` whose errors are most like the node's so far; those
-    that are too far behind are computed no more. Where none has a footprint, the same kernels on
-    several ranks are tried. ``null`` says what honest means beside it. It adds up in ``orders``
-    that no node knew when it published, or a liar could have exactly our errors where it does not
-    lie: in one, or in two, whose mean cosine spreads less.
+    Its ``reference`` is the one of ``references`` whose errors are most like the node's so far;
+    those that are too far behind are computed no more. Where none has a footprint, ``others`` are
+    tried. ``null`` says what honest means beside it. It adds up in ``orders`` that no node knew
+    when it published, or a liar could have exactly our errors where it does not lie: in one, or in
+    two, whose mean cosine spreads less.
     """
 
     def __init__(
@@ -248,14 +247,15 @@ class OwnRun:
         null: Callable[[str], HonestPopulations],
         references: Sequence[str],
         orders: Sequence[int | None] = (None,),
+        others: Sequence[str] = (),
     ) -> None:
         self._bank = bank
         self._orders = orders
+        self._others = others
         self._null = null
         self._beside = {name: _Beside() for name in references}
         self._theirs: dict[int, Vector] = {}
         self._honest: HonestPopulations | None = None
-        self._has_looked = False
         self.reference = references[0]
 
     @property
@@ -269,7 +269,7 @@ class OwnRun:
 
     def expect(self, nonces: Sequence[int]) -> None:
         runs = {self._run(name): nonces for name in self._beside}
-        if self._theirs:
+        if self._theirs or len(self._beside) == 1:
             # Only the reference that leads is run in every order.
             runs |= {self._run(self.reference, order): nonces for order in self._orders}
         self._bank.expect(runs)
@@ -283,8 +283,8 @@ class OwnRun:
         new = {e.nonce: e.error for e in theirs if e.error is not None and e.nonce not in known}
         if not new:
             return
-        if not self._has_looked and len(known) >= _LOOKED_AT and self._lacks(self.reference):
-            self._look_on_ranks()
+        if self._others and len(known) >= _LOOKED_AT and self._lacks(self.reference):
+            self._look_at_others()
         self._theirs |= new
         for name in self._beside:
             self._see(name, tuple(new))
@@ -307,17 +307,16 @@ class OwnRun:
         of, width = self._beside[name], min(map(len, self._theirs.values()))
         return lacks_footprint(of.likeness, len(of.cosines), width)
 
-    def _look_on_ranks(self) -> None:
+    def _look_at_others(self) -> None:
         """Add those that have a footprint on the first nonces, and on all of them.
 
         Beside too few ranks two kernels are about as unlike the node: so all of them are tried.
         """
-        self._has_looked = True
-        several = [*itertools.chain.from_iterable(self._bank.parallel.values())]
+        others, self._others = self._others, ()
         nonces = tuple(self._theirs)
         first, rest = nonces[:_TRIED_ON], nonces[_TRIED_ON:]
-        self._bank.expect({self._run(name): first for name in several})
-        for name in several:
+        self._bank.expect({self._run(name): first for name in others})
+        for name in others:
             self._beside[name] = _Beside()
             for some in (first, rest):
                 self._see(name, some)

@@ -5,9 +5,8 @@ what they found.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +49,15 @@ COUNT, PAIRED, DIRECTION, FOOTPRINT = TESTS = ("count", "paired", "direction", "
 EXACT: Final = "exact"
 # They can convict, so they share alpha; a footprint only says whether a kernel explains a node.
 CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
+_OF_CARDS: Final = ("vLLM on a GPU", "compiled")
+# The references that a server may have, by words of its processor's name.
+_KERNELS: Final[Mapping[str, Sequence[str]]] = {
+    "with AMX": ("vLLM on x86 with AMX",),
+    "with bfloat16": ("vLLM on x86 with bfloat16",),
+    "without bfloat16": ("vLLM on x86 without bfloat16",),
+    "NVIDIA": _OF_CARDS,
+    "AMD Instinct": _OF_CARDS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +143,19 @@ def judges_of(
     validator: KernelBank | None,
     width: int,
     orders: Sequence[int | None] = (None,),
+    ran_on: Mapping[str, object] | None = None,
 ) -> list[Judge[ClaimError]]:
     """A judge for each test, which together convict an honest node with a chance of alpha at most.
 
-    Vectors have ``width`` values; ``orders`` are as of ``OwnRun``. Raises as ``tests_of``, and
-    ProtocolError for a number out of range.
+    Vectors have ``width`` values; ``orders`` are as of ``OwnRun``, ``ran_on`` as of
+    ``ClaimedArtifacts``. Raises as ``tests_of``, and ProtocolError for a number out of range.
     """
     tests = tests_of(options, validator.names if validator else None)
     chances = options.chances().of_vectors(width)
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
-    own = _own_run(options.calibration, validator, width, orders) if validator else None
+    own = None
+    if validator is not None:
+        own = _own_run(options.calibration, validator, width, orders, ran_on or {})
     return [_judge(test, options, shared, sample, own, validator) for test in tests]
 
 
@@ -171,21 +182,46 @@ def tests_of(options: JudgingOptions, suspects: Sequence[str] | None) -> tuple[s
 
 
 def _own_run(
-    measured: CalibrationFile | None, bank: KernelBank, width: int, orders: Sequence[int | None]
+    measured: CalibrationFile | None,
+    bank: KernelBank,
+    width: int,
+    orders: Sequence[int | None],
+    ran_on: Mapping[str, object],
 ) -> OwnRun:
-    if measured is None:
-        return OwnRun(bank, partial(uncalibrated, width=width), bank.references, orders)
-    known = [name for name in bank.references if name in measured.references]
-    several = {name: one for one, names in bank.parallel.items() for name in names}
+    known: Sequence[str] = bank.references
+    if measured is not None:
+        known = [each for each in known if each in measured.references] or measured.references
+    several = {name: one for one, of in bank.parallel.items() for name in of.values()}
+    first = references_on(ran_on, known, bank.parallel)
 
     def null(reference: str) -> HonestPopulations:
+        if measured is None:
+            return uncalibrated(reference, width)
         if reference not in several:
             return measured.honest(reference)
         # Beside its own run a server on several ranks errs as one on a single rank does.
         one = several[reference] if several[reference] in known else measured.references[0]
         return measured.honest(one).on_ranks(reference, width)
 
-    return OwnRun(bank, null, known or measured.references, orders)
+    others = [name for name in (*known, *several) if name not in first]
+    return OwnRun(bank, null, first, orders, others)
+
+
+def references_on(
+    ran_on: Mapping[str, object],
+    references: Sequence[str],
+    parallel: Mapping[str, Mapping[int, str]],
+) -> Sequence[str]:
+    """Those that a server has by its own words, all ``references`` if it does not say.
+
+    So chance does not choose another. Who lies here gains nothing: no footprint is easier to have.
+    """
+    processor, ranks = str(ran_on.get("processor")), ran_on.get("ranks")
+    found = next((of for words, of in _KERNELS.items() if words in processor), ())
+    names = [each for each in found if each in references]
+    if isinstance(ranks, int) and ranks > 1:
+        names = [of[ranks] for each in names if ranks in (of := parallel.get(each, {}))]
+    return names or references
 
 
 def orders_by(seed: str) -> tuple[int, int]:
@@ -335,7 +371,8 @@ def judged(
     """
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, seed, most)
-    judges = judges_of(options, len(sample), truth.validator, truth.width, orders_by(seed))
+    orders, ran_on = orders_by(seed), claimed.ran_on
+    judges = judges_of(options, len(sample), truth.validator, truth.width, orders, ran_on)
     return VerdictReport(
         outcome=settled(verify(claimed, sample, truth, judges, progress), claimed, truth),
         claimed=claimed,

@@ -127,10 +127,10 @@ class CheckpointValidator:
         same = (n for n in SERVED if n in others and others[n].format == self.served_dtype)
         self.references = (str(OWN.kernels), *same)
         # No calibration emulates these: they are for nodes that have none of the references.
-        self.parallel: dict[str, list[str]] = {name: [] for name in self.references}
+        self.parallel: dict[str, dict[int, str]] = {name: {} for name in self.references}
         for name, ranks in itertools.product(self.references, _RANKS):
-            self.parallel[name].append(f"{name} on {ranks} ranks")
-            self._kernels[f"{name} on {ranks} ranks"] = replace(self._kernels[name], ranks=ranks)
+            self.parallel[name][ranks] = f"{name} on {ranks} ranks"
+            self._kernels[self.parallel[name][ranks]] = replace(self._kernels[name], ranks=ranks)
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 

@@ -25,9 +25,9 @@ from proofserve.verifier.judges import (
 )
 
 # Nonces are judged in growing groups, because the first ones show which kernel the node has and
-# which suspects matter. A typical honest node is cleared after 23; from then on a group is a third
-# of what was judged.
-_TOTALS: Final = (3, 9, 24)
+# which suspects matter. No node is cleared before 23; from then on a group is a quarter of what was
+# judged.
+_TOTALS: Final = (2, 9, 23)
 # What more nonces do not change.
 CERTAIN: Final = frozenset({SequentialResult.HONEST, SequentialResult.FRAUD})
 # What an engine says of itself and rounds by, in the words of ``KernelFacts``.
@@ -160,7 +160,7 @@ def decide(
 
 def group_size(judged: int, at_once: int) -> int:
     """How many nonces to recompute next, of which all are paid though the first may decide."""
-    wanted = next((total - judged for total in _TOTALS if total > judged), judged // 3)
+    wanted = next((total - judged for total in _TOTALS if total > judged), judged // 4)
     return min(wanted, at_once)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from proofserve.cli import options, servers
 from proofserve.cli.model import ModelArgument, SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.recompute import kernel_facts, validator_setup
+from proofserve.cli.recompute import validator_setup
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
 from proofserve.lab.host import machine
@@ -17,6 +17,7 @@ from proofserve.verifier import target
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.chat.verification import ChatChecker, calibration_lines
+from proofserve.verifier.claims import kernel_facts
 from proofserve.verifier.noise import VERIFICATIONS, checked
 
 app = typer.Typer(help="Find the parameters that suit a model.", no_args_is_help=True)

@@ -128,7 +128,7 @@ def command(
                 recompute.warn_of_few_values(work, session)
                 setup = recompute.validator_setup(model, device, suspect, measured)
                 if plan:
-                    tell_plan_of_verdict(setup, work, judging, nonces, forward_batch, session)
+                    tell_plan_of_verdict(setup, work, judging, (nonces, {}), forward_batch, session)
                     raise typer.Exit
                 session.line.step(f"loading {model}")
                 truth = recompute.truths_of_checkpoint(

@@ -1,12 +1,12 @@
 """What a validator's command will cost here; a configuration is enough, and nothing is written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from proofserve.cli.session import CommandSession
 from proofserve.lab.report import LabError
 from proofserve.rounds.records import Workload
-from proofserve.verifier.judging import JudgingOptions
+from proofserve.verifier.judging import JudgingOptions, references_on
 
 if TYPE_CHECKING:
     from proofserve.verifier.costs import Pass
@@ -34,19 +34,24 @@ def tell_plan_of_verdict(
     setup: "ValidatorSetup",
     work: Workload,
     options: JudgingOptions,
-    sample: int,
+    about: tuple[int, Mapping[str, object]],
     forward_batch: int,
     session: CommandSession,
 ) -> None:
-    """Of a verdict about up to ``sample`` nonces. Raises LabError, and as ``plan_lines``."""
+    """Of a verdict about up to so many nonces, and what their server says of itself.
+
+    Raises LabError, and as ``plan_lines``.
+    """
     from proofserve.verifier.costs import expected_passes  # noqa: PLC0415 - as above
 
+    sample, ran_on = about
     if not sample:
         raise LabError("there is no artifact to verify")
 
     def passes_of(of: "CheckpointValidator") -> Sequence["Pass"]:
         at_once = of.at_once(forward_batch)
-        return expected_passes(options, sample, (of.names, of.references), at_once)
+        references = references_on(ran_on, of.references, of.parallel)
+        return expected_passes(options, sample, (of.names, references), at_once)
 
-    about = f"of {sample} nonces until an honest node is cleared"
-    tell_plan(setup, work, forward_batch, passes_of, about, session)
+    what = f"of {sample} nonces until an honest node is cleared"
+    tell_plan(setup, work, forward_batch, passes_of, what, session)

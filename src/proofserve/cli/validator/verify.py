@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file, warn_of_few_values
+from proofserve.cli.recompute import EngineOptions, read_file, warn_of_few_values
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import UnprovedError, owed_by
+from proofserve.lab.owed import UnprovedError
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
@@ -320,9 +320,7 @@ def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifac
     if not _is_url(source):
         return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:
-        claimed = from_node(node, wanted)
-        with owed_by(source):
-            return replace(claimed, ran_on=kernel_facts(source, node.kernels()))
+        return from_node(node, wanted)
 
 
 def show(session: CommandSession, verdict: SequentialResult, lines: Iterable[str]) -> None:

@@ -221,12 +221,13 @@ def served_kernels(vllm_config: Any) -> dict[str, str]:
     vLLM does not know.
 
     Relies on: ModelConfig.dtype, CacheConfig.cache_dtype, ParallelConfig.tensor_parallel_size,
-    Platform.is_cpu and .get_device_name.
+    Platform.is_cpu and .get_device_name, and of torch.cpu what vLLM chooses its kernels by:
+    _is_amx_tile_supported and _is_avx512_bf16_supported.
     """
     from vllm.platforms import current_platform  # noqa: PLC0415 - asks the drivers
 
     if current_platform.is_cpu():
-        device = {"instructions": torch.backends.cpu.get_cpu_capability()}
+        device = {"instructions": _instructions()}
     else:
         device = {"processor": current_platform.get_device_name()}
     return {
@@ -236,6 +237,16 @@ def served_kernels(vllm_config: Any) -> dict[str, str]:
         "torch": torch.__version__,
         **device,
     }
+
+
+def _instructions() -> str:
+    found: str = torch.backends.cpu.get_cpu_capability()
+    if "AVX" not in found:
+        return found
+    if torch.cpu._is_amx_tile_supported():
+        return f"{found} with AMX"
+    bfloat16 = torch.cpu._is_avx512_bf16_supported()
+    return f"{found} with bfloat16" if bfloat16 else f"{found} without bfloat16"
 
 
 def call_for(

@@ -72,7 +72,7 @@ class ProbeBlocks:
         self.names: Sequence[str] = readings.names
         self.kernels: Sequence[str] = readings.kernels
         self.references: Sequence[str] = readings.references
-        self.parallel: Mapping[str, Sequence[str]] = {}
+        self.parallel: Mapping[str, Mapping[int, str]] = {}
         self._readings = readings
         self._answers: list[ReadAnswer] = []
         self._waiting: list[_Place] = []
