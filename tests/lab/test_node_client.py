@@ -33,6 +33,13 @@ def test_what_a_newer_node_shows_besides_is_ignored() -> None:
         assert node.engine().resume_ms == (7.0, 8.0, 9.0)
 
 
+def test_a_node_need_not_say_on_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"vllm_version": "0", "kernels": {"ranks": 2, "dtype": "bfloat16"}}
+    monkeypatch.setattr(StubNode, "versions", lambda _self: said)
+    with stub_node() as (_, url), NodeClient(url) as node:
+        assert node.kernels() == {"dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(("old_looks", "age_s"), [(3, 0.0), (10**9, 0.7)])
 def test_old_counters_are_taken_if_a_few_looks_find_no_new_ones(
     old_looks: int, age_s: float

@@ -185,3 +185,4 @@ def test_a_processor_is_known_by_its_name_and_its_instructions() -> None:
     assert (facts["processor"], facts["ranks"]) == ("a Xeon, AVX2", 1)
     assert facts["name"] == "vLLM 0.32.0, a Xeon, AVX2, 1 ranks"
     assert kernel_facts("a node", {})["processor"] is None
+    assert kernel_facts("a node", {"ranks": "two"})["ranks"] is None

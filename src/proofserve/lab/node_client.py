@@ -70,9 +70,10 @@ class NodeClient:
         return dict(self._call("GET", f"{PROOFS}/versions")["versions"])
 
     def kernels(self) -> dict[str, str]:
-        """What the node says of its kernels: dtypes, ranks, processor, versions."""
+        """What the node says of its kernels: dtypes, ranks, processor, versions; none need be."""
         said = self._call("GET", f"{PROOFS}/versions")
-        return {**said["versions"], **(said.get("kernels") or {})}
+        found = {**(said.get("versions") or {}), **(said.get("kernels") or {})}
+        return {name: text for name, text in found.items() if isinstance(text, str)}
 
     def weights_digest(self) -> str | None:
         """Of the served checkpoint; None if the node does not know it, or is not ours."""

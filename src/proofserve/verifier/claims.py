@@ -359,7 +359,7 @@ def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
         "kv_dtype": said.get("kv_dtype"),
         "attention": said.get("attention"),
     }
-    ranks = int(said["ranks"]) if "ranks" in said else None
+    ranks = int(text) if (text := said.get("ranks", "")).isdecimal() else None
     shown = [known["engine"], known["processor"], known["dtype"], ranks and f"{ranks} ranks"]
     title = ", ".join(text for text in shown if text) or name
     return {"name": title, "emulated": False, **known, "ranks": ranks}
