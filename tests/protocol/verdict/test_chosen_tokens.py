@@ -56,13 +56,13 @@ def test_how_far_a_kernel_moves_the_two_largest_logits_apart() -> None:
 def test_an_honest_answer_is_not_convicted() -> None:
     for seed in range(200):
         evidence, log_p = TokenEvidence(), distributions(100, seed)
-        evidence.add(log_p, drawn(log_p, 1000 + seed))
+        evidence.add_tokens(log_p, drawn(log_p, 1000 + seed))
         assert evidence.log < math.log(1e3)
 
 
 def test_another_model_s_tokens_convict() -> None:
     evidence, log_p = TokenEvidence(), distributions(100, 0)
-    evidence.add(log_p, drawn(distributions(100, 1), 2))
+    evidence.add_tokens(log_p, drawn(distributions(100, 1), 2))
     assert evidence.log > math.log(1e6)
 
 
@@ -71,7 +71,7 @@ def test_tokens_that_are_always_the_likeliest_convict_too() -> None:
     evidence = TokenEvidence()
     for seed in range(4):
         log_p = distributions(100, seed)
-        evidence.add(log_p, log_p.argmax(axis=1))
+        evidence.add_tokens(log_p, log_p.argmax(axis=1))
     assert evidence.log > math.log(1e6)
 
 
@@ -90,16 +90,16 @@ SHARES = (0.5, 0.1, 0.02)
 def test_what_is_rare_convicts_where_it_is_not() -> None:
     beyond = np.random.default_rng(0).random(64) < 0.12
     cheap, honest = RareEvidence(0.001, SHARES), RareEvidence(0.001, SHARES)
-    cheap.add(beyond)
+    cheap.add_cases(beyond)
     assert cheap.log > math.log(1e6)
-    honest.add(np.arange(4000) % 1000 == 0)
+    honest.add_cases(np.arange(4000) % 1000 == 0)
     assert honest.log < math.log(100)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_evidence_is_small_at_the_honest_rate(seed: int) -> None:
     evidence = RareEvidence(0.001, SHARES)
-    evidence.add(np.random.default_rng(seed).random(10_000) < 0.001)
+    evidence.add_cases(np.random.default_rng(seed).random(10_000) < 0.001)
     assert evidence.log < math.log(1e3)
 
 

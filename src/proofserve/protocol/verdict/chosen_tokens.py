@@ -62,27 +62,25 @@ def greedy_gap(logits: Floats, tokens: NDArray[np.int64]) -> Floats:
     return gaps
 
 
-class TokenEvidence:
+class TokenEvidence(Evidence):
     """Evidence that the tokens of one answer after the other were not drawn from p.
 
     Nor from what any emulated kernel makes of p, where these are given.
     """
 
     def __init__(self) -> None:
-        self._evidence = Evidence(len(TILTS))
+        super().__init__(len(TILTS))
 
-    def add(self, log_p: Floats, tokens: NDArray[np.int64], most: Floats | None = None) -> None:
+    def add_tokens(
+        self, log_p: Floats, tokens: NDArray[np.int64], most: Floats | None = None
+    ) -> None:
         """One answer, or a part of one; shapes as of ``token_log_factors``.
 
         ``most`` [tilts] is the largest of 0 and what each kernel gives over this part, in sums of
         ``kernel_log_means``. The kernel that drew the tokens gave that much or less.
         """
         given = token_log_factors(log_p, tokens).sum(axis=0)
-        self._evidence.add(given if most is None else given - most)
-
-    @property
-    def log(self) -> float:
-        return self._evidence.log
+        self.add(given if most is None else given - most)
 
 
 def _log_bet(log_p: Floats, tilt: float) -> Floats:

@@ -23,14 +23,12 @@ class Evidence:
 
     def __init__(self, bets: int) -> None:
         self._logs = np.zeros(bets)
-        self.nonces = 0
         # The largest natural logarithm of E so far, from 0 on.
         self.peak = 0.0
 
     def add(self, log_factors: NDArray[np.float64]) -> None:
         """Multiply every product [bets] by its factor for one more nonce."""
         self._logs += log_factors
-        self.nonces += 1
         self.peak = max(self.peak, self.log)
 
     @property
@@ -40,30 +38,22 @@ class Evidence:
         return highest + math.log(float(np.exp(self._logs - highest).mean()))
 
 
-class RareEvidence:
+class RareEvidence(Evidence):
     """Evidence that something happens in more than a share ``rate`` of all cases.
 
     It bets on each of ``shares`` instead, all of them below 1.
     """
 
     def __init__(self, rate: float, shares: Sequence[float]) -> None:
+        super().__init__(len(shares))
         others = np.array(shares)
         self._without = np.log1p(-others)
         self._with = np.log1p(-others + others / rate)
-        self._evidence = Evidence(len(others))
 
-    def add(self, happened: NDArray[np.bool_]) -> None:
+    def add_cases(self, happened: NDArray[np.bool_]) -> None:
         """Of each case whether it happened, bool [n]."""
         count = int(np.count_nonzero(happened))
-        self._evidence.add(count * self._with + (len(happened) - count) * self._without)
-
-    @property
-    def log(self) -> float:
-        return self._evidence.log
-
-    @property
-    def peak(self) -> float:
-        return self._evidence.peak
+        self.add(count * self._with + (len(happened) - count) * self._without)
 
 
 def mixed(log_ratios: NDArray[np.float64], share: float) -> NDArray[np.float64]:

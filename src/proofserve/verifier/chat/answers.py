@@ -305,7 +305,7 @@ class _TokenTest:
             if refused := self._refused(part):
                 return refused
         elif self._chosen and self._greedy:
-            self._chosen.add(greedy_gap(part.logits, tokens) > self._greedy.gap)
+            self._chosen.add_cases(greedy_gap(part.logits, tokens) > self._greedy.gap)
         if self._log < self._limit:
             return None
         last = f"token {part.first + len(tokens)} of {answer.name}"
@@ -325,7 +325,7 @@ class _TokenTest:
             where = f"token {part.first + place} of {answer.name}"
             far = f"its logit is {short[place]:.2f} below the least one kept"
             return f"{where} cannot have been drawn as stated: {far}"
-        self._sampled.add(log_p, tokens, most)
+        self._sampled.add_tokens(log_p, tokens, most)
         return None
 
     def _opinion(self, result: SequentialResult, text: str) -> Opinion:

@@ -142,7 +142,7 @@ class SizeJudge(Judge[ClaimError]):
         )
         self.nonces += 1
         self._beyond += beyond
-        self._evidence.add(np.array([beyond]))
+        self._evidence.add_cases(np.array([beyond]))
 
     def standing(self) -> Standing:
         return Standing(convicts=self._evidence.peak >= self._chances.convicts_at)
