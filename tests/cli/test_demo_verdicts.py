@@ -33,7 +33,8 @@ def shown(model: demo.DemoModel, served: str | None) -> tuple[bool, list[str]]:
         server = CheckpointValidator(ValidatorSetup(mine), proofs_of(demo.WORKLOAD, 8))
         vectors = server.vectors(replace(OWN, weights=served), range(model.nonces))
         session = CommandSession(console, interrupts, ProgressLine(console))
-        right = demo.DemoValidator(model, mine, other, session).judge(claims_of_vectors(vectors))
+        validator = demo.DemoValidator(model, mine, other, session)
+        right = validator.judge(claims_of_vectors(vectors), {})
     return right, console.export_text().splitlines()
 
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -32,7 +32,7 @@ from proofserve.verifier.calibration_file import checkpoint_shape, read
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker
-from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.claims import ClaimedArtifacts, kernel_facts
 from proofserve.verifier.judges import OWN, BankRun, Chances
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
 from proofserve.verifier.verification import Verification
@@ -152,12 +152,13 @@ def demo(
             (reply,) = _replies(node, "asking a question", [call], session)
             session.say("Chat", f"{shown.question} - {' '.join(reply.texts[0].split())}")
             claims = _proofs(node, shown, session)
+            ran_on = kernel_facts(model, node.kernels())
             answers = _answers(node, model, session) if has_receipts else []
             session.line.step("stopping the server")
         session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
         with session.interrupts.allowed():
             session.line.step("loading the model as a validator, without a server")
-            judged = DemoValidator(shown, mine, other, session).judge(claims)
+            judged = DemoValidator(shown, mine, other, session).judge(claims, ran_on)
             receipts_hold = not has_receipts or _receipts_are_judged_right(
                 shown.known, mine, answers, session
             )
@@ -250,14 +251,19 @@ class DemoValidator:
         passed = self._session.line.layer
         return recompute.proof_validator(setup, WORKLOAD, FORWARD_BATCH, passed)
 
-    def judge(self, claims: Sequence[Claim]) -> bool:
-        """Print a verdict for the server's claims and for forged ones; whether all are right."""
+    def judge(self, claims: Sequence[Claim], ran_on: Mapping[str, object]) -> bool:
+        """Print a verdict for the server's claims and for forged ones; whether all are right.
+
+        ``ran_on`` is as of ``ClaimedArtifacts``; who forges says the same of itself.
+        """
         self._session.console.print("[bold]Verdicts[/bold]  by a validator in float32:")
         table = Table("", "verdict", Column("nonces", justify="right"), "test", box=None)
         right = []
         for what, made, expected in self._trials(claims):
             numbers = tuple(claim.nonce for claim in made)
             claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, numbers, tuple(made))
+            if OTHER_KERNEL not in what:
+                claimed = replace(claimed, ran_on=ran_on)
             line = self._session.line
             found = judged(claimed, self._truth, self._options, self._seed, None, line)
             table.add_row(*_row(what, expected, found.outcome))
