@@ -122,8 +122,9 @@ class _OwnRuns:
         both = {name: (of + again.footprints[name]) / 2 for name, of in found.footprints.items()}
         return replace(found, footprints=both)
 
-    def own(self, name: str) -> RunFigures:
-        return self.figures(self._runs[0][name])
+    @property
+    def every(self) -> Mapping[str, RunFigures]:
+        return {name: self.figures(errors) for name, errors in self._runs[0].items()}
 
     def twins(self, name: str) -> list[float]:
         one, again = (of[name] for of in self._runs)
@@ -205,19 +206,19 @@ class _Trying:
     def _honest_node(self, name: str, processor: str | None, errors: Vectors) -> HonestNode:
         trial, width = self._trial, self._runs.work.scheme.width
         ours, reference = self._judged_beside(errors)
-        shown, own = ours.figures(errors), ours.own(reference)
-        predicted = ours.measuring.lengths
+        shown, predicted = ours.figures(errors), ours.measuring.lengths
         alone = uncalibrated(reference, width).expecting(ours.twins(reference), width)
         honest = self._known(ours, reference)
-        node = node_figures(shown, own, honest, predicted)
+        node = node_figures(shown, ours.every, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
         with_it = simulated(node, honest, self._chances, drawn)
         # A real node is none of the populations: then the one most like it is left out.
         without = honest.without(name if name in honest.names else with_it.closest)
-        unmeasured = node_figures(shown, own, alone, predicted)
+        apart = node_figures(shown, ours.every, without, predicted, left_out=name)
+        unmeasured = node_figures(shown, ours.every, alone, predicted)
         cells = {
             CALIBRATED: self._cell(with_it),
-            LEFT_OUT: self._cell(simulated(node, without, self._chances, drawn)),
+            LEFT_OUT: self._cell(simulated(apart, without, self._chances, drawn)),
             UNCALIBRATED: self._cell(simulated(unmeasured, alone, self._chances, drawn)),
         }
         self._progress.advance()
@@ -269,7 +270,7 @@ class _Trying:
         )
         honest = self._known(ours, reference)
         mixed = _joined(beside, cheat)
-        node = node_figures(mixed, ours.own(reference), honest, ours.measuring.lengths)
+        node = node_figures(mixed, ours.every, honest, ours.measuring.lengths)
         counts = len(beside.lengths), len(cheat.lengths)
         chances = np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts)
         drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats, chances)

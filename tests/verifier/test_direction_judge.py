@@ -1,15 +1,28 @@
 """The direction test over a bank: who is named, who is ruled out, and what it costs."""
 
 from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.error_judges import PER_NONCE, DirectionJudge
-from proofserve.verifier.judges import Chances
+from proofserve.verifier.judges import BankRun, Chances, Vectors
 from proofserve.verifier.populations import HonestRuns
-from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run
+from verifier.toy_null import (
+    REFERENCE,
+    SECOND,
+    SERVER,
+    WIDTH,
+    Kernel,
+    ToyBank,
+    Vector,
+    claims,
+    gathered,
+    own_run,
+)
 
 CHANCES = Chances(1e-6, 1e-3, 0.3)
 KERNELS = {"one": SERVER, "another": Kernel(size=1.3)}
@@ -81,16 +94,57 @@ def test_weights_on_a_third_of_the_nonces_are_convicted_and_not_cleared() -> Non
 
 
 def test_without_a_calibration_a_model_that_leads_all_errors_one_way_convicts_nobody() -> None:
-    """An emulated kernel of the same model gives as much evidence on the same nonces."""
+    """An emulated kernel of the same model explains the same nonces as well."""
     leaning = Kernel(lean=0.9)
     bank = ToyBank({"leaning": leaning})
     judge, nonces = judged(bank, None, leaning)
     assert nonces == 60
-    assert judge.opinion().result is SequentialResult.UNEXPLAINED
-    assert "as far as those of honest kernels may" in judge.opinion().text
+    assert judge.opinion().result is SequentialResult.UNDECIDED
     # Without such a kernel it is what the weights do.
     alone, _ = judged(ToyBank({}), None, leaning)
     assert alone.opinion().result is SequentialResult.FRAUD
+
+
+class FlippingBank(ToyBank):
+    """In one nonce of twelve int4, the second reference and the node go wrong the same way."""
+
+    def prediction(self, name: str, nonce: int) -> Vector:
+        return super().prediction(name, nonce) + (flip(nonce) if name == "int4" else 0.0)
+
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        made = super().errors(run, nonces)
+        return {n: of + flip(n) if run.kernels == SECOND else of for n, of in made.items()}
+
+    def errors_by(
+        self, kernel: Kernel, nonces: Sequence[int], seed: int, served: str | None = None
+    ) -> Vectors:
+        made = super().errors_by(kernel, nonces, seed, served)
+        return {nonce: of + flip(nonce) for nonce, of in made.items()}
+
+
+def flip(nonce: int) -> Vector:
+    drawn = np.random.default_rng([nonce, 41]).normal(size=WIDTH)
+    return (0.5 * (nonce % 12 == 0) * drawn / np.linalg.norm(drawn)).astype(np.float32)
+
+
+@pytest.mark.parametrize("calibrated", [True, False], ids=["calibrated", "uncalibrated"])
+def test_a_node_that_goes_wrong_as_honest_kernels_do_is_not_convicted(calibrated: bool) -> None:
+    """As SmolLM2 does: without that, 7,480 of 10,000 verifications convicted an honest kernel."""
+    bank = FlippingBank(KERNELS)
+    known = gathered(ToyBank(KERNELS), KERNELS) if calibrated else None
+
+    def evidence(references: tuple[str, ...]) -> SequentialResult:
+        bank.references = references
+        judge = DirectionJudge(bank, own_run(bank, known, REFERENCE), CHANCES)
+        for error in claims(bank.errors_by(SERVER, range(0, 120, 12), 300)):
+            judge.prepare([error])
+            judge.add(error)
+        return judge.opinion().result
+
+    assert evidence((REFERENCE, SECOND)) is SequentialResult.UNDECIDED
+    # Without a kernel that errs so the node is a fraud.
+    bank.errors = ToyBank(KERNELS).errors  # type: ignore[method-assign]
+    assert evidence((REFERENCE,)) is SequentialResult.FRAUD
 
 
 def test_a_suspect_that_moves_results_less_than_rounding_is_said_to_be_untested() -> None:

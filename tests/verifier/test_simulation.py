@@ -11,7 +11,7 @@ from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.protocol.verdict.suspicion import Compared
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
-from proofserve.verifier.judges import BankRun, Chances, Judge, OwnRun, Vectors
+from proofserve.verifier.judges import Chances, Judge, OwnRun, Vectors
 from proofserve.verifier.populations import uncalibrated
 from proofserve.verifier.simulation import (
     Draws,
@@ -71,9 +71,9 @@ def verified(errors: Sequence[ClaimError], calibrated: bool) -> Verification:
 
 
 def shown(made: Vectors, calibrated: bool) -> NodeFigures:
-    own = figures(BANK, BANK.errors(BankRun(kernels=REFERENCE), range(NONCES)))
-    predicted = measurement(BANK, range(NONCES)).lengths
-    return node_figures(figures(BANK, made), own, KNOWN[calibrated], predicted)
+    measured = measurement(BANK, range(NONCES))
+    ours = {name: figures(BANK, errors) for name, errors in measured.references.items()}
+    return node_figures(figures(BANK, made), ours, KNOWN[calibrated], measured.lengths)
 
 
 def ended_as(ended: Endings, run: int) -> tuple[str, int]:
@@ -153,6 +153,7 @@ def test_a_node_without_vectors_is_convicted_by_its_size_alone() -> None:
             name: Compared(np.full(NONCES, np.nan), of.predicted, np.full(NONCES, np.nan))
             for name, of in honest.suspects.items()
         },
+        np.zeros(NONCES),
     )
     ended = simulated(silent, KNOWN[True], CHANCES, draws(NONCES, 50, MOST))
     assert (ended.convicted, ended.cleared) == (50, 0)

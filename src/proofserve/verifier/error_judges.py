@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.evidence import SHARES, Evidence, mixed
-from proofserve.protocol.verdict.footprint import Footprint, cosine
+from proofserve.protocol.verdict.footprint import Footprint
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit, SizeBets
 from proofserve.protocol.verdict.suspicion import SUSPECT_BETS, Compared, Reach, reach
 from proofserve.verifier.judges import (
@@ -27,7 +27,6 @@ from proofserve.verifier.judges import (
     KernelBank,
     OwnRun,
     Standing,
-    Vector,
     Vectors,
     evidence_text,
     few,
@@ -43,8 +42,9 @@ _SEEN_AT_ONCE: Final = 2 * LEAST_REACH
 # A suspect is computed for a nonce if the length of the error says at least this for it, as a
 # logarithm: less is as good as ruled out.
 _IN_REACH: Final = -2.3
-# Nonces on which a conviction without a calibration is compared with every honest kernel.
-_CONFIRMED_ON: Final = 4
+# Before a suspect convicts, honest kernels are asked to explain the nonces that speak for it, a few
+# at a time, because the first ones may be enough.
+_ASKED_AT_ONCE: Final = 4
 NO_SUSPECTS: Final = "there are no suspects: the checkpoint is published as cheap as the whole bank"
 
 
@@ -52,27 +52,26 @@ NO_SUSPECTS: Final = "there are no suspects: the checkpoint is published as chea
 class _Suspicion:
     """One suspect: the evidence for it and for its innocence, from the nonces so far.
 
-    ``predicted`` are lengths of its predictions in the unit, ``against`` what each nonce gives for
-    it. ``confirmed`` says whether honest kernels are no reason for its evidence, None if that was
-    not asked.
+    ``compared`` are the errors beside its predictions, by nonce. It ``convicts`` by what honest
+    kernels do not explain.
     """
 
     reach: Reach | None = None
     convicting: Evidence = field(default_factory=lambda: Evidence(SUSPECT_BETS))
     clearing: float = 0.0
-    predicted: list[float] = field(default_factory=list)
-    against: dict[int, float] = field(default_factory=dict)
-    confirmed: bool | None = None
+    compared: dict[int, Compared] = field(default_factory=dict)
+    convicts: bool = False
 
     @property
     def is_unseen(self) -> bool:
         """Whether its weights move results less than honest rounding does."""
         return self.reach is not None and self.reach.log_mean < np.log(LEAST_REACH)
 
-    def learn(self, predicted: float) -> None:
-        self.predicted.append(predicted)
-        if len(self.predicted) > 1 or predicted >= _SEEN_AT_ONCE:
-            self.reach = reach(np.array(self.predicted))
+    def learn(self, nonce: int, compared: Compared) -> None:
+        self.compared[nonce] = compared
+        predicted = np.array([each.predicted[0] for each in self.compared.values()])
+        if len(predicted) > 1 or predicted[0] >= _SEEN_AT_ONCE:
+            self.reach = reach(predicted)
 
 
 class _ErrorJudge(Judge[ClaimError]):
@@ -105,8 +104,7 @@ class DirectionJudge(_ErrorJudge):
     """Convicts by the union bound: each suspect of the bank at its number over alpha.
 
     It clears a node once every suspect is ruled out on the share. ``suspects`` are all of the bank
-    for None. Without a calibration a suspect convicts only if no honest kernel of this very model,
-    emulated on the nonces that say most, gives half as much evidence.
+    for None. A suspect convicts only by what no emulated honest kernel explains in the same nonces.
     """
 
     name = "direction"
@@ -119,6 +117,7 @@ class DirectionJudge(_ErrorJudge):
         self._bank = bank
         self._suspicions = {name: _Suspicion() for name in suspects}
         self._predicted: dict[str, Vectors] = {}
+        self._explained: dict[int, float] = {}
 
     def _begin_again(self) -> None:
         # Reaches are in the unit of our own run, which is now another kernel's.
@@ -129,7 +128,7 @@ class DirectionJudge(_ErrorJudge):
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         super().prepare(errors)
         wanted: defaultdict[str, list[int]] = defaultdict(list)
-        planned = {name: len(of.predicted) for name, of in self._suspicions.items()}
+        planned = {name: len(of.compared) for name, of in self._suspicions.items()}
         for error in errors:
             if error.error is not None:
                 for name in self._needed(error, planned):
@@ -143,7 +142,7 @@ class DirectionJudge(_ErrorJudge):
         unknown, within = [], []
         for name, of in self._suspicions.items():
             if of.reach is None:
-                if planned[name] == len(self._suspicions[name].predicted):
+                if planned[name] == len(of.compared):
                     unknown.append(name)
             elif not of.is_unseen and self._by_length(of.reach, error) > _IN_REACH:
                 within.append(name)
@@ -163,46 +162,38 @@ class DirectionJudge(_ErrorJudge):
         for name, of in self._suspicions.items():
             log_ratio = None if of.reach is None else self._by_length(of.reach, error)
             if (predicted := self._predicted.get(name, {}).get(error.nonce)) is not None:
-                compared = self._compared(error.nonce, error.error, predicted)
+                compared = self._own.compared(error.nonce, predicted)
                 log_ratio = float(compared.log_ratio(self._own.honest.lengths)[0])
-                of.convicting.add(compared.log_factors(self._convicting)[0])
-                of.against[error.nonce] = float(compared.log_ratio(self._convicting)[0])
-                of.learn(float(compared.predicted[0]))
+                known = self._explained.get(error.nonce, 0.0)
+                of.convicting.add(compared.log_factors(self._convicting, known)[0])
+                of.learn(error.nonce, compared)
             if log_ratio is not None:
                 of.clearing -= float(mixed(np.array(log_ratio), self._chances.share))
-        for name, of in self._suspicions.items():
-            if of.confirmed is None and of.convicting.peak >= self._chances.convicts_at:
-                of.confirmed = bool(self._own.honest.members) or self._is_confirmed(name, of)
+        for of in self._suspicions.values():
+            of.convicts = of.convicts or self._convicts(of)
 
     @property
     def _convicting(self) -> ScaleFit:
         return self._own.honest.lengths.wider(CONVICTING)
 
-    def _compared(self, nonce: int, error: Vector, predicted: Vector) -> Compared:
-        lengths = [float(np.linalg.norm(each)) for each in (error, predicted)]
-        ratios = [self._own.ratio(nonce, length) for length in lengths]
-        return Compared(*np.array([*ratios, cosine(error, predicted)])[:, np.newaxis])
-
-    def _is_confirmed(self, name: str, of: _Suspicion) -> bool:
-        """Whether every honest kernel gives less than half of the evidence on the same nonces."""
-        nonces = sorted(of.against, key=lambda nonce: -of.against[nonce])[:_CONFIRMED_ON]
-        theirs = sum(of.against[nonce] for nonce in nonces)
-        predicted = self._bank.predictions(name, nonces)
-        kernels = {*self._bank.kernels, self._own.reference}
-        runs = [BankRun(kernels=kernel) for kernel in sorted(kernels)]
-        self._bank.expect(dict.fromkeys(runs, nonces))
-        for run in runs:
-            errors = self._bank.errors(run, nonces)
-            compared = [self._compared(n, errors[n], predicted[n]) for n in nonces]
-            if sum(float(c.log_ratio(self._convicting)[0]) for c in compared) >= theirs / 2:
-                return False
-        return True
+    def _convicts(self, of: _Suspicion) -> bool:
+        """Whether evidence that is enough stands after honest kernels were asked to explain it."""
+        wide = self._convicting
+        while of.convicting.peak >= self._chances.convicts_at:
+            for_it = {n: float(each.log_factors(wide).max()) for n, each in of.compared.items()}
+            open_ = [n for n, log in for_it.items() if log > 0.0 and n not in self._explained]
+            asked = sorted(open_, key=for_it.__getitem__)[-_ASKED_AT_ONCE:]
+            self._explained |= self._own.explained(asked, wide) if asked else {}
+            of.convicting = Evidence(SUSPECT_BETS)
+            for nonce, each in of.compared.items():
+                of.convicting.add(each.log_factors(wide, self._explained.get(nonce, 0.0))[0])
+            if not asked:
+                break
+        return of.convicting.peak >= self._chances.convicts_at
 
     def standing(self) -> Standing:
-        convicts = any(each.confirmed for each in self._suspicions.values())
-        refutes = any(each.confirmed is False for each in self._suspicions.values())
-        clears = bool(self._suspicions) and not self._open
-        return Standing(refutes, convicts, clears)
+        convicts = any(each.convicts for each in self._suspicions.values())
+        return Standing(convicts=convicts, clears=bool(self._suspicions) and not self._open)
 
     @property
     def _open(self) -> list[str]:
@@ -223,8 +214,6 @@ class DirectionJudge(_ErrorJudge):
         text = f"not ruled out: {few(self._open)}"
         if standing.convicts:
             text = f"{name}, {evidence_text(log_evidence)}"
-        elif standing.refutes:
-            text = "errors point to suspected weights, as far as those of honest kernels may"
         elif standing.clears:
             text = "all suspects ruled out"
         if unseen:
@@ -233,9 +222,7 @@ class DirectionJudge(_ErrorJudge):
 
     def _strongest(self) -> tuple[str, float]:
         """The suspect with the most evidence, and its logarithm; one that convicts if any does."""
-        found = (
-            (of.confirmed or False, of.convicting.peak, n) for n, of in self._suspicions.items()
-        )
+        found = ((of.convicts, of.convicting.peak, n) for n, of in self._suspicions.items())
         _, log_evidence, name = max(found, default=(False, 0.0, ""))
         return name, log_evidence
 

@@ -18,7 +18,9 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside, judge, power
 from proofserve.protocol.verdict.footprint import cosine, emulated_footprint
+from proofserve.protocol.verdict.scale import ScaleFit
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.suspicion import Compared, explained
 from proofserve.verifier.populations import HonestPopulations
 
 T = TypeVar("T")
@@ -340,6 +342,26 @@ class OwnRun:
     def cosine(self, nonce: int) -> float:
         """Of the node's error with ours; 0 for a claim without a vector, which has no footprint."""
         return self._beside[self.reference].figures.get(nonce, 0.0)
+
+    def compared(self, nonce: int, other: Vector) -> Compared:
+        """The node's error of a nonce beside ``other``, in the honest unit."""
+        theirs = self._theirs[nonce]
+        ratios = (self.ratio(nonce, float(np.linalg.norm(each))) for each in (theirs, other))
+        return Compared(*np.array([*ratios, cosine(theirs, other)])[:, np.newaxis])
+
+    def explained(self, nonces: Sequence[int], fit: ScaleFit) -> Mapping[int, float]:
+        """As ``explained`` of honest runs: of the references, and without a calibration of all.
+
+        Raises EngineFault.
+        """
+        bank, calibrated = self._bank, bool(self.honest.members)
+        known = bank.references if calibrated else bank.kernels
+        runs = [self._run(name) for name in sorted({*known, self.reference})]
+        self._bank.expect(dict.fromkeys(runs, nonces))
+        errors = [self._bank.errors(run, nonces) for run in runs]
+        return {
+            n: float(explained([self.compared(n, of[n]) for of in errors], fit)[0]) for n in nonces
+        }
 
     def ratio(self, nonce: int, length: float) -> float:
         """A ``length`` of one of the nonces that were compared, in the honest unit.

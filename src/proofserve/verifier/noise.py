@@ -260,9 +260,10 @@ def _convicted(
     others = [other for other in file.references if other != name]
     reference = nearest(run, others or file.references)
     honest = file.null(reference, room).without(name)
-    own, found = file.own(reference), np.zeros(verifications, dtype=bool)
-    sizes = node_figures(replace(run, cosines={}), own, honest, {})
-    directions = node_figures(run, own, honest, file.predicted)
+    ours = {each: file.own(each) for each in others or file.references}
+    found = np.zeros(verifications, dtype=bool)
+    sizes = node_figures(replace(run, cosines={}), ours, honest, {})
+    directions = node_figures(run, ours, honest, file.predicted)
     # Chance leans a few nonces to one of many suspects, and drawing them again and again would take
     # that for what the kernel does. So no more are drawn than there are.
     for node, most in ((sizes, NONCES), (directions, min(NONCES, len(directions)))):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.evidence import mixed
 from proofserve.protocol.verdict.scale import CONVICTING
-from proofserve.protocol.verdict.suspicion import Compared
+from proofserve.protocol.verdict.suspicion import Compared, explained
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, RunFigures
 
@@ -38,37 +38,48 @@ class NodeFigures:
     """What a node shows beside the validator's own run, on the same n nonces.
 
     ``ratios`` float64 [n] of lengths are infinite without a vector, and ``footprints`` float64 [n]
-    then 0. ``suspects`` are comparisons with predictions, on the n nonces each.
+    then 0. ``suspects`` are comparisons with predictions, on the n nonces each; ``explained`` [n]
+    is what honest runs explain.
     """
 
     ratios: Floats
     footprints: Floats
     suspects: Mapping[str, Compared]
+    explained: Floats
 
     def __len__(self) -> int:
         return len(self.ratios)
 
 
 def node_figures(
-    node: RunFigures, own: RunFigures, honest: HonestPopulations, predicted: Mapping[str, Floats]
+    node: RunFigures,
+    ours: Mapping[str, RunFigures],
+    honest: HonestPopulations,
+    predicted: Mapping[str, Floats],
+    left_out: str = "",
 ) -> NodeFigures:
     """Of the nonces of ``node`` on which the suspects were measured, all if none were.
 
-    ``own`` is our run of the reference of ``honest``, ``predicted`` the lengths of predictions on
-    its first nonces.
+    ``ours`` are our runs of the reference of ``honest`` and of others. They may explain errors, but
+    for one that is ``left_out``. ``predicted`` are lengths of predictions on their first nonces.
     """
     measured = min((len(values) for values in node.cosines.values()), default=len(node.lengths))
-    rows = node.rows[:measured]
+    rows, own = node.rows[:measured], ours[honest.reference]
     ratios = honest.unit.ratios(node.lengths[:measured], own.lengths[rows])
     units = honest.unit.of(own.lengths[rows])
     known = np.where(np.isfinite(ratios), ratios, np.nan)
+
+    def beside(lengths: Floats, cosines: Floats) -> Compared:
+        return Compared(known, lengths[rows] / units, cosines[:measured])
+
+    runs = [
+        beside(run.lengths, node.footprints[name]) for name, run in ours.items() if name != left_out
+    ]
     return NodeFigures(
         ratios,
         np.nan_to_num(node.footprints[honest.reference][:measured]),
-        {
-            name: Compared(known, predicted[name][rows] / units, values[:measured])
-            for name, values in node.cosines.items()
-        },
+        {name: beside(predicted[name], values) for name, values in node.cosines.items()},
+        explained(runs, honest.lengths.wider(CONVICTING)),
     )
 
 
@@ -206,7 +217,8 @@ class _Tests:
     def direction(self, drawn: Draws) -> Counts:
         limit = self._limit + math.log(max(1, len(self._node.suspects)))
         wide = self._honest.lengths.wider(CONVICTING)
-        factors = [each.log_factors(wide) for each in self._node.suspects.values()]
+        suspects, known = self._node.suspects.values(), self._node.explained
+        factors = [each.log_factors(wide, known) for each in suspects]
         return first_of(factors, drawn, limit)
 
     def convicted(self, drawn: Draws) -> Counts:

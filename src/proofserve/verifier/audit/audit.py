@@ -265,8 +265,8 @@ class Beside:
         return figures_of(errors, self.reference, self.predictions)
 
     def of_node(self, errors: Errors, null: HonestPopulations) -> NodeFigures:
-        own = self.figures(self.reference.errors)
-        return node_figures(self.figures(errors), own, null, self.lengths)
+        ours = {null.reference: self.figures(self.reference.errors)}
+        return node_figures(self.figures(errors), ours, null, self.lengths)
 
     @property
     def lengths(self) -> dict[str, Floats]:

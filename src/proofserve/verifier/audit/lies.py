@@ -124,7 +124,7 @@ class LieDetector:
         }
         own = figures_of(self.reference.errors, self.reference, self.predictions)
         shown = figures_of(errors, self.reference, self.predictions)
-        node = node_figures(shown, own, self.null, lengths)
+        node = node_figures(shown, {self.null.reference: own}, self.null, lengths)
         wanted = Chances(alpha=self.alpha).of_vectors(errors.shape[1])
         ended = simulated(node, self.null, wanted, draws(len(node), self.runs, nonces, chances))
         return ended.cleared / self.runs

@@ -263,7 +263,7 @@ def _honest(known: HonestRuns, chances: Chances) -> HonestPopulations | None:
 
     def is_convicted(name: str, honest: HonestPopulations) -> bool:
         others = honest.without(name)
-        node = node_figures(known.runs[name], own, others, known.predicted)
+        node = node_figures(known.runs[name], {others.reference: own}, others, known.predicted)
         drawn = draws(len(node), _VERIFICATIONS, _BLOCKS)
         return bool((convictions(node, others, chances, drawn) <= _BLOCKS).any())
 
