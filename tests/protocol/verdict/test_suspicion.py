@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit
-from proofserve.protocol.verdict.suspicion import SUSPECT_BETS, Compared, Reach, reach
+from proofserve.protocol.verdict.suspicion import SUSPECT_BETS, Compared, Reach, explained, reach
 
 FIT = ScaleFit(1.0, 24.0, 24.0)
 WIDE = FIT.wider(CONVICTING)
@@ -99,3 +99,23 @@ def test_a_reach_of_few_predictions_has_the_widest_spread() -> None:
     assert reach(np.array([1.0, 1.1])).sd == pytest.approx(0.35 * math.sqrt(1.5))
     assert reach(np.array([2.0, 2.0, 2.2, 1.9, 2.1])).sd < 0.1
     assert reach(np.array([2.0, 2.0])).log_mean == pytest.approx(math.log(2.0))
+
+
+def test_what_an_honest_run_explains_speaks_for_no_suspect() -> None:
+    """Errors four times as long as usual, to which a suspect and another honest kernel point."""
+    count = np.ones(10)
+    suspect, like = (
+        Compared(4 * count, 5 * count, 0.8 * count),
+        Compared(4 * count, 4 * count, 0.9 * count),
+    )
+    unlike = Compared(4 * count, count, 0.0 * count)
+    assert suspect.log_factors(WIDE).max() == pytest.approx(math.log(1000.0))
+    assert explained([unlike], WIDE).tolist() == [0.0] * 10
+    known = explained([unlike, like], WIDE)
+    assert suspect.log_factors(WIDE, known).max() < 0.0
+    # A suspect that is likelier than every honest run convicts as it would without them.
+    guilty = Compared(6 * count, 6 * count, 0.99 * count)
+    other = explained([Compared(6 * count, count, 0.2 * count)], WIDE)
+    assert (other > 0.0).all()
+    assert guilty.log_factors(WIDE, other).max() == pytest.approx(math.log(1000.0))
+    assert explained([], WIDE).tolist() == 0.0
