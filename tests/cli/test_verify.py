@@ -186,6 +186,9 @@ def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     assert outcome["excluded_share"] == 0.3
     assert outcome["closest"] == "our own rounding"
     assert outcome["threshold_from"] == origin
+    sizes = run(write(published), *measured, "--test", "paired")
+    assert sizes.exit_code == 2, sizes.output
+    assert "paired alone can only convict: --test footprint besides" in sizes.output
     counted = run(write(published), *measured, "--test", "count", "--json", record)
     assert counted.exit_code == 0, counted.output
     rule = json.loads(record.read_text())["count"]

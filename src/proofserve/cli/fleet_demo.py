@@ -44,14 +44,14 @@ WORK = Work(
 FIRST, SECOND, CHEAT, REPLACEMENT = "server 1", "server 2", "server 3", "server 4"
 EXPECTED = {FIRST: "honest", CHEAT: "fraud", REPLACEMENT: "honest"}
 CHEAPER = "int4 g128"
-# More than a verdict takes: a few clear an honest member, and three convict the cheat.
-NONCES = 48
-# Of the tests, the one that needs no copies of the model with other weights: the worker shares the
-# cores of this machine with the servers.
+# More than a verdict takes: 23 to 80 clear an honest member, and three convict the cheat.
+NONCES = 128
+# Of the tests, those that need no copies of the model with other weights: the worker shares the
+# cores of this machine with the servers. Paired convicts, footprint clears.
 POLICY = """
 [default]
 every_sec = 600
-tests = ["paired"]
+tests = ["paired", "footprint"]
 nonces = {nonces}
 calibration = "{calibration}"
 conviction = "cordon"

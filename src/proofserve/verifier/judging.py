@@ -301,6 +301,8 @@ class VerdictReport:
             yield self.rule.description
         if outcome.verdict is SequentialResult.UNEXPLAINED:
             yield self.what_to_measure
+        if {opinion.test for opinion in outcome.opinions} == {PAIRED}:
+            yield f"{PAIRED} alone can only convict: --test {FOOTPRINT} besides can clear a node."
         if (share := self._excluded_share()) is not None:
             yield (
                 f"A node that forges {share:.0%} of its nonces or more would have been cleared with"
