@@ -56,13 +56,13 @@ def test_how_far_a_kernel_moves_the_two_largest_logits_apart() -> None:
 def test_an_honest_answer_is_not_convicted() -> None:
     for seed in range(200):
         evidence, log_p = TokenEvidence(), distributions(100, seed)
-        evidence.add_tokens(log_p, drawn(log_p, 1000 + seed))
+        evidence.read(log_p, drawn(log_p, 1000 + seed))
         assert evidence.log < math.log(1e3)
 
 
 def test_another_model_s_tokens_convict() -> None:
     evidence, log_p = TokenEvidence(), distributions(100, 0)
-    evidence.add_tokens(log_p, drawn(distributions(100, 1), 2))
+    evidence.read(log_p, drawn(distributions(100, 1), 2))
     assert evidence.log > math.log(1e6)
 
 
@@ -71,7 +71,7 @@ def test_tokens_that_are_always_the_likeliest_convict_too() -> None:
     evidence = TokenEvidence()
     for seed in range(4):
         log_p = distributions(100, seed)
-        evidence.add_tokens(log_p, log_p.argmax(axis=1))
+        evidence.read(log_p, log_p.argmax(axis=1))
     assert evidence.log > math.log(1e6)
 
 

@@ -71,9 +71,7 @@ class TokenEvidence(Evidence):
     def __init__(self) -> None:
         super().__init__(len(TILTS))
 
-    def add_tokens(
-        self, log_p: Floats, tokens: NDArray[np.int64], most: Floats | None = None
-    ) -> None:
+    def read(self, log_p: Floats, tokens: NDArray[np.int64], most: Floats | None = None) -> None:
         """One answer, or a part of one; shapes as of ``token_log_factors``.
 
         ``most`` [tilts] is the largest of 0 and what each kernel gives over this part, in sums of

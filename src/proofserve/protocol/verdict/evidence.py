@@ -2,9 +2,8 @@
 
 An e-process is a number E that starts at 1 and, for an honest node, stays below 1/alpha for ever
 with a chance of at least 1 - alpha (J. Ville, 1939). So a validator may stop whenever it knows
-enough, and a null that was refuted once stays refuted. Here E is a mean of products, one product
-for each bet: a guess of how a fraud would look. The mean of e-processes is one, whichever bet
-comes true.
+enough. Here E is a mean of products, one for each bet: a guess of how a fraud would look. The mean
+of e-processes is one, whichever bet comes true.
 """
 
 import math

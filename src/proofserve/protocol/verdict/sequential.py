@@ -8,8 +8,7 @@ is
 
 At log(1/alpha) or more it convicts, at log(beta) or less it clears. An honest ratio is a martingale
 of mean 1, so that by Ville's inequality the chance of convicting an honest node is at most alpha;
-its inverse gives beta for the other error. Wald's own bounds, log((1 - beta)/alpha) and
-log(beta/(1 - alpha)), hold only approximately.
+its inverse gives beta for the other error.
 """
 
 import math

@@ -5,8 +5,8 @@ these weights all but the usual rounding vanishes when that is taken off; the er
 node becomes longer, because its direction has nothing to do with the prediction. Lengths alone
 decide, by the honest distribution of lengths (``scale``), so one nonce may say enough.
 
-Real models have nonces in which nearly every change of a bit pushes the result the same way. There
-an honest error may point where a suspect does; but other honest kernels then err so, too.
+In some nonces of real models nearly every change pushes the result the same way. There an honest
+error may point where a suspect does; but other honest kernels then err so, too (``explained``).
 """
 
 import math
@@ -79,34 +79,24 @@ class Compared:
     cosines: Floats
 
     def log_remaining(self, fit: ScaleFit, part: float) -> Floats:
-        """How much likelier errors are without ``part`` of a prediction: float64 [n].
-
-        0 without a vector: NaN would warn in what is made of it.
-        """
+        """How much likelier errors are without a ``part`` of predictions: 0 without a vector."""
         taken = part * self.predicted
         before = self.ratios**2
         after = before + taken**2 - 2.0 * self.cosines * self.ratios * taken
-        ratio: Floats = np.nan_to_num(fit.log_remaining(before, np.maximum(after, 0.0)))
-        return ratio
+        return np.nan_to_num(fit.log_remaining(before, np.maximum(after, 0.0)))
 
     def log_ratio(self, fit: ScaleFit) -> Floats:
         """The ratio of the suspect over honest kernels: float64 [n]."""
         return self.log_remaining(fit, 1.0).clip(-_LOG_CAP, _LOG_CAP)
 
     def log_factors(self, fit: ScaleFit, explained: Floats | float = 0.0) -> Floats:
-        """What each nonce gives to every bet on the suspect: float64 [n, SUSPECT_BETS].
-
-        ``explained`` [n] is that of the function, 0 where nobody asked.
-        """
-        ratios = [self.log_remaining(fit, part) - explained for part in PARTS]
-        capped = [each.clip(-_LOG_CAP, _LOG_CAP) for each in ratios]
+        """What each nonce gives to every bet, less what is ``explained``: [n, SUSPECT_BETS]."""
+        left = [self.log_remaining(fit, part) - explained for part in PARTS]
+        capped = [each.clip(-_LOG_CAP, _LOG_CAP) for each in left]
         return np.stack([mixed(each, share) for each in capped for share in SHARES], axis=1)
 
 
 def explained(beside: Sequence[Compared], fit: ScaleFit) -> Floats:
-    """How much likelier errors are as those of an honest run, of several the best: float64 [n].
-
-    A suspect has to be likelier still. 0 at least.
-    """
-    ratios = [each.log_remaining(fit, 1.0) for each in beside]
-    return np.asarray(np.max(ratios, axis=0, initial=0.0))
+    """How much likelier errors are as those of an honest run, the best of several: [n], from 0."""
+    found = [each.log_remaining(fit, 1.0) for each in beside]
+    return np.asarray(np.max(found, axis=0, initial=0.0))

@@ -325,7 +325,7 @@ class _TokenTest:
             where = f"token {part.first + place} of {answer.name}"
             far = f"its logit is {short[place]:.2f} below the least one kept"
             return f"{where} cannot have been drawn as stated: {far}"
-        self._sampled.add_tokens(log_p, tokens, most)
+        self._sampled.read(log_p, tokens, most)
         return None
 
     def _opinion(self, result: SequentialResult, text: str) -> Opinion:
