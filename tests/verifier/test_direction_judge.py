@@ -105,6 +105,30 @@ def test_without_a_calibration_a_model_that_leads_all_errors_one_way_convicts_no
     assert alone.opinion().result is SequentialResult.FRAUD
 
 
+class UnequalBank(ToyBank):
+    """The second reference errs three times as far as the first."""
+
+    def errors(self, run: BankRun, nonces: Sequence[int]) -> Vectors:
+        made = super().errors(run, nonces)
+        return {n: of * (3.0 if run.kernels == SECOND else 1.0) for n, of in made.items()}
+
+
+def test_evidence_is_weighed_again_beside_the_kernel_that_leads_in_the_end() -> None:
+    bank = UnequalBank(KERNELS)
+    guilty = claims(bank.errors_by(SERVER, [0], 300, "int8"))
+    rest = claims(bank.errors_by(Kernel(like=SECOND), range(1, 30), 301))
+
+    def evidence(said: str | None, others: list[ClaimError]) -> float:
+        judge = DirectionJudge(bank, own_run(bank, None, said), CHANCES)
+        judge.prepare(guilty)
+        judge.add(guilty[0])
+        judge.prepare(others)
+        return float(judge.opinion().figures["log_evidence"])
+
+    assert evidence(None, rest) == pytest.approx(evidence(SECOND, []))
+    assert evidence(None, []) > 2 * evidence(None, rest)
+
+
 class FlippingBank(ToyBank):
     """In one nonce of twelve int4, the second reference and the node go wrong the same way."""
 

@@ -120,10 +120,14 @@ class DirectionJudge(_ErrorJudge):
         self._explained: dict[int, float] = {}
 
     def _begin_again(self) -> None:
-        # Reaches are in the unit of our own run, which is now another kernel's.
-        for name, known in self._own.honest.reaches.items():
-            if name in self._suspicions:
-                self._suspicions[name].reach = known
+        # All is in the unit of our own run, which is now another kernel's.
+        self._explained = {}
+        for name, of in self._suspicions.items():
+            of.reach = self._own.honest.reaches.get(name)
+            nonces, of.compared = tuple(of.compared), {}
+            for nonce, predicted in self._bank.predictions(name, nonces).items():
+                of.learn(nonce, self._own.compared(nonce, predicted))
+            self._weigh(of)
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         super().prepare(errors)
@@ -184,12 +188,16 @@ class DirectionJudge(_ErrorJudge):
             open_ = [n for n, log in for_it.items() if log > 0.0 and n not in self._explained]
             asked = sorted(open_, key=for_it.__getitem__)[-_ASKED_AT_ONCE:]
             self._explained |= self._own.explained(asked, wide) if asked else {}
-            of.convicting = Evidence(SUSPECT_BETS)
-            for nonce, each in of.compared.items():
-                of.convicting.add(each.log_factors(wide, self._explained.get(nonce, 0.0))[0])
+            self._weigh(of)
             if not asked:
                 break
         return of.convicting.peak >= self._chances.convicts_at
+
+    def _weigh(self, of: _Suspicion) -> None:
+        of.convicting = Evidence(SUSPECT_BETS)
+        for nonce, each in of.compared.items():
+            known = self._explained.get(nonce, 0.0)
+            of.convicting.add(each.log_factors(self._convicting, known)[0])
 
     def standing(self) -> Standing:
         convicts = any(each.convicts for each in self._suspicions.values())

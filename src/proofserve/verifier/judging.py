@@ -214,7 +214,7 @@ def references_on(
 ) -> Sequence[str]:
     """Those that a server has by its own words, all ``references`` if it does not say.
 
-    So chance does not choose another. Who lies here gains nothing: no footprint is easier to have.
+    So chance does not choose another. Who names a wrong one is compared with the others later.
     """
     processor, ranks = str(ran_on.get("processor")), ran_on.get("ranks")
     found = next((of for words, of in _KERNELS.items() if words in processor), ())
