@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
+from vllm.ir.ops.layernorm import rms_norm
+from vllm.model_executor.layers.rotary_embedding.common import ApplyRotaryEmb
 
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.engines.reference import forward
 from proofserve.engines.reference.arithmetic import Arithmetic
+from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.kernels import (
     PROFILES,
@@ -93,6 +97,38 @@ def test_our_own_profile_rounds_as_torch_does(family: str) -> None:
     assert float(own.norm() / wanted.norm()) == pytest.approx(1, abs=0.1)
     # Other summation orders round some values the other way; rounding elsewhere changes nearly all.
     assert float(torch.cosine_similarity(own, wanted, dim=0)) > 0.4
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each != "gemma3"])
+def test_norms_of_served_kernels_are_vllms(family: str) -> None:
+    """GPT-OSS's own code rounds once, vLLM's norm of all families before the gain, too."""
+    layer = network_of(family).checkpoint.layer(0)
+    norm: Any = layer.input_layernorm
+    gain = 1 + torch.rand(len(norm.weight), generator=torch.Generator().manual_seed(1))
+    norm.weight = nn.Parameter(gain.to(torch.bfloat16).float(), requires_grad=False)
+    read = torch.randn(32, len(gain), generator=torch.Generator().manual_seed(0))
+    read = read.to(torch.bfloat16).float()
+    for name in ("vLLM on x86 with bfloat16", "vLLM on a GPU"):
+        with emulated(layer, PROFILES[name], is_layer=True):
+            found = norm(read)
+        wanted = rms_norm(read.bfloat16(), norm.weight.bfloat16(), norm.variance_epsilon)
+        assert torch.equal(found, wanted.float())
+
+
+def test_neighbours_are_rotated_as_pytorch_does_on_processors() -> None:
+    layer = network_of("deepseek_v3").checkpoint.layer(0)
+    attention: Any = layer.self_attn
+    attention.forward = apply_rotary_pos_emb_interleave
+    drawn = (torch.randn(1, 2, 16, 32), torch.randn(1, 1, 16, 32), *torch.randn(2, 1, 16, 32))
+    queries, keys, cosines, sines = (each.bfloat16().float() for each in drawn)
+    with emulated(layer, PROFILES["vLLM on x86 with bfloat16"], is_layer=True):
+        found = attention(queries, keys, cosines, sines)
+    half = (each[0, :, :16].bfloat16() for each in (cosines, sines))
+    read = torch.cat([queries, keys], dim=1)[0].transpose(0, 1).bfloat16()
+    wanted = ApplyRotaryEmb.forward_static(read, *half, is_neox_style=False).float()
+    # vLLM leaves neighbours where they are; transformers puts the first of each pair before.
+    halves = torch.cat([wanted[..., 0::2], wanted[..., 1::2]], dim=-1).transpose(0, 1)
+    assert torch.equal(torch.cat(found, dim=1)[0], halves)
 
 
 def refused(_index: int, _states: Tensor) -> Tensor:

@@ -93,6 +93,9 @@ class _Kernels(TorchFunctionMode):
         self._does = arithmetic
         self._stack: list[_Place] = []
         self._casts = 0
+        # Whether positions rotate neighbours rather than halves of a head.
+        configs = (getattr(module, "config", None) for module in part.modules())
+        self._rotates_pairs = any(getattr(each, "rope_interleave", False) for each in configs)
         # The next product of attention is of its weights and the values.
         self._weighing = False
         # The last sigmoid of an activation, and the last weight that a router cast to float32.
@@ -174,6 +177,14 @@ class _Kernels(TorchFunctionMode):
         back = self._casts > 1 and Point.GAIN in self._does.points
         return self._at(self._norm, made) if back else made
 
+    def gain(self, func: Any, *factors: Tensor) -> Tensor:
+        """Of a norm: normalised values times a parameter. Gemma's is a sum with 1, in float32."""
+        known = any(isinstance(each, nn.Parameter) for each in factors)
+        made: Tensor = func(
+            *(self._at(Point.VLLM_GAIN, each) if known else each for each in factors)
+        )
+        return made
+
     def exact(self, func: Any, *args: Any, **options: Any) -> Tensor:
         """DeepSeek's router multiplies in float32, whatever the served format is."""
         self._exact = func(*args, **options)
@@ -219,8 +230,8 @@ class _Kernels(TorchFunctionMode):
 
     def turn(self, func: Any, one: Tensor, other: Any) -> Tensor:
         """A product in attention: of the rotary embedding, or scores times their scale."""
-        point = Point.ROTATION if isinstance(other, Tensor) else Point.SCORES
-        return self._at(point, func(one, other))
+        rotation = Point.PAIR_ROTATION if self._rotates_pairs else Point.ROTATION
+        return self._at(rotation if isinstance(other, Tensor) else Point.SCORES, func(one, other))
 
     def turned(self, func: Any, one: Tensor, other: Tensor) -> Tensor:
         """A sum in attention: of the rotary embedding, or scores and their mask or maximum."""
@@ -286,6 +297,10 @@ _HANDLERS: Final[Mapping[_Place, _Handlers]] = {
     _Place.MLP: _MLP,
     _Place.EXPERTS: _MLP,
     _Place.ROUTER: {Tensor.type: _Kernels.exact, functional.linear: _Kernels.linear},
-    _Place.NORM: {Tensor.to: _Kernels.cast, Tensor.type_as: _Kernels.cast},
+    _Place.NORM: {
+        Tensor.to: _Kernels.cast,
+        Tensor.type_as: _Kernels.cast,
+        Tensor.mul: _Kernels.gain,
+    },
     _Place.EMBEDDING: {Tensor.mul: _Kernels.scaled},
 }

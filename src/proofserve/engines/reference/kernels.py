@@ -32,10 +32,14 @@ _WRITTEN: Final = frozenset(
 )
 # torch rounds what every function returns.
 _EAGER: Final = _WRITTEN | {
-    *(Point.GAIN, Point.ROTATION, Point.SCORES, Point.WEIGHTS, Point.ACTIVATION),
-    *(Point.EXPERT_STEPS, Point.RESIDUAL),
+    *(Point.GAIN, Point.ROTATION, Point.PAIR_ROTATION, Point.SCORES, Point.WEIGHTS),
+    *(Point.ACTIVATION, Point.EXPERT_STEPS, Point.RESIDUAL),
 }
-_VLLM_CPU: Final = _WRITTEN | {Point.GAIN, Point.ACTIVATION, Point.STORED_RESIDUAL}
+# Neighbours are rotated by torch, because proofserve refuses vLLM's own kernel for that on
+# processors (engines.vllm.support).
+_VLLM_CPU: Final = _WRITTEN | {
+    *(Point.VLLM_GAIN, Point.PAIR_ROTATION, Point.ACTIVATION, Point.STORED_RESIDUAL)
+}
 
 # transformers op by op: each torch function rounds its result and accumulates in float32 (oneDNN,
 # and torch's own products where oneDNN has no bfloat16); flash attention on CPUs rounds its weights
@@ -61,7 +65,10 @@ _LIST: Final = (
     # vLLM csrc: layernorm_kernels.cu rounds the sum and before the gain, pos_encoding_kernels.cu
     # and activation_kernels.cu once per output; FlashAttention rounds its weights; tensor cores
     # accumulate in float32.
-    KernelProfile("vLLM on a GPU", _EAGER - {Point.ROTATION, Point.SCORES}),
+    KernelProfile(
+        "vLLM on a GPU",
+        _EAGER - {Point.ROTATION, Point.PAIR_ROTATION, Point.SCORES} | {Point.VLLM_GAIN},
+    ),
     # torch inductor keeps float32 within a fused kernel (emulate_precision_casts is off), so of
     # vLLM's ir/ops/layernorm.py and SiLU only results are rounded.
     KernelProfile(
