@@ -19,7 +19,7 @@ from proofserve.models.trained import CALIBRATIONS, DENSE
 from proofserve.protocol import SEQ_LEN, SKETCH
 from proofserve.protocol.sketch import TWINS
 from proofserve.verifier.calibration_file import read
-from proofserve.verifier.costs import (
+from proofserve.verifier.plans.costs import (
     CostPlan,
     LayerSize,
     Rates,

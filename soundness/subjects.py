@@ -11,7 +11,7 @@ from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, SKETCH_2, default_k_d
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.deployment import PRUNED_EXPERTS
-from proofserve.verifier.claims import vector_scheme
+from proofserve.verifier.orders import vector_scheme
 from soundness.massive import MASSIVE, massive_checkpoint
 
 ROOT: Final = Path(__file__).parents[1]

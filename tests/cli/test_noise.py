@@ -20,6 +20,7 @@ from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import KernelFacts, read
 from proofserve.verifier.claims import Selection, document, from_file
 from proofserve.verifier.judges import OWN, BankRun
+from proofserve.verifier.orders import order_for
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.four_bits import one_thread
 from support.models import SmallModels
@@ -152,7 +153,7 @@ def compute_elsewhere(model: Path, file: Path, name: str, weights: str | None = 
         vectors = node.vectors(BankRun(weights, "vLLM on a GPU"), range(16))
     said = ("engine", "processor", "torch", "dtype", "kv_dtype", "attention", "ranks")
     facts = KernelFacts(name=name, emulated=False, **dict.fromkeys(said))
-    write_json(file, document(work, claims_of_vectors(vectors), facts.model_dump()))
+    write_json(file, document(order_for(work), claims_of_vectors(vectors), facts.model_dump()))
 
 
 @pytest.mark.usefixtures("few_kernels")

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from proofserve.cli.recompute import read_file
 from proofserve.lab.report import LabError
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
-from proofserve.verifier.claims import ClaimedArtifacts, Selection
+from proofserve.verifier.claims import ClaimedArtifacts, Selection, read_file
 
 ANY = Selection()
 BODY: dict[str, Any] = {

@@ -16,9 +16,10 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
-from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions
+from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import OWN
 from proofserve.verifier.noise import left_out, left_out_lines, require_explained
+from proofserve.verifier.orders import WorkOptions
 from proofserve.verifier.populations import LEAST_RATIO
 
 SHAPE = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 512}

@@ -17,13 +17,11 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
-    WorkOptions,
     from_file,
     from_node,
     kernel_facts,
-    require_width,
-    workload,
 )
+from proofserve.verifier.orders import WorkOptions, require_width, workload
 
 ANY = Selection()
 BODY: dict[str, Any] = {
@@ -162,7 +160,7 @@ def test_a_claim_of_another_shape_is_an_error_of_the_call(
 
 
 def test_a_source_is_of_another_width_only_as_a_whole() -> None:
-    asked = ArtifactScheme(k_dim=12)
+    asked = Work("", k_dim=12, scheme="artifact-v1")
     with pytest.raises(LabError, match=r"every vector of the source has 128 values.* here 12"):
         require_width(claims(of(128), of(128)), asked)
     # These are mismatches, whatever the source says of itself.

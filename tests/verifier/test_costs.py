@@ -15,10 +15,10 @@ from proofserve.cli.main import app
 from proofserve.engines.checkpoints import CheckpointFiles
 from proofserve.engines.reference.forward import states
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.verifier.costs import CostPlan, expected_passes, layer_size
 from proofserve.verifier.judges import OWN, PUBLISHED, BankRun
 from proofserve.verifier.judging import COUNT, DIRECTION, FOOTPRINT, GivenThreshold, JudgingOptions
-from proofserve.verifier.rates import disk_rate
+from proofserve.verifier.plans.costs import CostPlan, expected_passes, layer_size
+from proofserve.verifier.plans.rates import disk_rate
 from support.mixtures import CHOSEN, EXPERTS, MIXTURES, mixture, network_of
 
 ROOT = Path(__file__).parents[2]

@@ -23,10 +23,11 @@ from proofserve.lab.report import Figure, LabError, Progress, Report
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.calibration_file import checkpoint_shape, read
+from proofserve.verifier.calibration_file import calibrated_order, checkpoint_shape, read
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import BankRun
 from proofserve.verifier.judging import JudgingOptions, judged
+from proofserve.verifier.orders import workload_of
 
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
@@ -124,9 +125,7 @@ def verify(
     with open_session() as session, session.interrupts.allowed():
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
         found, measured = checkpoint_named(model, size, session.line.step), read(calibration)
-        work = recompute.workload_of(
-            replace(recompute.calibrated_order(measured), block_hash=fresh_seed())
-        )
+        work = workload_of(replace(calibrated_order(measured), block_hash=fresh_seed()))
         setup = recompute.validator_setup(found.folder, device, measured=measured)
         node = recompute.proof_validator(setup, work, forward_batch)
         shape, digest = checkpoint_shape(found.folder), node.weights_digest

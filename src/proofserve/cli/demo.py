@@ -35,6 +35,7 @@ from proofserve.verifier.chat.verification import ChatChecker
 from proofserve.verifier.claims import ClaimedArtifacts, kernel_facts
 from proofserve.verifier.judges import OWN, BankRun, Chances
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
+from proofserve.verifier.orders import workload_of
 from proofserve.verifier.verification import Verification
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ WORK = Work(
     k_dim=SCHEME.k_dim,
     scheme=SCHEME.name,
 )
-WORKLOAD = recompute.workload_of(WORK)
+WORKLOAD = workload_of(WORK)
 # Answers with receipts, tokens of each, and the seed of their prompts.
 ANSWERS, RECEIPT_TOKENS, SEED = 6, 96, 1
 # An honest node of a machine that is not here.

@@ -65,6 +65,23 @@ DistThreshold = Annotated[
 Calibration = Annotated[
     Path | None, typer.Option(help="A file of `calibrate noise --out`; it must be of this model.")
 ]
+References = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reference",
+        help="A node or a file of one that you trust, two or more, in the place of --model.",
+    ),
+]
+SuspectNodes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--suspect-node",
+        help="NAME=URL or NAME=FILE: a node of yours that cheats so; with --reference.",
+    ),
+]
+ReferenceApiKey = Annotated[
+    str | None, typer.Option(envvar="POC_REFERENCE_API_KEY", help="A key of those nodes.")
+]
 Plan = Annotated[
     bool,
     typer.Option(

@@ -16,24 +16,13 @@ from proofserve.engines.checkpoints import weights_digest
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work, vectors_of
 from proofserve.lab.report import LabError
-from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2, default_k_dim
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
-from proofserve.protocol.identity import Block
 from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.receiver.reader import ReceiverFileError, is_database
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
-from proofserve.verifier.claims import (
-    ClaimedArtifacts,
-    Selection,
-    from_file,
-    from_receiver,
-    kernel_facts,
-    vector_scheme,
-)
+from proofserve.verifier.claims import ClaimedArtifacts, Selection, kernel_facts, read_file
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.judging import (
     ChosenTests,
@@ -42,6 +31,7 @@ from proofserve.verifier.judging import (
     exactly_judged,
     judged,
 )
+from proofserve.verifier.orders import order_for, workload_of
 from proofserve.verifier.verification import Truth, leaves_open
 
 if TYPE_CHECKING:
@@ -56,19 +46,6 @@ AT_ONCE = 32
 EngineRun = tuple[KernelFacts, Sequence[Claim]]
 # Returns an artifact for each nonce, in order.
 Compute = Callable[[Sequence[int]], list[Claim]]
-
-
-def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
-    """The artifacts in a JSON file, or in a file of ``proofserve receive``.
-
-    Raises LabError, and ProtocolError for the lane that a file names.
-    """
-    try:
-        return (from_receiver if is_database(path) else from_file)(path, wanted)
-    except OSError as error:
-        raise LabError(f"cannot read {path}: {error.strerror}") from error
-    except ReceiverFileError as error:
-        raise LabError(str(error)) from error
 
 
 @contextmanager
@@ -117,29 +94,9 @@ def claims_of_model(
     return [Claim(each.nonce, each.vector_b64) for each in artifacts_of(batch)]
 
 
-def workload_of(order: Work) -> Workload:
-    """What engines compute for an order to a node."""
-    scheme = vector_scheme(order.scheme or DEFAULT_SCHEME, order.k_dim, order.stronger_rng)
-    block = Block(order.block_hash, order.block_height)
-    return Workload(scheme, block, order.public_key, order.seq_len)
-
-
 def warn_of_few_values(work: Workload, session: CommandSession) -> None:
     if (warning := cost_of_few_values(work.scheme)) is not None:
         session.tell(warning, "yellow")
-
-
-def calibrated_order(measured: CalibrationFile | None) -> Work:
-    """An order of what the calibration holds for, or of what tells most without one."""
-    if measured is None:
-        return Work("", k_dim=default_k_dim(SKETCH_2), scheme=SKETCH_2)
-    return Work(
-        model="",
-        seq_len=measured.seq_len,
-        k_dim=measured.k_dim,
-        scheme=measured.scheme,
-        stronger_rng=measured.stronger_rng,
-    )
 
 
 def claims_of_vectors(vectors: Vectors) -> list[Claim]:
@@ -207,17 +164,7 @@ def by_node(work: Workload, node: NodeClient) -> Compute:
 
     The node refuses other schemes than its own, because their vectors would convict every prover.
     """
-    request = Work(
-        node.models()[0],
-        block_hash=work.block.hash,
-        block_height=work.block.height,
-        public_key=work.public_key,
-        seq_len=work.seq_len,
-        # Of a sketch this is half the width: an artifact has both twins' sketches.
-        k_dim=work.scheme.width // work.scheme.sequences_per_nonce,
-        scheme=work.scheme.name,
-        stronger_rng=isinstance(work.scheme, ArtifactScheme) and work.scheme.stronger_rng,
-    )
+    request = order_for(work, str(node.models()[0]))
     return lambda nonces: node.artifacts(request, nonces)
 
 
@@ -328,6 +275,7 @@ class EngineOptions:
         """
         if self.model is not None and self.trusts_one and not tests.exact:
             raise LabError("--test: only exact asks an engine beside --model; add --test exact")
+        warn_of_few_values(work, session)
         # The source need not say its scheme.
         claimed, exact = replace(claimed, scheme=work.scheme.name), None
         if tests.exact:
@@ -339,7 +287,7 @@ class EngineOptions:
                 return exact
         with session.interrupts.allowed(), ExitStack() as stack:
             if self.model is not None:
-                self.plan(claimed, work, options, sample[1], session)
+                self._tell_plan(self.model, claimed, work, options, sample[1], session)
             truth = self._truth(work, options, session, stack)
             others = judged(claimed, truth, options, *sample, session.line)
         return others.after(exact) if exact else others
@@ -355,7 +303,19 @@ class EngineOptions:
         """Tell what vectors of up to ``most`` nonces cost; None for all. Raises as ``report``."""
         if self.model is None:
             raise LabError("--plan: it is about a checkpoint; give --model")
-        setup = validator_setup(self.model, self.device, self.suspects, options.calibration)
+        warn_of_few_values(work, session)
+        self._tell_plan(self.model, claimed, work, options, most, session)
+
+    def _tell_plan(
+        self,
+        model: Path,
+        claimed: ClaimedArtifacts,
+        work: Workload,
+        options: JudgingOptions,
+        most: int | None,
+        session: CommandSession,
+    ) -> None:
+        setup = validator_setup(model, self.device, self.suspects, options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
         about = sample, claimed.ran_on or {}
         tell_plan_of_verdict(setup, work, options, about, self.forward_batch, session)

@@ -8,7 +8,14 @@ from typing import Any, ClassVar, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol import ARTIFACT_K_DIM, DEFAULT_SCHEME, SEQ_LEN, SKETCHES, default_k_dim
+from proofserve.protocol import (
+    ARTIFACT_K_DIM,
+    DEFAULT_SCHEME,
+    SEQ_LEN,
+    SKETCHES,
+    TWINS,
+    default_k_dim,
+)
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.status import EngineGauges
@@ -17,8 +24,6 @@ R = TypeVar("R")
 
 # Of orders that do not say one.
 BLOCK_HEIGHT: Final = 1
-# As in ``protocol.sketch``, whose import takes torch.
-_TWINS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Work(ProofOrder):
 
     @property
     def sequences_per_nonce(self) -> int:
-        return _TWINS if self.scheme in SKETCHES else 1
+        return TWINS if self.scheme in SKETCHES else 1
 
     @property
     def width(self) -> int:

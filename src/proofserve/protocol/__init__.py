@@ -13,6 +13,8 @@ ARTIFACT_LAYERS: Final = "artifact-v1-layers"
 SKETCH: Final = "sketch-v1"
 SKETCH_2: Final = "sketch-v2"
 SKETCHES: Final = (SKETCH, SKETCH_2)
+# A nonce of a sketch has two sequences, and a vector of each.
+TWINS: Final = 2
 DISTANCE: Final = "distance-v1"
 
 DEFAULT_SCHEME: Final = ARTIFACT

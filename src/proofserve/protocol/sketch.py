@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofserve.protocol import SKETCH, SKETCH_2, SKETCH_K_DIM
+from proofserve.protocol import SKETCH, SKETCH_2, SKETCH_K_DIM, TWINS
 from proofserve.protocol.device.copies import to_device
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
@@ -22,7 +22,6 @@ from proofserve.protocol.model import DRAWS, ExpertLayer
 from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
 from proofserve.protocol.shake import signs, streams, u64
 
-TWINS = 2
 _VERSION = b"proofserve sketch-v1\0"
 _U64 = 8
 # Numbers of float32 states that a device holds at once.

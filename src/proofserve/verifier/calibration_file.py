@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, read_json
-from proofserve.protocol import SKETCHES
+from proofserve.protocol import SKETCH_2, SKETCHES, TWINS, default_k_dim
 from proofserve.protocol.receipts.record import SCHEME as RECEIPTS
-from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
-from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions
+from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.orders import WorkOptions
 from proofserve.verifier.populations import HonestPopulations, HonestRuns, RunFigures, populations
 
 FORMAT: Final = "proofserve-calibration"
@@ -408,3 +409,16 @@ def _require(field: str, ours: object, theirs: object, said: str) -> None:
     if ours != theirs:
         text = f"the calibration has {ours}, {said}; write one for what is judged"
         raise LabError(f"{field}: {text}")
+
+
+def calibrated_order(measured: CalibrationFile | None) -> Work:
+    """An order of what the calibration holds for, or of what tells most without one."""
+    if measured is None:
+        return Work("", k_dim=default_k_dim(SKETCH_2), scheme=SKETCH_2)
+    return Work(
+        model="",
+        seq_len=measured.seq_len,
+        k_dim=measured.k_dim,
+        scheme=measured.scheme,
+        stronger_rng=measured.stronger_rng,
+    )

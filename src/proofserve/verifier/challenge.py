@@ -15,17 +15,15 @@ from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, NodeError, TooSlowError
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.rounds.records import Workload
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
-    WorkOptions,
     document,
     from_answer,
     kernel_facts,
-    workload,
 )
 from proofserve.verifier.judging import VerdictReport
+from proofserve.verifier.orders import WorkOptions, order_of
 
 # Results that are kept whole; all are counted.
 KEPT: Final = 1000
@@ -46,7 +44,7 @@ class ChallengeAnswer:
     """What a node claims about a challenge, and after how many seconds."""
 
     claimed: ClaimedArtifacts
-    work: Workload
+    order: Work
     seconds: float
 
 
@@ -122,7 +120,7 @@ def _checked(
         asked.scheme, asked.k_dim, asked.seq_len, asked.block_height, asked.stronger_rng
     )
     try:
-        return ChallengeAnswer(whole, workload(whole, given), seconds)
+        return ChallengeAnswer(whole, order_of(whole, given), seconds)
     except LabError as error:
         raise UnprovedError(Unproved.UNREADABLE, f"{source}: {error}", seconds) from error
 
@@ -161,7 +159,7 @@ class ChallengeResult:
             "block_hash": self.challenge.work.block_hash,
             "nonces": len(self.challenge.nonces),
             "report": self.report.record() if self.report else None,
-            "answer": document(kept.work, kept.claimed.claims) if kept else None,
+            "answer": document(kept.order, kept.claimed.claims) if kept else None,
         }
 
 

@@ -4,26 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
-from pydantic import AliasPath, BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field
 
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.owed import Unproved, UnprovedError, Withheld, owed_by
+from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, parsed, read_json
-from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, SKETCHES, default_k_dim
-from proofserve.protocol.codec import decode
-from proofserve.protocol.errors import MalformedVector
-from proofserve.protocol.identity import Block
+from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
-from proofserve.protocol.scheme import Scheme
-from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
-from proofserve.receiver.reader import reading
-from proofserve.rounds.records import Workload
+from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
 
-T = TypeVar("T")
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
 # A claim that is no text counts as an empty one, so that the other claims still get a verdict.
 Text = Annotated[str, BeforeValidator(lambda text: text if isinstance(text, str) else "")]
@@ -137,15 +131,21 @@ class _Artifact(ArtifactRecord):
 
 
 class _Document(BaseModel):
-    """A body of ``/generated`` (B.7) or ``/generate``; fields with a default may be missing."""
+    """A body of ``/generated`` (B.7) or ``/generate``; fields with a default may be missing.
+
+    Collections of vectors that others published have ``k_dim`` and ``seq_len`` beside the rest.
+    """
 
     block_hash: str
     block_height: int | None = Field(default=None, ge=0)
     public_key: str
     artifacts: list[_Artifact]
-    encoding: VectorEncoding
+    k_dim: int = Field(ge=1, validation_alias=AliasChoices(AliasPath("encoding", "k_dim"), "k_dim"))
+    encoding: VectorEncoding | None = None
     nonces: list[Nonce] | None = None
-    seq_len: int | None = Field(None, ge=1, validation_alias=AliasPath("params", "seq_len"))
+    seq_len: int | None = Field(
+        None, ge=1, validation_alias=AliasChoices(AliasPath("params", "seq_len"), "seq_len")
+    )
     scheme: str | None = None
     weights_digest: str | None = None
     ran_on: dict[str, Any] | None = None
@@ -162,96 +162,17 @@ class _Document(BaseModel):
         return NonceLane(self.node_id, self.node_count, self.group_id, self.n_groups)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkOptions:
-    """What a user says of the work; None for what the source says, or for a default."""
+def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
+    """The artifacts in a JSON file, or in a file of ``proofserve receive``.
 
-    scheme: str | None = None
-    k_dim: int | None = None
-    seq_len: int | None = None
-    block_height: int | None = None
-    stronger_rng: bool = False
-
-
-def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
-    """What an engine computes to check ``claimed``: work of the shape that was asked for.
-
-    A shape is a scheme, ``k_dim`` and ``seq_len``. Asked for is what ``options`` say, else what
-    the source says, else the default. Where options and source differ, the call is wrong: which of
-    them is not known, and an honest node must not pay for it. Within the shape that was asked
-    for, every claim that is not a vector of it is a mismatch, be it one or all: garbage does not
-    excuse itself. ``require_width`` is for sources that do not say their shape.
-
-    Raises LabError for an option that contradicts the source, and for what neither says and has no
-    default, and ProtocolError for a scheme or its length.
+    Raises LabError, and ProtocolError for the lane that a file names.
     """
-    name = _agreed("scheme", claimed.scheme, options.scheme) or DEFAULT_SCHEME
-    said, usual = None, default_k_dim(name)
-    if claimed.width is not None:
-        said, rest = divmod(claimed.width, vectors_per_nonce(name))
-        if rest:
-            raise LabError(f"k_dim: the source has {claimed.width} values per nonce, {name} a pair")
-    unsaid = claimed.scheme is None and options.scheme is None and options.k_dim is None
-    if unsaid and said not in {None, usual}:
-        # The callback of a round of sketches, kept as a file, says its width alone.
-        raise LabError(f"scheme: the source says k_dim {said}, {name} has {usual}; give --scheme")
-    k_dim = _agreed("k_dim", said, options.k_dim) or usual
-    height = _agreed("block_height", claimed.block_height, options.block_height)
-    if height is None and name in SKETCHES:
-        raise LabError("the source does not say block_height; give --block-height")
-    block = Block(claimed.block_hash, height or 0)
-    seq_len = _agreed("seq_len", claimed.seq_len, options.seq_len)
-    if seq_len is None:
-        raise LabError("the source does not say seq_len; give --seq-len")
-    scheme = vector_scheme(name, k_dim, options.stronger_rng)
-    return Workload(scheme, block, claimed.public_key, seq_len)
-
-
-def require_width(claimed: ClaimedArtifacts, scheme: Scheme) -> None:
-    """Raise LabError if the vectors of a file are not of ``scheme`` as a whole.
-
-    If each of them is a sound vector of one other width, they answer another request than the one
-    that is assumed here, or contradict what the file says of them itself, which is no reason to
-    convict. One vector of the right width makes all others mismatches. A node cannot hide behind
-    this: it is not called for what a node answers, nor where a validator says --k-dim. Then all
-    the vectors are mismatches.
-    """
-    theirs = _width_of(claimed.claims[0].vector_b64) if claimed.claims else None
-    if theirs in {None, scheme.width}:
-        return
-    if all(_width_of(claim.vector_b64) == theirs for claim in claimed.claims):
-        said = f"every vector of the source has {theirs} values"
-        if claimed.width is not None:
-            raise LabError(f"k_dim: {said}, and its encoding says {claimed.width}")
-        raise LabError(
-            f"k_dim: {said}, a vector of {scheme.name} here {scheme.width};"
-            " give --scheme and --k-dim as the node was asked for them"
-        )
-
-
-def _width_of(text: str) -> int | None:
-    """How many values the vector in ``text`` has; None if it is not a sound vector."""
-    # Three bytes in four characters, two bytes in a value.
-    width = len(text.rstrip("=")) * 3 // 4 // 2
     try:
-        decode(text, width)
-    except MalformedVector:
-        return None
-    return width or None
-
-
-def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> Scheme:
-    """The scheme of that name. Raises LabError for one without vectors, and ProtocolError."""
-    if name == DISTANCE:
-        raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
-    # Only sketches have no weaker seeds to strengthen; asked for, they refuse the option by name.
-    stronger = {"stronger_rng": stronger_rng} if stronger_rng or name not in SKETCHES else {}
-    return scheme_named(name, k_dim=k_dim, **stronger)
-
-
-def vectors_per_nonce(name: str) -> int:
-    """How many vectors of ``k_dim`` values follow each other in one artifact."""
-    return scheme_named(name, k_dim=1).width if name in SKETCHES else 1
+        return (from_receiver if is_database(path) else from_file)(path, wanted)
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from error
+    except ReceiverFileError as error:
+        raise LabError(str(error)) from error
 
 
 def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
@@ -281,7 +202,7 @@ def _claimed(read: _Document) -> ClaimedArtifacts:
         public_key=read.public_key,
         nonces=tuple(dict.fromkeys(nonces)),
         claims=claims,
-        width=read.encoding.k_dim,
+        width=read.k_dim,
         seq_len=read.seq_len,
         scheme=read.scheme,
         block_height=read.block_height,
@@ -332,18 +253,18 @@ def only_source(
 
 
 def document(
-    work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
+    order: Work, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """``claims`` about ``work`` as ``from_file`` reads them."""
+    """``claims`` of a node about ``order`` as ``from_file`` reads them."""
     return {
-        "block_hash": work.block.hash,
-        "block_height": work.block.height,
-        "public_key": work.public_key,
+        "block_hash": order.block_hash,
+        "block_height": order.block_height,
+        "public_key": order.public_key,
         "nonces": [claim.nonce for claim in claims],
         "artifacts": [artifact_record(one.nonce, one.vector_b64) for one in claims],
-        "encoding": encoding_of(work.scheme.width),
-        "params": {"seq_len": work.seq_len},
-        "scheme": work.scheme.name,
+        "encoding": encoding_of(order.width),
+        "params": {"seq_len": order.seq_len},
+        "scheme": order.scheme,
         "ran_on": ran_on,
     }
 
@@ -398,7 +319,7 @@ def _listed(node: NodeClient, lane: NonceLane | None) -> ClaimedArtifacts:
         nonces=tuple(dict.fromkeys(row.nonce for row in rows)),
         # A nonce that the node failed to compute has no claim, so it counts as missing.
         claims=tuple(Claim(row.nonce, row.value) for row in rows if isinstance(row.value, str)),
-        width=config["k_dim"] * vectors_per_nonce(scheme),
+        width=config["k_dim"] * Work("", scheme=scheme).sequences_per_nonce,
         seq_len=config["seq_len"],
         scheme=scheme,
         block_height=config.get("block_height"),
@@ -417,10 +338,3 @@ def _listed(node: NodeClient, lane: NonceLane | None) -> ClaimedArtifacts:
     if any(own.index_of(nonce) is None for nonce in claimed.nonces):
         raise ValueError(f"it lists nonces that are not of its own lane, {own}")
     return claimed.of_lane(own)
-
-
-def _agreed(field: str, said: T | None, given: T | None) -> T | None:
-    if said is not None and given not in {None, said}:
-        option = f"--{field.replace('_', '-')}"
-        raise LabError(f"{option} {given} contradicts the source, which says {said}")
-    return said if said is not None else given

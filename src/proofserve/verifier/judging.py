@@ -263,7 +263,10 @@ def _judge(
 
 @dataclass(frozen=True, slots=True)
 class VerdictReport:
-    """``rule`` is that of the count, None if it was not run; ``origin`` that of honest figures."""
+    """``rule`` is that of the count, None if it was not run; ``origin`` that of honest figures.
+
+    ``how`` says what was done with the nonces of the sample.
+    """
 
     outcome: Verification
     claimed: ClaimedArtifacts
@@ -271,6 +274,7 @@ class VerdictReport:
     options: JudgingOptions
     origin: str
     rule: CountRule | None = None
+    how: str = "recomputed"
 
     def after(self, earlier: "VerdictReport") -> "VerdictReport":
         """This one, with the opinions of a test that was run before and decided nothing."""
@@ -282,7 +286,7 @@ class VerdictReport:
 
     def lines(self) -> Iterator[str]:
         outcome = self.outcome
-        used = f"{outcome.nonces_used} of {len(self.claimed.nonces)} nonces recomputed"
+        used = f"{outcome.nonces_used} of {len(self.claimed.nonces)} nonces {self.how}"
         yield f"{used} (to reproduce this sample: --seed {self.seed})"
         yield f"Block {self.claimed.block_hash}, key {self.claimed.public_key}."
         if self.claimed.left_out:
@@ -304,9 +308,11 @@ class VerdictReport:
         if {opinion.test for opinion in outcome.opinions} == {PAIRED}:
             yield f"{PAIRED} alone can only convict: --test {FOOTPRINT} besides can clear a node."
         if (share := self._excluded_share()) is not None:
+            conditions = (each.figures.get("excluded_if") for each in outcome.opinions)
+            condition = next((f", if {text}," for text in conditions if text), "")
             yield (
-                f"A node that forges {share:.0%} of its nonces or more would have been cleared with"
-                f" a chance of {self.options.beta:g} at most."
+                f"A node that forges {share:.0%} of its nonces or more{condition} would have been"
+                f" cleared with a chance of {self.options.beta:g} at most."
             )
         yield f"Honest nodes: {self.origin}."
 

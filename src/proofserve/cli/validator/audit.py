@@ -26,11 +26,11 @@ from proofserve.protocol import (
     DEFAULT_SCHEME,
     SEQ_LEN,
     SKETCHES,
+    TWINS,
     default_k_dim,
 )
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
-from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.attacks import attacks
 from proofserve.verifier.audit.audit import FEWEST, RUNS, Audit, AuditOptions, ConvictionRule, audit
@@ -42,9 +42,9 @@ from proofserve.verifier.calibration_file import (
     checkpoint_shape,
     measured_threshold,
 )
-from proofserve.verifier.claims import vector_scheme
-from proofserve.verifier.costs import Pass, audit_passes
 from proofserve.verifier.judges import ALPHA
+from proofserve.verifier.orders import vector_scheme
+from proofserve.verifier.plans.costs import Pass, audit_passes
 from proofserve.verifier.validator import CheckpointValidator
 
 app = typer.Typer()

@@ -2,29 +2,30 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 
-from proofserve.cli import options, recompute
+from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.validator.by_nodes import NodeOptions
 from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.owed import UnprovedError
 from proofserve.lab.records import Work
-from proofserve.lab.report import Progress, write_json
+from proofserve.lab.report import LabError, Progress, write_json
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.rounds.records import Workload
 from proofserve.verifier import challenge
-from proofserve.verifier.calibration_file import checkpoint_shape, read
+from proofserve.verifier.calibration_file import calibrated_order, checkpoint_shape, read
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
-from proofserve.verifier.judging import JudgingOptions, judged
-from proofserve.verifier.verification import Truth
+from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
+from proofserve.verifier.nodes.sources import WitnessError
+from proofserve.verifier.orders import workload_of
 
 app = typer.Typer()
 
@@ -34,6 +35,8 @@ NONCES: Final = 100
 DEADLINE_S: Final = 60.0
 # How long the node may take to say what it serves, beside the deadline of the challenge.
 _DESCRIBES_ITSELF_S: Final = 30.0
+# The verdict about an answer.
+_Judge = Callable[[challenge.ChallengeAnswer], VerdictReport]
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 # The exit code of several challenges is the first of these that one of them had.
 _WORST_FIRST: Final = (
@@ -58,6 +61,7 @@ def seconds_of(text: str) -> float:
 
 @app.command("challenge", cls=VerdictCommand)
 def command(
+    ctx: typer.Context,
     url: Annotated[
         str | None,
         typer.Argument(
@@ -65,8 +69,13 @@ def command(
         ),
     ] = None,
     *,
-    model: Annotated[Path, typer.Option(help="The checkpoint that it claims to serve.")],
+    model: Annotated[
+        Path | None, typer.Option(help="The checkpoint that it claims to serve.")
+    ] = None,
     calibration: options.Calibration = None,
+    reference: options.References = None,
+    suspect_node: options.SuspectNodes = None,
+    reference_api_key: options.ReferenceApiKey = None,
     nonces: Annotated[int, typer.Option(help="How many to ask for at a time.", min=1)] = NONCES,
     deadline: Annotated[
         float, typer.Option(help="Seconds within which the whole answer must come.", min=0.1)
@@ -105,6 +114,9 @@ def command(
     --alpha is for the challenges of 24 hours together: under --every each has an
     equal part of it, and each line says what is left.
 
+    With --reference, twice or more, other nodes compute the same nonces, in the place
+    of --model: see `verify --help`.
+
     An answer in time shows that some node computed it with this model just now:
     this one may have asked another. Choose --deadline by the seconds that each
     verdict names, for example three times those of an honest node.
@@ -114,6 +126,8 @@ def command(
     proofserve challenge http://node:8000 --model ./model --calibration calibration.json
     proofserve challenge http://node:8000 --model ./model --calibration calibration.json
         --every 10m --deadline 20 --json challenges.json
+    proofserve challenge http://node:8000 --reference http://mine:8000
+        --reference http://yours:8000 --reference http://theirs:8000
     """
     with open_session(EXIT_NO_VERDICT) as session:
         daily = challenge.DailyAlpha(alpha, every) if every is not None else None
@@ -123,23 +137,14 @@ def command(
                 measured = read(calibration) if calibration else None
                 of_one = daily.of_one if daily else alpha
                 judging = JudgingOptions((), of_one, beta, share, threshold=measured)
-                order = recompute.calibrated_order(measured)
-                work = recompute.workload_of(order)
-                recompute.warn_of_few_values(work, session)
-                setup = recompute.validator_setup(model, device, suspect, measured)
-                if plan:
-                    tell_plan_of_verdict(setup, work, judging, (nonces, {}), forward_batch, session)
-                    raise typer.Exit
-                session.line.step(f"loading {model}")
-                truth = recompute.truths_of_checkpoint(
-                    setup, work, forward_batch, session.line.layer
-                )
-                digest = truth(work).weights_digest
-                if measured is not None:
-                    measured.require(work, [model.name], checkpoint_shape(model), digest)
-                challenger = _Challenger(
-                    tally.url, api_key, order, nonces, deadline, truth, judging
-                )
+                order = calibrated_order(measured)
+                others = reference, suspect_node, reference_api_key
+                if (nodes := NodeOptions.given(*others, ctx.params, {url})) is not None:
+                    judge = _by_nodes(nodes, judging, session)
+                else:
+                    setup = Path(model or _no_model()), device, forward_batch, suspect
+                    judge = _by_weights(setup, order, judging, nonces if plan else None, session)
+                challenger = _Challenger(tally.url, api_key, order, nonces, deadline, judge)
                 _challenge(challenger, tally, every, json, session)
         except SystemExit:
             # A signal ends a repeated challenge, and what it has found counts.
@@ -153,6 +158,53 @@ def command(
         raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
 
 
+def _no_model() -> NoReturn:
+    raise LabError("give --model CHECKPOINT, or --reference NODE twice or more")
+
+
+def _by_nodes(nodes: NodeOptions, judging: JudgingOptions, session: CommandSession) -> _Judge:
+    """What other nodes say about the same nonces."""
+
+    def judge(found: challenge.ChallengeAnswer) -> VerdictReport:
+        return nodes.report(found.claimed, found.order, judging, (fresh_seed(), None), session)
+
+    return judge
+
+
+def _by_weights(
+    setup: tuple[Path, str, int, Sequence[Path] | None],
+    order: Work,
+    judging: JudgingOptions,
+    planned: int | None,
+    session: CommandSession,
+) -> _Judge:
+    """Loads a checkpoint once; ``setup`` has its folder, a device, a batch and suspects.
+
+    If so many nonces are ``planned``, only tells what they cost, and raises typer.Exit.
+    """
+    # It imports torch, which other nodes in the place of weights do not need.
+    from proofserve.cli import recompute  # noqa: PLC0415
+
+    model, device, forward_batch, suspects = setup
+    work, measured = workload_of(order), judging.calibration
+    recompute.warn_of_few_values(work, session)
+    made = recompute.validator_setup(model, device, suspects, measured)
+    if planned is not None:
+        tell_plan_of_verdict(made, work, judging, (planned, {}), forward_batch, session)
+        raise typer.Exit
+    session.line.step(f"loading {model}")
+    truth = recompute.truths_of_checkpoint(made, work, forward_batch, session.line.layer)
+    if measured is not None:
+        digest = truth(work).weights_digest
+        measured.require(work, [model.name], checkpoint_shape(model), digest)
+
+    def judge(found: challenge.ChallengeAnswer) -> VerdictReport:
+        ours = truth(workload_of(found.order))
+        return judged(found.claimed, ours, judging, fresh_seed(), None, session.line)
+
+    return judge
+
+
 @dataclass(frozen=True, slots=True)
 class _Challenger:
     """Asks a node for ``nonces`` at a time of work of this ``shape``, and judges the answers."""
@@ -162,8 +214,7 @@ class _Challenger:
     shape: Work
     nonces: int
     deadline_s: float
-    truth: Callable[[Workload], Truth]
-    judging: JudgingOptions
+    judge: _Judge
 
     def once(self, progress: Progress) -> challenge.ChallengeResult:
         """One challenge. Raises the errors of our own recomputation."""
@@ -172,13 +223,16 @@ class _Challenger:
         try:
             with NodeClient(self.url, self.api_key, _DESCRIBES_ITSELF_S) as client:
                 found = challenge.answer(client, asked, self.deadline_s)
-            truth = self.truth(found.work)
-            report = judged(found.claimed, truth, self.judging, fresh_seed(), None, progress)
+            report = self.judge(found)
         except UnprovedError as error:
             unproved = SequentialResult.UNPROVED
             return challenge.ChallengeResult(
                 unproved, asked, str(error), error.seconds, kind=error.kind
             )
+        except WitnessError as error:
+            # The node has answered; a repeated challenge goes on when its judges are back.
+            none = SequentialResult.UNEXPLAINED
+            return challenge.ChallengeResult(none, asked, str(error), found.seconds, found)
         outcome = report.outcome
         deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
         said = "; ".join(f"{each.test}: {each.text}" for each in deciding)

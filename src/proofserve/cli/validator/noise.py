@@ -26,7 +26,7 @@ from proofserve.verifier.calibration_file import (
     merged,
     read,
 )
-from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions, document, workload
+from proofserve.verifier.claims import ClaimedArtifacts, document
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
@@ -37,11 +37,12 @@ from proofserve.verifier.noise import (
     measured_calibration,
     require_explained,
 )
+from proofserve.verifier.orders import WorkOptions, order_for, workload
 from proofserve.verifier.populations import nearest
 from proofserve.verifier.target import write_noise
 
 if TYPE_CHECKING:
-    from proofserve.verifier.costs import Pass
+    from proofserve.verifier.plans.costs import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 NONCES, EMULATED = 32, 16
@@ -196,7 +197,7 @@ def _tell_plan(
     measuring: MeasuringPlan,
     session: CommandSession,
 ) -> None:
-    from proofserve.verifier.costs import measuring_passes  # noqa: PLC0415 - imports torch
+    from proofserve.verifier.plans.costs import measuring_passes  # noqa: PLC0415 - imports torch
 
     def passes_of(of: "CheckpointValidator") -> Sequence["Pass"]:
         return measuring_passes(measuring, (of.names, of.kernels, of.references))
@@ -230,7 +231,7 @@ def _save(
     if len(runs) != 1:
         raise LabError("--save writes what one engine computed: give --other once")
     facts, claims = runs[0]
-    write_json(file, document(task.work, claims, facts.model_dump()))
+    write_json(file, document(order_for(task.work), claims, facts.model_dump()))
     session.console.print(f"artifacts of {facts.name} written to {file}", soft_wrap=True)
 
 

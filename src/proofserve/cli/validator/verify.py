@@ -1,36 +1,41 @@
 """``proofserve verify``: whether a node runs the model that it claims."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.recompute import EngineOptions, read_file, warn_of_few_values
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.validator.by_nodes import NodeOptions
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.owed import UnprovedError
+from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile
-from proofserve.verifier.claims import (
-    ClaimedArtifacts,
-    Selection,
-    WorkOptions,
-    from_node,
-    require_width,
-    workload,
-)
+from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
+from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, read_file
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
-from proofserve.verifier.judging import EXACT, TESTS, JudgingOptions, chosen_tests, threshold_of
+from proofserve.verifier.judging import (
+    EXACT,
+    TESTS,
+    ChosenTests,
+    JudgingOptions,
+    chosen_tests,
+    threshold_of,
+)
 from proofserve.verifier.openings import PATIENCE_S, SAMPLE, open_sample, read_committed
+from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
 from proofserve.verifier.verification import leaves_open
+
+if TYPE_CHECKING:
+    from proofserve.cli.recompute import EngineOptions
 
 app = typer.Typer()
 
@@ -68,6 +73,7 @@ def lane_of(text: str) -> NonceLane:
 
 @app.command("verify", cls=VerdictCommand)
 def command(
+    ctx: typer.Context,
     source: Annotated[
         str | None,
         typer.Argument(
@@ -87,6 +93,9 @@ def command(
     model: Annotated[
         Path | None, typer.Option(help="Recompute with this checkpoint; needs no vLLM.")
     ] = None,
+    reference: options.References = None,
+    suspect_node: options.SuspectNodes = None,
+    reference_api_key: options.ReferenceApiKey = None,
     recompute_url: Annotated[
         str | None,
         typer.Option(help="Recompute on this node, which you trust; with --model, for exact."),
@@ -208,6 +217,12 @@ def command(
     give --lane: without it no node is cleared by artifact-v1, whose inputs depend
     on 32 bits, so that a node that chooses nonces can answer from a store.
 
+    With --reference, twice or more, other nodes take the place of the weights: the
+    node is convicted if it is farther from them than they are from each other, or
+    if its errors lean to those of a --suspect-node; it is cleared by equal bits
+    with one of them, or if it is as near as they are. Three of several cards are
+    better than two, which alone convict and clear by bits and suspects only.
+
     There is no default threshold.
 
     \b
@@ -220,23 +235,25 @@ def command(
     proofserve verify http://node:8000 --model ./model --suspect ./model-awq
     proofserve verify received.sqlite --open http://node:8000 --model ./model
         --calibration calibration.json
+    proofserve verify http://node:8000 --reference http://mine:8000
+        --reference http://yours:8000 --reference theirs.json
+        --suspect-node awq=http://mine-in-4-bits:8000
     proofserve verify http://node:8000 --recompute-url http://mine:8000         (exact alone)
     proofserve verify http://node:8000 --model ./model --engine vllm
         --calibration calibration.json
     """
     with open_session(EXIT_NO_VERDICT) as session, _unproved(session, json):
-        engines = EngineOptions(
-            model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
+        places, others = {source, open_url}, (reference, suspect_node, reference_api_key)
+        judge = NodeOptions.given(*others, ctx.params, places) or _engines(
+            places, model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
         )
-        if recompute_url is not None and recompute_url in {source, open_url}:
-            raise LabError("--recompute-url: a node is no judge of itself; name another one")
-        figures = calibration is not None or dist_threshold is not None
-        tests = chosen_tests(test or (), has_engine=engines.trusts_one, has_figures=figures)
-        given_tests = (tests.others, dist_threshold, calibration, p_mismatch)
-        threshold = threshold_of(*given_tests) if tests.judges and (figures or not plan) else None
+        trusts_engine = recompute_url is not None or engine is not None
+        figures = dist_threshold, calibration, p_mismatch
+        tests, threshold = _tests(test or (), trusts_engine, figures, plan)
         judging = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
         wanted = Selection(block_hash, public_key, lane)
         drawn_by = seed or fresh_seed()
+        sample = drawn_by, nonces
         with session.interrupts.allowed():
             session.line.step(f"reading {source}" if source else "loading torch")
             if source is None:
@@ -244,16 +261,17 @@ def command(
             elif open_url is None:
                 claimed = _read(source, api_key, wanted)
             else:
-                roots = read_committed(Path(source), wanted, round_id)
-                with NodeClient(open_url, api_key, timeout_s=PATIENCE_S) as node:
-                    claimed = open_sample(roots, node, drawn_by, nonces or SAMPLE, session.line)
+                opened = open_url, api_key, round_id
+                claimed = _opened(Path(source), wanted, opened, sample, session)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         is_file = open_url is None and not _is_url(source or "")
-        work = _work_of(claimed, given, judging.calibration, is_file)
-        warn_of_few_values(work, session)
-        if plan:
-            _end_with_plan(engines, claimed, work, (judging, nonces), session)
-        report = engines.report(claimed, work, tests, judging, (drawn_by, nonces), session)
+        order = _order_of(claimed, given, judging.calibration, is_file)
+        if isinstance(judge, NodeOptions):
+            report = judge.report(claimed, order, judging, sample, session)
+        elif plan:
+            _end_with_plan(judge, claimed, workload_of(order), (judging, nonces), session)
+        else:
+            report = judge.report(claimed, workload_of(order), tests, judging, sample, session)
         show(session, report.outcome.verdict, report.lines())
         if not tests.judges and leaves_open(report.outcome):
             session.tell(ENGINES_DIFFER)
@@ -266,18 +284,56 @@ def command(
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
-def _work_of(
+def _opened(
+    source: Path,
+    wanted: Selection,
+    opened: tuple[str, str | None, str | None],
+    sample: tuple[str, int | None],
+    session: CommandSession,
+) -> ClaimedArtifacts:
+    """What a node opens of the roots in ``source``: its URL, a key, and the round if it is said."""
+    url, api_key, round_id = opened
+    roots = read_committed(source, wanted, round_id)
+    with NodeClient(url, api_key, timeout_s=PATIENCE_S) as node:
+        return open_sample(roots, node, sample[0], sample[1] or SAMPLE, session.line)
+
+
+def _tests(
+    named: Sequence[str],
+    trusts_engine: bool,
+    figures: tuple[float | None, Path | None, float | None],
+    plan: bool,
+) -> tuple[ChosenTests, CalibrationFile | GivenThreshold | None]:
+    """The tests that run, and what is known of honest nodes: a plan needs to know nothing."""
+    threshold, calibration, _ = figures
+    has_figures = threshold is not None or calibration is not None
+    tests = chosen_tests(named, has_engine=trusts_engine, has_figures=has_figures)
+    is_needed = tests.judges and (has_figures or not plan)
+    return tests, threshold_of(tests.others, *figures) if is_needed else None
+
+
+def _engines(judged: Collection[str | None], *given: Any) -> "EngineOptions":
+    # It imports torch, which other nodes in the place of weights do not need.
+    from proofserve.cli.recompute import EngineOptions  # noqa: PLC0415
+
+    engines = EngineOptions(*given)
+    if engines.url is not None and engines.url in judged:
+        raise LabError("--recompute-url: a node is no judge of itself; name another one")
+    return engines
+
+
+def _order_of(
     claimed: ClaimedArtifacts, given: WorkOptions, measured: CalibrationFile | None, is_file: bool
-) -> Workload:
+) -> Work:
     """A file may have vectors of any length; a node is asked for those of the scheme."""
-    work = workload(claimed, given if measured is None else measured.completed(given, claimed))
+    order = order_of(claimed, given if measured is None else measured.completed(given, claimed))
     if is_file and given.k_dim is None:
-        require_width(claimed, work.scheme)
-    return work
+        require_width(claimed, order)
+    return order
 
 
 def _end_with_plan(
-    engines: EngineOptions,
+    engines: "EngineOptions",
     claimed: ClaimedArtifacts,
     work: Workload,
     judging: tuple[JudgingOptions, int | None],

@@ -22,8 +22,8 @@ from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.suspects import rounding_of
 from proofserve.lab.host import GIB, memory_gib
 from proofserve.rounds.records import Workload
-from proofserve.verifier.costs import FLOAT32, CostPlan, Pass, Rates, layer_size
 from proofserve.verifier.judges import PUBLISHED, BankRun
+from proofserve.verifier.plans.costs import FLOAT32, CostPlan, Pass, Rates, layer_size
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, size_of
 
 # A layer of at most so many bytes in float32 is timed itself, a larger one by bare products.

@@ -1,0 +1,238 @@
+"""Whether a node is as near to nodes that we trust as these are to each other.
+
+Nothing is recomputed here: the references are vectors of other nodes, and what is honest is how far
+these are from each other (``docs/native.md``, "Judged by other nodes"). A node is compared with the
+reference that is farthest from the others, because it may have a card that none of them has.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import combinations, permutations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.errors import ProtocolError
+
+Floats = NDArray[np.float64]
+# Of nonces, among those of the references.
+Places = slice | Sequence[int]
+
+# So many references show which of them is odd. Two only differ from each other.
+ENOUGH: Final = 3
+# Fewer nonces have no quartiles.
+LEAST_NONCES: Final = 24
+# An honest node may be this many times as far from the references as the farthest of them is. Among
+# nine deployments on A100, H100, H200 and B200 the median was up to 1.35 times as far (a B200
+# beside three A100), and 1.19 times beside references of several cards.
+CONVICTED_BEYOND: Final = 1.4
+# Beside references on one kind of card, which do not show how far others are.
+ONE_CARD_BEYOND: Final = 2.0
+# What is cleared has not errors in all nonces that put it so much farther away, nor in half of them
+# such that it is twice as far.
+CLEARED_WITHIN: Final = 1.35
+_TWICE, HALF = 2.0, 0.5
+# A reference that is so many times as far from the others as the next one is no witness: an
+# honest one was 1.28 times, one that serves 4 bits is 1.58 times.
+_ODD: Final = 1.5
+# The part of a nonce's own noise in its unit: all of it would add the references' own chance.
+_OWN_NOISE: Final = 0.5
+# Distances are at least this part of the references' usual one: equal bits are not infinitely near.
+_LEAST_DISTANCE: Final = 0.05
+_LEVELS: Final = (0.25, 0.5, 0.75)
+_SHARES_OF_LEVELS: Final = np.diff([0.0, *_LEVELS, 1.0])
+# How much likelier each next quartile is, by a bet.
+_FARTHER, _NEARER = (1.5, 3.0, 6.0), (1 / 1.3, 1 / 1.7, 1 / 2.5, 1 / 4)
+# Parts of a liar's share of distances beyond a limit that an honest node has, by a bet.
+_PARTS: Final = (0.1, 0.3, 0.6)
+
+# Direction: honest errors may lean so much towards a suspect's, and their cosines spread so many
+# times as far as those of the references; without enough references by a third.
+_LEAN, _SPREAD, _USUAL_SPREAD = 0.2, 1.15, 1.0 / 3.0
+_BETS: Final = np.array([1.0, 2.0, 4.0])
+# A suspect whose own errors would lean less than this cannot be told from an honest node.
+_LEAST_LEAN: Final = 0.3
+# Errors of other kernels with the suspect's weights lean somewhat less than its own do.
+_OF_ITS_LEAN: Final = 0.8
+_LOG_CAP: Final = math.log(1000.0)
+
+
+class ReferenceVectors:
+    """Vectors of ``k`` trusted nodes about the same ``n`` nonces: float64 [k, n, width].
+
+    ``one_card`` says that all are on one kind of card. Raises ProtocolError, which names the field,
+    for less than two nodes, too few nonces, and nodes that all give the same vectors.
+    """
+
+    def __init__(self, vectors: Floats, one_card: bool = False) -> None:
+        if len(vectors) < 2:
+            raise ProtocolError("references", "at least two are needed")
+        if vectors.shape[1] < LEAST_NONCES:
+            text = f"{vectors.shape[1]} common nonces are too few, {LEAST_NONCES} are needed"
+            raise ProtocolError("nonces", text)
+        self.vectors = vectors
+        # An honest node may be this many times as far as the farthest reference.
+        self.honest_beyond = ONE_CARD_BEYOND if one_card else CONVICTED_BEYOND
+        pairs = [np.linalg.norm(a - b, axis=-1) for a, b in combinations(vectors, 2)]
+        usual = float(np.median(pairs))
+        if usual == 0.0:
+            raise ProtocolError("references", "all have the same vectors: they are one witness")
+        self._least = _LEAST_DISTANCE * usual
+        noise = np.log(np.maximum(np.max(pairs, axis=0), self._least))
+        self._unit = _OWN_NOISE * noise + (1.0 - _OWN_NOISE) * noise.mean()
+        # How far each reference is from the others, float64 [k, n].
+        self.apart = np.array([self._farness(each, i) for i, each in enumerate(vectors)])
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether distances say something. With two references either may be the one far off."""
+        return len(self) >= ENOUGH
+
+    def odd(self) -> int | None:
+        """The reference that is much farther from the others than any other is; None if none is."""
+        if not self.are_enough:
+            return None
+        usual = np.median(self.apart, axis=1)
+        *_, second, first = np.argsort(usual)
+        return int(first) if usual[first] - usual[second] > math.log(_ODD) else None
+
+    def farness(self, vectors: Floats, places: Places = slice(None)) -> Floats:
+        """How far a node's ``vectors`` [n, width] at ``places`` are from the references: [n].
+
+        It is the mean logarithm of the distances from each reference, in the unit of the nonce.
+        """
+        return self._farness(vectors, None, places)
+
+    def _farness(
+        self, vectors: Floats, without: int | None, places: Places = slice(None)
+    ) -> Floats:
+        others = [each[places] for i, each in enumerate(self.vectors) if i != without]
+        away = [np.linalg.norm(vectors - each, axis=-1) for each in others]
+        found: Floats = np.log(np.maximum(away, self._least)).mean(axis=0) - self._unit[places]
+        return found
+
+    def nearest(self, vectors: Floats, places: Places) -> int:
+        """The reference with the smallest median distance from ``vectors`` [m, width]."""
+        away = np.linalg.norm(vectors - self.vectors[:, places], axis=-1)
+        return int(np.median(away, axis=1).argmin())
+
+    def leaning(
+        self,
+        vectors: Floats,
+        suspect: Floats,
+        places: Places = slice(None),
+        without: int | None = None,
+    ) -> Floats:
+        """How much a node's errors point where a suspect's do: mean cosines, float64 [n].
+
+        ``vectors`` and ``suspect`` [n, width] are of the nonces at ``places``. Each is beside two
+        different references, so that their own errors are not in both.
+        """
+        others = [each[places] for i, each in enumerate(self.vectors) if i != without]
+        pairs = permutations(others, 2)
+        found: Floats = np.mean([_cosines(vectors - a, suspect - b) for a, b in pairs], axis=0)
+        return found
+
+
+def _cosines(one: Floats, other: Floats) -> Floats:
+    """Of rows [n, width]; 0 where one has no length."""
+    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+    inner = (one * other).sum(axis=-1)
+    found: Floats = np.divide(inner, lengths, out=np.zeros_like(inner), where=lengths > 0.0)
+    return found
+
+
+class FarnessBets:
+    """What the farness of nonces says: factors of evidence, for convicting and for clearing.
+
+    ``apart`` float64 [k, n] is how far each reference is from the others, and an honest node may be
+    ``beyond`` times as far as the farthest. The bets look at its quartiles alone, so that rare
+    honest nonces that are far off say no more than others beyond the third. Raises ProtocolError
+    without enough references.
+    """
+
+    # Of ``convicting``, ``against_all`` and ``against_half``.
+    COUNTS: Final = (len(_FARTHER), len(_NEARER), len(_PARTS))
+
+    def __init__(self, apart: Floats, beyond: float) -> None:
+        if len(apart) < ENOUGH:
+            raise ProtocolError("references", f"distances need {ENOUGH} of them")
+        quartiles = np.quantile(apart, _LEVELS, axis=1).max(axis=1)
+        self._beyond = quartiles + math.log(beyond)
+        self._within = quartiles + math.log(CLEARED_WITHIN)
+        self._twice = quartiles[1] + math.log(_TWICE)
+        # Half of the nonces that are forged so are beyond it, of the others as many as of the
+        # nearest reference.
+        usual = float((apart > self._twice).mean(axis=1).min())
+        self._by_liar = HALF / 2 + (1.0 - HALF) * usual
+
+    def convicting(self, farness: Floats) -> Floats:
+        """Log factors of ``farness`` [n], infinite without a vector, for each bet: [n, 3]."""
+        return _stepped(farness, self._beyond, _FARTHER)
+
+    def against_all(self, farness: Floats) -> Floats:
+        """Log factors against a lie in all nonces: [n, 4]."""
+        return _stepped(farness, self._within, _NEARER)
+
+    def against_half(self, farness: Floats) -> Floats:
+        """Log factors against a lie in half of the nonces: [n, 3]."""
+        honest, liar = self._by_liar * np.array(_PARTS), self._by_liar
+        is_beyond = (farness > self._twice)[:, np.newaxis]
+        found: Floats = np.where(
+            is_beyond, np.log(honest / liar), np.log((1.0 - honest) / (1.0 - liar))
+        )
+        return found
+
+
+def _stepped(farness: Floats, limits: Floats, times: tuple[float, ...]) -> Floats:
+    """By how many of the quartiles each is beyond: [n, bets].
+
+    A bet says that each next quartile is so many ``times`` as likely. As it grows with every
+    quartile, or falls, whatever is less far, or farther, than the limits has a mean of 1 at most.
+    """
+    powers = np.arange(len(_SHARES_OF_LEVELS))
+    tilted = np.array([_SHARES_OF_LEVELS * each**powers for each in times])
+    steps = np.log(tilted / tilted.sum(axis=1, keepdims=True) / _SHARES_OF_LEVELS)
+    found: Floats = steps[:, (farness[:, np.newaxis] > limits).sum(axis=1)].T
+    return found
+
+
+class LeaningBets:
+    """What the leaning of nonces towards one suspect says.
+
+    ``suspect`` are its vectors [n, width]. Convicting, a bet of b has the factor
+    exp(b (c - 0.2) - b^2 s^2 / 2), below 1 on average for cosines c that lean less than 0.2 and
+    spread by s.
+    """
+
+    COUNT: Final = len(_BETS)
+
+    def __init__(self, references: ReferenceVectors, suspect: Floats) -> None:
+        vectors = references.vectors
+        among = np.median([((a - b) ** 2).sum(axis=-1) for a, b in combinations(vectors, 2)])
+        away = np.median(((suspect - vectors) ** 2).sum(axis=-1))
+        # The part of its errors that its weights make, and not the kernels.
+        self._lean = _OF_ITS_LEAN * max(0.0, 1.0 - float(among / away)) if away > 0.0 else 0.0
+        self._spread = _USUAL_SPREAD
+        if references.are_enough:
+            each = [references.leaning(v, suspect, without=i) for i, v in enumerate(vectors)]
+            self._spread = _SPREAD * float(np.std(each, axis=1).max())
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the suspect is as near to the references as they are to each other."""
+        return self._lean < _LEAST_LEAN
+
+    def convicting(self, cosines: Floats) -> Floats:
+        """Log factors of ``cosines`` [n] for each bet: [n, 3]."""
+        found: Floats = _BETS * (cosines[:, np.newaxis] - _LEAN) - (_BETS * self._spread) ** 2 / 2
+        return found
+
+    def log_ratios(self, cosines: Floats) -> Floats:
+        """Of the suspect over an honest node: float64 [n]."""
+        ratios: Floats = self._lean * (cosines - self._lean / 2) / self._spread**2
+        return ratios.clip(-_LOG_CAP, _LOG_CAP)

@@ -1,0 +1,181 @@
+"""Nodes that a validator trusts, and nodes that cheat on purpose, as sources of vectors.
+
+Each is a file that was written before, or a node that is asked now.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.owed import UnprovedError, owed_by
+from proofserve.lab.records import Work
+from proofserve.lab.report import LabError, Progress
+from proofserve.protocol.codec import decode
+from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.nonces import draw
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.verdict.nearness import LEAST_NONCES
+from proofserve.verifier.claims import ClaimedArtifacts, Selection, kernel_facts, read_file
+from proofserve.verifier.judges import Vectors
+from proofserve.verifier.orders import WorkOptions, order_of
+
+# What a node computes for one verdict, unless options say otherwise.
+NONCES: Final = 64
+# Two nodes that have equal bits in so many of the nonces are one witness.
+_SAME: Final = 0.9
+
+
+class WitnessError(LabError):
+    """A trusted node does not answer, or with something else than vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSource:
+    """A file or a node's URL, by the ``name`` that a report has."""
+
+    name: str
+    place: str
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def is_node(self) -> bool:
+        return self.place.startswith(("http://", "https://"))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """What a node computed: float32 [width] of each nonce, and what it says of itself."""
+
+    name: str
+    vectors: Vectors
+    facts: Mapping[str, object]
+    weights_digest: str | None = None
+
+    @property
+    def title(self) -> str:
+        said = self.facts.get("name")
+        return self.name if said in {None, self.name} else f"{self.name} ({said})"
+
+    @property
+    def card(self) -> str | None:
+        """The card or processor that it runs on, by its own words; None if it does not say."""
+        said = self.facts.get("processor")
+        return said if isinstance(said, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """Trusted nodes and suspect ones about the same nonces, ``sample``, in the drawn order."""
+
+    references: Sequence[KnownNode]
+    suspects: Sequence[KnownNode]
+    sample: Sequence[int]
+
+
+def witnesses_of(
+    claimed: ClaimedArtifacts,
+    order: Work,
+    references: Sequence[NodeSource],
+    suspects: Sequence[NodeSource],
+    drawn: tuple[str, int],
+    progress: Progress,
+) -> Witnesses:
+    """What all of them say about a sample of ``claimed``: the seed that draws it, and its size.
+
+    Nodes are asked side by side, once each. Raises LabError naming the source, for less than two
+    references, other work, too few common nonces, or nodes that are one; and WitnessError for one
+    that is down, late or refuses, and for a vector that is none.
+    """
+    if len(references) < 2:
+        raise LabError("--reference: give two nodes or files at least; one has no other to be near")
+    files = {each: _read(each, order) for each in (*references, *suspects) if not each.is_node}
+    common = set(claimed.nonces).intersection(*({*of.vectors} for of in files.values()))
+    seed, most = drawn
+    sample = draw([nonce for nonce in claimed.nonces if nonce in common], seed, most)
+    if len(sample) < LEAST_NONCES:
+        raise LabError(
+            f"{len(sample)} nonces are common to {claimed.public_key} and all references, and a"
+            f" verdict needs {LEAST_NONCES}: give files of the same round, or nodes"
+        )
+    asked = [each for each in (*references, *suspects) if each.is_node]
+    known = files | _ask(asked, order, sample, progress)
+    found = Witnesses([known[each] for each in references], [known[e] for e in suspects], sample)
+    _require_different(found.references, sample)
+    return found
+
+
+def _read(source: NodeSource, order: Work) -> KnownNode:
+    wanted = Selection(order.block_hash, order.public_key)
+    read = read_file(Path(source.place), wanted)
+    try:
+        # What the file says of its work has to be what was asked for.
+        order_of(
+            read,
+            WorkOptions(
+                order.scheme, order.k_dim, order.seq_len, order.block_height, order.stronger_rng
+            ),
+        )
+    except LabError as error:
+        raise LabError(f"{source.name}: {error}") from error
+    facts = read.ran_on or kernel_facts(source.name, {})
+    return KnownNode(source.name, _vectors(source, read.claims, order), facts, read.weights_digest)
+
+
+def _vectors(source: NodeSource, claims: Sequence[Claim], order: Work) -> Vectors:
+    found: dict[int, np.ndarray[tuple[int], np.dtype[np.float32]]] = {}
+    for claim in claims:
+        if claim.nonce in found:
+            raise WitnessError(f"{source.name}: nonce {claim.nonce} is there twice")
+        try:
+            found[claim.nonce] = decode(claim.vector_b64, order.width)
+        except MalformedVector as error:
+            raise WitnessError(f"{source.name}: nonce {claim.nonce}: {error.message}") from error
+    return found
+
+
+def _ask(
+    sources: Sequence[NodeSource], order: Work, nonces: Sequence[int], progress: Progress
+) -> dict[NodeSource, KnownNode]:
+    if not sources:
+        return {}
+    names = ", ".join(each.name for each in sources)
+    progress.step(f"asking {names} for {len(nonces)} nonces", len(sources))
+    found = {}
+    with ThreadPoolExecutor(len(sources)) as threads:
+        calls = {threads.submit(_ask_one, each, order, nonces): each for each in sources}
+        for call in as_completed(calls):
+            found[calls[call]] = call.result()
+            progress.advance()
+    return found
+
+
+def _ask_one(source: NodeSource, order: Work, nonces: Sequence[int]) -> KnownNode:
+    try:
+        with NodeClient(source.place, source.api_key) as node, owed_by(source.place):
+            facts, digest = kernel_facts(source.name, node.kernels()), node.weights_digest()
+            claims = node.artifacts(replace(order, model=str(node.models()[0])), nonces)
+    except UnprovedError as error:
+        raise WitnessError(f"the reference {source.name}, {error.kind}: {error}") from error
+    if sorted(claim.nonce for claim in claims) != sorted(nonces):
+        raise WitnessError(f"the reference {source.name} answered other nonces than it was asked")
+    return KnownNode(source.name, _vectors(source, claims, order), facts, digest)
+
+
+def _require_different(references: Sequence[KnownNode], sample: Sequence[int]) -> None:
+    digests = {each.weights_digest: each.name for each in references if each.weights_digest}
+    if len(digests) > 1:
+        said = "; ".join(f"{name} {digest}" for digest, name in digests.items())
+        raise LabError(f"weights_digest: the references serve different weights: {said}")
+    for one, other in combinations(references, 2):
+        equal = sum(np.array_equal(one.vectors[n], other.vectors[n]) for n in sample)
+        if equal >= _SAME * len(sample):
+            raise LabError(
+                f"{one.name} and {other.name} have equal bits in {equal} of {len(sample)} nonces:"
+                " they are one witness; leave one out, and give another if two do not remain"
+            )
