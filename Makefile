@@ -9,7 +9,7 @@ TOOLS := $(VENV)/tools
 TOOLS_READY := $(TOOLS)/.ready
 TORCH := requirements/torch.lock
 HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
-PYTHON_FILES := src tests training benchmarks endurance families gpu matrix soundness scripts run_vllm_gateway.py
+PYTHON_FILES := src tests training benchmarks endurance families gpu matrix real_gpus soundness scripts run_vllm_gateway.py
 
 # Without the compiled files of an earlier start, each start of a server compiles all of vLLM.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-fleet test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check
 .PHONY: golden bench bench-gateway bench-fleet
-.PHONY: gpu matrix models soundness exact checks train-model browser pictures lock audit-deps clean
+.PHONY: gpu matrix models real-gpus soundness exact checks train-model browser pictures lock audit-deps clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ matrix: $(READY) ## Start every vetted vLLM on this CPU, and write docs/versions
 
 models: $(READY) ## Serve and judge every family and format on this CPU, and write docs/models.md (MODELS=options).
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind PYTHONPATH=tests $(BIN)/python -m families run $(MODELS)
+
+real-gpus: $(READY) ## Judge vectors that real GPUs published by each other, and write docs/real-gpus.md (GPUS=folder of more).
+	OMP_NUM_THREADS=1 $(BIN)/python -m real_gpus run $(GPUS:%=--folder %)
 
 soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md (some two hours; RECORD, EXAMINE=folder).
 	$(BIN)/python -m soundness $(if $(RECORD),record $(RECORD),run $(EXAMINE:%=--examine %) $(SOUNDNESS))

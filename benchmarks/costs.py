@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from proofserve.engines.reference.kernels import SERVED
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, weight_bits
 from proofserve.models.trained import CALIBRATIONS, DENSE
-from proofserve.protocol import SEQ_LEN, SKETCH
-from proofserve.protocol.sketch import TWINS
+from proofserve.protocol import SEQ_LEN, SKETCH, TWINS
 from proofserve.verifier.calibration_file import read
+from proofserve.verifier.judges import OWN
+from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.plans.costs import (
     CostPlan,
     LayerSize,
@@ -27,8 +28,6 @@ from proofserve.verifier.plans.costs import (
     expected_passes,
     layer_size,
 )
-from proofserve.verifier.judges import OWN
-from proofserve.verifier.judging import JudgingOptions
 
 # The options of ``verify`` by default, and a sample that excludes a forged tenth.
 SAMPLE, FORWARD_BATCH, AT_ONCE = 128, 8, 32

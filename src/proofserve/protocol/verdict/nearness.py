@@ -31,7 +31,7 @@ CONVICTED_BEYOND: Final = 1.4
 ONE_CARD_BEYOND: Final = 2.0
 # What is cleared has not errors in all nonces that put it so much farther away, nor in half of them
 # such that it is twice as far.
-CLEARED_WITHIN: Final = 1.35
+CLEARED_WITHIN: Final = 1.25
 _TWICE, HALF = 2.0, 0.5
 # A reference that is so many times as far from the others as the next one is no witness: an
 # honest one was 1.28 times, one that serves 4 bits is 1.58 times.

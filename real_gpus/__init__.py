@@ -1,0 +1,1 @@
+"""Vectors that real GPUs published, and how verdicts by other nodes would have judged each."""

@@ -1,0 +1,152 @@
+"""``docs/real-gpus.md`` and its picture: what came of all verifications."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from proofserve.lab.report import BLUE, GREEN, RED, WIDTH
+from real_gpus.deployments import Group
+from real_gpus.trying import DISTANCE, NEVER, Endings, Kind, by_the_network
+
+TEXT: Final = Path(__file__).with_suffix(".txt")
+_SOON: Final = 100
+_HEAD: Final = (
+    *("judged", "references on", "suspect node", "choices and nodes"),
+    *("convicted", "after", "cleared", "after"),
+)
+_SHARES: Final = (0.5, 0.99, 0.999)
+_CLEARED: Final = 0.99
+
+Found = Sequence[tuple[Group, Mapping[Kind, Endings]]]
+
+
+def page(found: Found, orders: int, nonces: int, machine: str) -> str:
+    """The text of the page."""
+    honest = [of for _, kinds in found for kind, of in kinds.items() if not kind.cheap]
+    sources = sorted({each.facts.source for group, _ in found for each in group.deployments})
+    return TEXT.read_text().format(
+        machine=machine,
+        orders=orders,
+        nonces=nonces,
+        limit=DISTANCE,
+        source=f"The vectors are from: {'; '.join(sources)}.",
+        honest_runs=sum(len(of.nodes) for of in honest) * orders,
+        tables="\n\n".join(_of_group(group, kinds) for group, kinds in found),
+        worst=_worst(found),
+        deployments=_deployments([group for group, _ in found]),
+        network=_network([group for group, _ in found]),
+    )
+
+
+def convicted_honest(found: Found) -> list[str]:
+    """A line for each honest deployment that was convicted."""
+    return [
+        f"{group.model}: {name} was convicted"
+        for group, kinds in found
+        for kind, of in kinds.items()
+        if not kind.cheap
+        for name, ended in zip(of.nodes, of.convicted, strict=True)
+        if (ended < NEVER).any()
+    ]
+
+
+def _of_group(group: Group, kinds: Mapping[Kind, Endings]) -> str:
+    title = f"### {group.model}, {len(group.deployments)} deployments"
+    if not kinds:
+        return f"{title}\n\nWith three references none is left to be judged."
+    rows = [
+        (
+            kind.weights if kind.cheap else f"honest, {kind.weights}",
+            "several cards" if kind.several else "one kind of card",
+            kind.suspect or "none",
+            str(len(of.nodes)),
+            *_ended(of, of.convicted),
+            *_ended(of, of.cleared),
+        )
+        for kind, of in kinds.items()
+    ]
+    return f"{title}\n\n{_table(_HEAD, rows)}"
+
+
+def _ended(of: Endings, ended: Sequence[NDArray[np.int64]]) -> tuple[str, str]:
+    share = of.share(ended, _SOON)
+    after = (of.nonces(ended, each) for each in _SHARES)
+    return f"{share:.2%}", ", ".join("-" if each is None else str(each) for each in after)
+
+
+def _worst(found: Found) -> str:
+    lines = []
+    for group, kinds in found:
+        for kind, of in kinds.items():
+            name, share = of.worst(_SOON)
+            if not kind.cheap and kind.several and not kind.suspect and share < _CLEARED:
+                least = f"{name} least often, in {share:.0%}"
+                lines.append(
+                    f"* {group.model}: of the honest deployments {least}. What is not cleared stays"
+                    " undecided: it errs more often than the references show that honest ones do."
+                )
+    return "\n".join(lines)
+
+
+def _deployments(groups: Sequence[Group]) -> str:
+    rows = [
+        (
+            each.name,
+            group.model,
+            each.facts.weights,
+            each.title,
+            "honest" if each.facts.honest else "cheap",
+            f"{_median(group, i):.3f}",
+        )
+        for group in groups
+        for i, each in enumerate(group.deployments)
+    ]
+    return _table(("file", "model", "weights", "ran on", "", "median distance"), rows)
+
+
+def _median(group: Group, node: int) -> float:
+    return float(np.median(_distances(group, node)))
+
+
+def _distances(group: Group, node: int) -> NDArray[np.float64]:
+    """From every other honest deployment, of all nonces."""
+    others = [i for i in group.honest if i != node]
+    away = group.vectors[others] - group.vectors[node]
+    found: NDArray[np.float64] = np.linalg.norm(away, axis=-1).ravel()
+    return found
+
+
+def _network(groups: Sequence[Group]) -> str:
+    parts = []
+    for group in groups:
+        honest, of_honest, cheap, of_cheap = by_the_network(group)
+        more = f" and {cheap} of {of_cheap} pairs with a cheap one" if of_cheap else ""
+        parts.append(f"{honest} of {of_honest} pairs of honest {group.model} nodes{more}")
+    return f"convicts {'; '.join(parts)}."
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def draw(groups: Sequence[Group], file: Path) -> None:
+    """A histogram of distances for each group, honest ones and cheap ones. Raises OSError."""
+    figure = Figure(figsize=(WIDTH, 2.5 * len(groups)), layout="constrained")
+    rows = figure.subplots(len(groups), squeeze=False)
+    for axes, group in zip(rows[:, 0], groups, strict=True):
+        edges = np.geomspace(0.01, 2.0, 60).tolist()
+        style = {"bins": edges, "density": True, "histtype": "stepfilled", "alpha": 0.5}
+        together = [_distances(group, i) for i in group.honest]
+        axes.hist(np.concatenate(together), color=GREEN, label="honest", **style)
+        for weights, colour in zip(group.cheap_weights, (RED, "tab:purple"), strict=False):
+            those = [_distances(group, i) for i in group.serving(weights)]
+            axes.hist(np.concatenate(those), color=colour, label=weights, **style)
+        axes.axvline(DISTANCE, color=BLUE, linestyle="--")
+        axes.set(title=group.model, xscale="log", xlabel="distance", ylabel="density")
+        axes.legend()
+    figure.savefig(file, format="png")

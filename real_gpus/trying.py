@@ -1,0 +1,186 @@
+"""Every choice of references among honest deployments, and every other one judged beside them."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.verdict.evidence import mixed
+from proofserve.protocol.verdict.nearness import ENOUGH, FarnessBets, LeaningBets, ReferenceVectors
+from proofserve.verifier.judges import ALPHA, BETA, SHARE
+from real_gpus.deployments import Group
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+# Nonces after which a run has not ended.
+NEVER: Final = 10**6
+# The network's own rule: more than a tenth of the distances above this is fraud.
+DISTANCE, MISMATCHES = 0.75, 0.1
+# Deployments whose vectors are equal in so many nonces are one.
+_SAME: Final = 0.9
+
+
+@dataclass(slots=True)
+class Endings:
+    """After how many nonces runs were convicted and cleared, ``NEVER`` if not.
+
+    int64 [orders] for each choice of references and node, whose names are ``nodes``.
+    """
+
+    convicted: list[Counts] = field(default_factory=list)
+    cleared: list[Counts] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+
+    def share(self, ended: Sequence[Counts], within: int) -> float:
+        """The share of all runs that ended so within so many nonces."""
+        return float((np.concatenate(ended) <= within).mean())
+
+    def worst(self, within: int) -> tuple[str, float]:
+        """The node that is cleared least often within so many nonces, and how often."""
+        found: defaultdict[str, list[Counts]] = defaultdict(list)
+        for name, cleared in zip(self.nodes, self.cleared, strict=True):
+            found[name].append(cleared)
+        shares = {name: self.share(each, within) for name, each in found.items()}
+        least = min(shares, key=shares.__getitem__)
+        return least, shares[least]
+
+    def nonces(self, ended: Sequence[Counts], share: float) -> int | None:
+        """After so many ``share`` of the runs had ended so; None if they never did."""
+        found = int(np.quantile(np.concatenate(ended), share, method="higher"))
+        return None if found >= NEVER else found
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """What was judged, ``weights``, beside references on ``several`` kinds of card or on one.
+
+    ``suspect`` are the weights of a suspect node, empty without one.
+    """
+
+    cheap: bool
+    weights: str
+    several: bool
+    suspect: str
+
+
+def judged(group: Group, orders: int, nonces: int, seed: int = 0) -> dict[Kind, Endings]:
+    """``orders`` verifications of up to ``nonces`` for each choice and node of a group.
+
+    A sample is drawn anew for each order, with the references' own figures of it.
+    """
+    random, count = np.random.default_rng(seed), group.vectors.shape[1]
+    found: defaultdict[Kind, Endings] = defaultdict(Endings)
+    for chosen in _choices(group):
+        cards = {group.deployments[i].card for i in chosen}
+        references = ReferenceVectors(group.vectors[list(chosen)], one_card=len(cards) == 1)
+        draws = np.array([random.permutation(count)[:nonces] for _ in range(orders)])
+        runs = _Runs(group, chosen, references, draws)
+        for by in (None, *group.cheap):
+            for node, of in enumerate(group.deployments):
+                if node in chosen or node == by or runs.has_equal_bits(node):
+                    continue
+                suspect = "" if by is None else group.deployments[by].facts.weights
+                facts = of.facts
+                kind = Kind(not facts.honest, facts.weights, len(cards) > 1, suspect)
+                convicted, cleared = runs.ended(node, by)
+                found[kind].convicted.append(convicted)
+                found[kind].cleared.append(cleared)
+                found[kind].nodes.append(of.name)
+    return dict(sorted(found.items()))
+
+
+def _choices(group: Group) -> Iterator[tuple[int, ...]]:
+    """Three honest deployments, none of which has the bits of another."""
+    for chosen in combinations(group.honest, ENOUGH):
+        if not any(_equal(group, a, b) for a, b in combinations(chosen, 2)):
+            yield chosen
+
+
+def _equal(group: Group, one: int, other: int) -> bool:
+    same = (group.vectors[one] == group.vectors[other]).all(axis=-1)
+    return bool(same.mean() >= _SAME)
+
+
+class _Runs:
+    """Verifications beside one choice of references; ``draws`` int64 [orders, nonces]."""
+
+    def __init__(
+        self, group: Group, chosen: tuple[int, ...], references: ReferenceVectors, draws: Counts
+    ) -> None:
+        self._group = group
+        self._chosen = chosen
+        self._references = references
+        self._draws = draws
+        self._bets = [FarnessBets(references.apart[:, d], references.honest_beyond) for d in draws]
+        self._leaning: dict[int, list[LeaningBets]] = {}
+
+    def has_equal_bits(self, node: int) -> bool:
+        """Such a node is cleared by its bits alone."""
+        return any(_equal(self._group, node, each) for each in self._chosen)
+
+    def ended(self, node: int, by: int | None) -> tuple[Counts, Counts]:
+        """When each order convicts, and when it clears: int64 [orders] each."""
+        vectors = self._group.vectors
+        suspects = 0 if by is None else 1
+        limit = -np.log(ALPHA / (1 + suspects))
+        far = self._references.farness(vectors[node])
+        convicted, cleared = [], []
+        lean = None
+        if by is not None:
+            lean = self._references.leaning(vectors[node], vectors[by])
+            if by not in self._leaning:
+                self._leaning[by] = self._leaning_bets(by)
+        for order, drawn in enumerate(self._draws):
+            bets, here = self._bets[order], far[drawn]
+            at = _first(_evidence(bets.convicting(here)), limit)
+            clearing = np.minimum(
+                _evidence(bets.against_all(here)), _evidence(bets.against_half(here))
+            )
+            if lean is not None and by is not None:
+                of, there = self._leaning[by][order], lean[drawn]
+                at = min(at, _first(_evidence(of.convicting(there)), limit))
+                if not of.is_unseen:
+                    against = -np.cumsum(mixed(of.log_ratios(there), SHARE))
+                    clearing = np.minimum(clearing, against)
+            convicted.append(at)
+            cleared.append(_first(clearing, -np.log(BETA)))
+        ended, honest = np.array(convicted), np.array(cleared)
+        # What comes first is the verdict.
+        return np.where(ended <= honest, ended, NEVER), np.where(honest < ended, honest, NEVER)
+
+    def _leaning_bets(self, by: int) -> list[LeaningBets]:
+        chosen, suspect = self._group.vectors[list(self._chosen)], self._group.vectors[by]
+        return [LeaningBets(ReferenceVectors(chosen[:, d]), suspect[d]) for d in self._draws]
+
+
+def _evidence(log_factors: Floats) -> Floats:
+    """log E after each nonce, of factors [n, bets]: float64 [n]."""
+    sums = np.cumsum(log_factors, axis=0)
+    found: Floats = np.logaddexp.reduce(sums, axis=1) - np.log(sums.shape[1])
+    return found
+
+
+def _first(evidence: Floats, limit: float) -> int:
+    reached = evidence >= limit
+    return int(reached.argmax()) + 1 if reached.any() else NEVER
+
+
+def by_the_network(group: Group) -> tuple[int, int, int, int]:
+    """Pairs of a reference and a node that the network's rule convicts.
+
+    Of honest nodes and of all pairs of such, then of cheap ones.
+    """
+    counts = [0, 0, 0, 0]
+    for reference in group.honest:
+        for node in range(len(group.deployments)):
+            if node == reference:
+                continue
+            away = np.linalg.norm(group.vectors[node] - group.vectors[reference], axis=-1)
+            place = 0 if group.deployments[node].facts.honest else 2
+            counts[place] += bool((away > DISTANCE).mean() > MISMATCHES)
+            counts[place + 1] += 1
+    return counts[0], counts[1], counts[2], counts[3]
