@@ -1,7 +1,7 @@
 """Every choice of references among honest deployments, and every other one judged beside them."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 # Nonces after which a run has not ended.
 NEVER: Final = 10**6
+# Of the nonces that a cheap node computes with its own weights.
+SHARES: Final = (1.0, 0.5, 0.3, 0.1)
 # The network's own rule: more than a tenth of the distances above this is fraud.
 DISTANCE, MISMATCHES = 0.75, 0.1
 # Deployments whose vectors are equal in so many nonces are one.
@@ -58,19 +60,22 @@ class Endings:
 class Kind:
     """What was judged, ``weights``, beside references on ``several`` kinds of card or on one.
 
-    ``suspect`` are the weights of a suspect node, empty without one.
+    ``suspect`` are the weights of a suspect node, empty without one. A cheap node serves its
+    weights on ``share`` of the nonces, and is honest in the others.
     """
 
     cheap: bool
     weights: str
     several: bool
     suspect: str
+    share: float = 1.0
 
 
 def judged(group: Group, orders: int, nonces: int, seed: int = 0) -> dict[Kind, Endings]:
     """``orders`` verifications of up to ``nonces`` for each choice and node of a group.
 
-    A sample is drawn anew for each order, with the references' own figures of it.
+    A sample is drawn anew for each order, with the references' own figures of it. A part of a node
+    is tried beside references on several kinds of card.
     """
     random, count = np.random.default_rng(seed), group.vectors.shape[1]
     found: defaultdict[Kind, Endings] = defaultdict(Endings)
@@ -85,12 +90,27 @@ def judged(group: Group, orders: int, nonces: int, seed: int = 0) -> dict[Kind, 
                     continue
                 suspect = "" if by is None else group.deployments[by].facts.weights
                 facts = of.facts
-                kind = Kind(not facts.honest, facts.weights, len(cards) > 1, suspect)
-                convicted, cleared = runs.ended(node, by)
-                found[kind].convicted.append(convicted)
-                found[kind].cleared.append(cleared)
-                found[kind].nodes.append(of.name)
+                of_part = not facts.honest and len(cards) > 1 and suspect in {"", facts.weights}
+                for share in SHARES if of_part else SHARES[:1]:
+                    kind = Kind(not facts.honest, facts.weights, len(cards) > 1, suspect, share)
+                    forged = random.random(draws.shape) < share
+                    convicted, cleared = runs.ended(node, by, forged)
+                    found[kind].convicted.append(convicted)
+                    found[kind].cleared.append(cleared)
+                    found[kind].nodes.append(of.name)
     return dict(sorted(found.items()))
+
+
+def together(parts: Sequence[Mapping[Kind, Endings]]) -> dict[Kind, Endings]:
+    """Those of several seeds."""
+    return {
+        kind: Endings(
+            [each for part in parts for each in part[kind].convicted],
+            [each for part in parts for each in part[kind].cleared],
+            [each for part in parts for each in part[kind].nodes],
+        )
+        for kind in parts[0]
+    }
 
 
 def _choices(group: Group) -> Iterator[tuple[int, ...]]:
@@ -122,35 +142,46 @@ class _Runs:
         """Such a node is cleared by its bits alone."""
         return any(_equal(self._group, node, each) for each in self._chosen)
 
-    def ended(self, node: int, by: int | None) -> tuple[Counts, Counts]:
-        """When each order convicts, and when it clears: int64 [orders] each."""
-        vectors = self._group.vectors
+    @property
+    def _honest(self) -> int:
+        """The honest node that a cheap one asks for a part of the nonces."""
+        left = [i for i in self._group.honest if i not in self._chosen]
+        return next((i for i in left if not self.has_equal_bits(i)), self._chosen[0])
+
+    def ended(self, node: int, by: int | None, forged: NDArray[np.bool_]) -> tuple[Counts, Counts]:
+        """When each order convicts, and when it clears: int64 [orders] each.
+
+        The node computes those that are ``forged`` [orders, nonces], an honest one the others.
+        """
+        vectors, honest = self._group.vectors, self._group.vectors[self._honest]
         suspects = 0 if by is None else 1
         limit = -np.log(ALPHA / (1 + suspects))
-        far = self._references.farness(vectors[node])
+        far = [self._references.farness(each) for each in (honest, vectors[node])]
         convicted, cleared = [], []
         lean = None
         if by is not None:
-            lean = self._references.leaning(vectors[node], vectors[by])
+            lean = [self._references.leaning(e, vectors[by]) for e in (honest, vectors[node])]
             if by not in self._leaning:
                 self._leaning[by] = self._leaning_bets(by)
         for order, drawn in enumerate(self._draws):
-            bets, here = self._bets[order], far[drawn]
+            bets, is_forged = self._bets[order], forged[order]
+            here = np.where(is_forged, far[1][drawn], far[0][drawn])
             at = _first(_evidence(bets.convicting(here)), limit)
             clearing = np.minimum(
                 _evidence(bets.against_all(here)), _evidence(bets.against_half(here))
             )
             if lean is not None and by is not None:
-                of, there = self._leaning[by][order], lean[drawn]
+                of = self._leaning[by][order]
+                there = np.where(is_forged, lean[1][drawn], lean[0][drawn])
                 at = min(at, _first(_evidence(of.convicting(there)), limit))
                 if not of.is_unseen:
                     against = -np.cumsum(mixed(of.log_ratios(there), SHARE))
                     clearing = np.minimum(clearing, against)
             convicted.append(at)
             cleared.append(_first(clearing, -np.log(BETA)))
-        ended, honest = np.array(convicted), np.array(cleared)
+        ended, passed = np.array(convicted), np.array(cleared)
         # What comes first is the verdict.
-        return np.where(ended <= honest, ended, NEVER), np.where(honest < ended, honest, NEVER)
+        return np.where(ended <= passed, ended, NEVER), np.where(passed < ended, passed, NEVER)
 
     def _leaning_bets(self, by: int) -> list[LeaningBets]:
         chosen, suspect = self._group.vectors[list(self._chosen)], self._group.vectors[by]

@@ -33,9 +33,9 @@ ONE_CARD_BEYOND: Final = 2.0
 # such that it is twice as far.
 CLEARED_WITHIN: Final = 1.25
 _TWICE, HALF = 2.0, 0.5
-# A reference that is so many times as far from the others as the next one is no witness: an
-# honest one was 1.28 times, one that serves 4 bits is 1.58 times.
-_ODD: Final = 1.5
+# A reference that is so many times as far from the others as these are from each other is no
+# witness: an honest one was 1.7 times (a B200 beside two A100), one that serves 4 bits 2.4 times.
+_ODD: Final = 2.0
 # The part of a nonce's own noise in its unit: all of it would add the references' own chance.
 _OWN_NOISE: Final = 0.5
 # Distances are at least this part of the references' usual one: equal bits are not infinitely near.
@@ -93,12 +93,26 @@ class ReferenceVectors:
         return len(self) >= ENOUGH
 
     def odd(self) -> int | None:
-        """The reference that is much farther from the others than any other is; None if none is."""
+        """The reference that is much farther from the others than these are; None if none is."""
         if not self.are_enough:
             return None
-        usual = np.median(self.apart, axis=1)
-        *_, second, first = np.argsort(usual)
-        return int(first) if usual[first] - usual[second] > math.log(_ODD) else None
+        beyond = [
+            float(np.median(far) - np.median(self._among([v for v in range(len(self)) if v != i])))
+            for i, far in enumerate(self.apart)
+        ]
+        farthest = int(np.argmax(beyond))
+        return farthest if beyond[farthest] > math.log(_ODD) else None
+
+    def _among(self, some: Sequence[int]) -> Floats:
+        """How far these references are from each other: float64 [n]."""
+        pairs = combinations(self.vectors[list(some)], 2)
+        found: Floats = np.mean([self._logs(a - b) for a, b in pairs], axis=0) - self._unit
+        return found
+
+    def _logs(self, differences: Floats) -> Floats:
+        lengths = np.linalg.norm(differences, axis=-1)
+        found: Floats = np.log(np.maximum(lengths, self._least))
+        return found
 
     def farness(self, vectors: Floats, places: Places = slice(None)) -> Floats:
         """How far a node's ``vectors`` [n, width] at ``places`` are from the references: [n].
@@ -111,8 +125,8 @@ class ReferenceVectors:
         self, vectors: Floats, without: int | None, places: Places = slice(None)
     ) -> Floats:
         others = [each[places] for i, each in enumerate(self.vectors) if i != without]
-        away = [np.linalg.norm(vectors - each, axis=-1) for each in others]
-        found: Floats = np.log(np.maximum(away, self._least)).mean(axis=0) - self._unit[places]
+        logs = [self._logs(vectors - each) for each in others]
+        found: Floats = np.mean(logs, axis=0) - self._unit[places]
         return found
 
     def nearest(self, vectors: Floats, places: Places) -> int:
