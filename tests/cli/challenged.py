@@ -30,7 +30,8 @@ class ModelEngine(FakeEngine):
 
     def __init__(self, model: Path) -> None:
         published = load(model, "float32", "cpu")
-        super().__init__(EngineInfo((NAME,), published.facts, 512, {"vllm": "none"}))
+        kernels = {"processor": "a processor", "dtype": "bfloat16"}
+        super().__init__(EngineInfo((NAME,), published.facts, 512, {"vllm": "none"}, kernels))
         self.honest = Prover(with_kernels(published, own_profile(torch.bfloat16)))
         self.four_bits = engine_of(model, "bfloat16", four_bits=True)
         self.serves = self.honest

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ from typer.testing import CliRunner
 
 from cli.challenged import NAME, OPERATOR, VALIDATOR, ChallengedNode, ModelEngine, challenged_node
 from proofserve.cli.main import app
+from proofserve.cli.recompute import claims_of_vectors
 from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.engines.reference.suspects import suspect
 from proofserve.lab.node_client import NodeClient
+from proofserve.lab.owed import Unproved, UnprovedError
 from proofserve.lab.records import Work
-from proofserve.lab.report import write_json
+from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import SKETCH_2
-from proofserve.verifier.claims import document
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.claims import ClaimedArtifacts, document
+from proofserve.verifier.judging import JudgingOptions, VerdictReport
+from proofserve.verifier.nodes.members import judged_by_members
+from proofserve.verifier.nodes.sources import NodeSource, asked
 from real_gpus.deployments import FOLDER
 from support.four_bits import one_thread
 from support.reference import Prover
@@ -284,3 +291,82 @@ def test_a_reference_that_fails_gives_no_verdict(
         engine.not_finite = frozenset()
     assert result.exit_code == 3, result.output
     assert nodes[KERNELS[1]].url in result.output
+
+
+# -- members of a fleet ----------------------------------------------------------------------------
+
+
+def judged(
+    nodes: dict[str, ChallengedNode], name: str, *others: str, facts: str = "a processor"
+) -> VerdictReport:
+    """The member ``name``, which says that ``facts`` is its card, beside others."""
+    order = Work(NAME, block_hash="block", seq_len=32, k_dim=64, scheme=SKETCH_2)
+    member = asked(NodeSource(name, nodes[name].url, OPERATOR), order, range(48))
+    member = replace(member, facts={**member.facts, "processor": facts})
+    claims = claims_of_vectors(member.vectors)
+    claimed = ClaimedArtifacts(
+        "block", "lab-key", tuple(range(48)), tuple(claims), 128, 32, SKETCH_2
+    )
+    urls = {"away": "http://127.0.0.1:9"} | {each: of.url for each, of in nodes.items()}
+    sources = [NodeSource(f"{i} {each}", urls[each], OPERATOR) for i, each in enumerate(others)]
+    return judged_by_members(claimed, order, member, sources, JudgingOptions(), "a seed")
+
+
+def said(report: VerdictReport) -> str:
+    return " ".join(each.text for each in report.outcome.opinions)
+
+
+def test_the_odd_one_of_four_members_is_found_without_a_trusted_node(
+    nodes: dict[str, ChallengedNode],
+) -> None:
+    cheap = judged(nodes, "int4 g128", *KERNELS[:3])
+    assert cheap.outcome.verdict is SequentialResult.FRAUD
+    honest = judged(nodes, KERNELS[0], *KERNELS[1:3], "int4 g128")
+    assert honest.outcome.verdict is SequentialResult.UNDECIDED
+    assert "int4 g128 (vLLM none, a processor, bfloat16) is odd among" in said(honest)
+    # A member that is down is left out.
+    assert (
+        judged(nodes, KERNELS[3], *KERNELS[:3], "away").outcome.verdict is SequentialResult.HONEST
+    )
+
+
+def test_two_against_two_convict_nobody_and_say_why(nodes: dict[str, ChallengedNode]) -> None:
+    for name, *others in (
+        (KERNELS[0], KERNELS[1], "int4 g128", "int4 g128"),
+        ("int4 g128", "int4 g128", *KERNELS[:2]),
+        (KERNELS[0], KERNELS[0], "int4 g128", "int4 g128"),
+    ):
+        found = judged(nodes, name, *others)
+        assert found.outcome.verdict is SequentialResult.UNDECIDED, name
+        assert "of 3 other members" in said(found) or "is odd among" in said(found)
+
+
+def test_members_that_are_alike_clear_each_other_by_their_bits(
+    nodes: dict[str, ChallengedNode],
+) -> None:
+    found = judged(nodes, KERNELS[0], KERNELS[0], KERNELS[0], "int4 g128")
+    assert found.outcome.verdict is SequentialResult.HONEST
+    assert said(found) == "its bits are those of 2 of 3 other members"
+    # Half is not most.
+    assert (
+        judged(nodes, "int4 g128", "int4 g128", *[KERNELS[0]] * 2).outcome.verdict
+        is SequentialResult.UNDECIDED
+    )
+
+
+def test_who_says_that_it_is_as_most_and_has_other_bits_has_not_proved(
+    nodes: dict[str, ChallengedNode],
+) -> None:
+    alike = [KERNELS[0]] * 3
+    with pytest.raises(UnprovedError, match="as 3 other members, which have equal bits") as raised:
+        judged(nodes, "int4 g128", *alike)
+    assert raised.value.kind is Unproved.OTHER_BITS
+    # Another card may have other bits, and one kind of witness does not show how far it may be.
+    other = judged(nodes, "int4 g128", *alike, facts="another card")
+    assert other.outcome.verdict is SequentialResult.UNDECIDED
+    assert "1 of these differ: distances need 3 that do" in said(other)
+
+
+def test_one_other_member_is_too_few(nodes: dict[str, ChallengedNode]) -> None:
+    with pytest.raises(LabError, match="1 of 2 other members answered, and two are needed: the"):
+        judged(nodes, KERNELS[0], KERNELS[1], "away")

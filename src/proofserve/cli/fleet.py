@@ -85,17 +85,19 @@ def worker(**given: Any) -> None:
     proofserve fleet worker --model ./model
     proofserve fleet worker --database postgresql://fleet@db/fleet --model ./model --device cuda
 
-    A worker takes the jobs of members that serve the weights in --model. Start as many
+    A worker takes the jobs of members that serve the weights in --model, and those of
+    policies by which members judge each other, for which it needs none. Start as many
     as needed: each job goes to one of them. After SIGTERM a worker takes no more jobs; one that
     it had begun goes to another worker.
     """
     with _extras("fleet,reference"):
+        from proofserve.fleet.verification import MEMBERS_QUEUE  # noqa: PLC0415
         from proofserve.wiring.fleet_worker import checker_of, run_worker, worker_checkpoints  # noqa: PLC0415
     chosen = WORKER_OPTIONS.chosen(given)
     with _logged_start("worker"):
         found = worker_checkpoints(chosen)
         checker = checker_of(chosen, found)
-        asyncio.run(run_worker(chosen, tuple(found), checker))
+        asyncio.run(run_worker(chosen, (*found, MEMBERS_QUEUE), checker))
 
 
 app.command("serve")(FLEET_OPTIONS.given_to(serve))

@@ -19,6 +19,7 @@ from proofserve.fleet.verification_records import (
     JobCause,
     JobFinding,
     JobPhase,
+    JudgedBy,
     VerdictOutcome,
     VerificationJob,
     VerificationRule,
@@ -41,6 +42,8 @@ _GONE_S = 3.0
 _QUIET_S = 10.0
 # Most members say their weights, so that the queues by names are empty.
 _BY_NAME = "model:"
+# Any worker judges members by each other.
+MEMBERS_QUEUE = "members"
 # With DBOS's own default, a second, a small job would mostly wait. Each question takes some
 # milliseconds of a core, also while the worker computes. Seconds.
 _OFTEN_S, _SELDOM_S = 0.05, 1.0
@@ -76,6 +79,9 @@ def is_due(
     """
     fresh = lane.stored - lane.sampled_stored
     if fresh < rule.nonces:
+        return False
+    if rule.by is JudgedBy.MEMBERS and round_ended_at is None:
+        # Members that generate compute nothing else meanwhile.
         return False
     if round_ended_at is not None:
         last = max(round_ended_at, lane.last_stored_at or round_ended_at)
@@ -127,7 +133,9 @@ def job_of(
         round_number=round_.number,
         lane=lane.lane,
         cause=cause,
-        queue=queue_name(served.weights_digest, served.model),
+        queue=MEMBERS_QUEUE
+        if rule.by is JudgedBy.MEMBERS
+        else queue_name(served.weights_digest, served.model),
         rule=rule,
         weights_digest=served.weights_digest,
         model=served.model,

@@ -48,6 +48,13 @@ class AfterConviction(StrEnum):
     """The verdict is posted to ``callback_url``, signed as callbacks to the network."""
 
 
+class JudgedBy(StrEnum):
+    WEIGHTS = "weights"
+    """A worker recomputes with the checkpoint."""
+    MEMBERS = "members"
+    """Other members compute the same nonces once the round has ended."""
+
+
 class JobCause(StrEnum):
     POLICY = "policy"
     OPERATOR = "operator"
@@ -84,6 +91,7 @@ class VerificationRule:
     """
 
     nonces: int
+    by: JudgedBy = JudgedBy.WEIGHTS
     every_s: float | None = None
     every_nonces: int | None = None
     tests: tuple[str, ...] = ()
@@ -155,13 +163,17 @@ class StoredSample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerificationTask:
-    """All that a worker needs for a job. ``calibration`` is the content of its file."""
+    """All that a worker needs for a job. ``calibration`` is the content of its file.
+
+    ``others`` are the other members that take part, where members judge each other.
+    """
 
     job: VerificationJob
     member: Member
     round: FleetRound
     sample: StoredSample
     calibration: str | None
+    others: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class Unproved(StrEnum):
     """The answer is none of a node, or has another shape than what was asked for."""
     OTHER_WEIGHTS = "another digest"
     """The node says itself that it serves another checkpoint."""
+    OTHER_BITS = "other bits"
+    """Most members of its fleet have equal bits, and it has others though it says it is alike."""
     OVERLAPPING = "overlapping roots"
     """A nonce is under two roots of one round."""
     UNDELIVERED = "not delivered"

@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings
 
 from proofserve.fleet.records import MemberSource
 from proofserve.fleet.sources import Address, address, plain_url
-from proofserve.fleet.verification_records import AfterConviction
+from proofserve.fleet.verification_records import AfterConviction, JudgedBy
 from proofserve.settings.node import (
     CONFIG,
     BearerKey,
@@ -125,6 +125,7 @@ def listed_members(chosen: FleetSettings) -> tuple[Address, ...]:
 class RuleTable(TomlTable):
     """A rule. A field that ``[[member]]`` or ``[[model]]`` leaves out is that of ``[default]``."""
 
+    by: JudgedBy | None = None
     every_sec: float | None = Field(None, gt=0, allow_inf_nan=False)
     every_nonces: int | None = Field(None, ge=1)
     nonces: int | None = Field(None, ge=1, le=100_000)

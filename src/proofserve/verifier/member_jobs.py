@@ -3,25 +3,35 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.fleet import callback_bodies
-from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
+from proofserve.fleet.verification_records import (
+    JobFinding,
+    JudgedBy,
+    VerdictOutcome,
+    VerificationTask,
+)
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import Unproved, UnprovedError, Withheld
+from proofserve.lab.owed import Unproved, UnprovedError, Withheld, owed_by
 from proofserve.lab.report import LabError, Progress
-from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.codec import decode
+from proofserve.protocol.errors import MalformedVector, ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
-from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.claims import ClaimedArtifacts, kernel_facts
 from proofserve.verifier.judges import SHARE
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged, threshold_of
+from proofserve.verifier.nodes.members import judged_by_members
+from proofserve.verifier.nodes.sources import KnownNode, NodeSource
 from proofserve.verifier.openings import CommittedSource, open_sample
+from proofserve.verifier.orders import order_for
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from proofserve.verifier.verification import Truth
 from proofserve.wire.records import CommittedRoots
@@ -79,8 +89,11 @@ def check_sample(
             threshold = CalibrationFile.model_validate_json(task.calibration)
         share = SHARE if rule.share is None else rule.share
         options = JudgingOptions(rule.tests, job.alpha, rule.beta, share, threshold=threshold)
-        known, claimed = truth(task, options), _claimed(task, member_key)
-        report = judged(claimed, known, options, job.seed, rule.nonces, Progress())
+        if rule.by is JudgedBy.MEMBERS:
+            report = _by_members(task, options, member_key)
+        else:
+            known, claimed = truth(task, options), _claimed(task, member_key)
+            report = judged(claimed, known, options, job.seed, rule.nonces, Progress())
     except UnprovedError as error:
         seconds = time.perf_counter() - began
         why = f"{error.kind}: {error}"
@@ -90,6 +103,22 @@ def check_sample(
         return JobFinding(VerdictOutcome.ABSTAINED, seconds, reason=str(error))
     limit = threshold.dist_threshold if threshold else None
     return _judgement(report, limit, time.perf_counter() - began)
+
+
+def _by_members(
+    task: VerificationTask, options: JudgingOptions, member_key: str | None
+) -> VerdictReport:
+    claimed = _claimed(task, member_key)
+    order = order_for(task.round.spec.work, task.job.model or "")
+    with NodeClient(task.member.url, member_key) as node, owed_by(task.member.url):
+        facts = kernel_facts(task.member.name, node.kernels())
+    vectors = {}
+    for claim in claimed.claims:
+        with suppress(MalformedVector):
+            vectors[claim.nonce] = decode(claim.vector_b64, order.width)
+    member = KnownNode(task.member.name, vectors, facts, claimed.weights_digest)
+    others = [NodeSource(each.name, each.url, member_key) for each in task.others]
+    return judged_by_members(claimed, order, member, others, options, task.job.seed)
 
 
 def _claimed(task: VerificationTask, member_key: str | None) -> ClaimedArtifacts:

@@ -29,7 +29,7 @@ from proofserve.fleet.sources import DnsMembers
 from proofserve.fleet.sql.locks import Leadership, while_leading
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
-from proofserve.fleet.verification_records import DAY_S, AfterConviction, VerificationRule
+from proofserve.fleet.verification_records import DAY_S, AfterConviction, JudgedBy, VerificationRule
 from proofserve.fleet.watch import FleetWatch
 from proofserve.lab.report import LabError
 from proofserve.outbox.callbacks import CallbackPolicy
@@ -37,6 +37,7 @@ from proofserve.outbox.post import Outward, UrlCheck
 from proofserve.outbox.sender import CallbackSender
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.verdict.nearness import LEAST_NONCES
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.records import EngineInfo, Limits
 from proofserve.rounds.tasks import beside
@@ -276,6 +277,7 @@ def join_check(settings: FleetSettings) -> Callable[[str], Awaitable[str | None]
 
 # What the file calls otherwise, because it says the unit.
 _RENAMED = {"every_sec": "every_s", "timeout_sec": "timeout_s"}
+_ABOUT_WEIGHTS = ("tests", "calibration", "dist_threshold", "p_mismatch")
 # These fields belong together: a table that names one of them takes none from [default].
 _TOGETHER = (("every_sec", "every_nonces"), ("calibration", "dist_threshold", "p_mismatch"))
 
@@ -315,6 +317,11 @@ def policy_of(file: Path | None) -> VerificationPolicy | None:
 def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with the fields of a rule; later problems may follow from earlier ones."""
     tests, calibration = fields.get("tests", ()), fields.get("calibration")
+    if fields.get("by") is JudgedBy.MEMBERS:
+        if used := next((name for name in _ABOUT_WEIGHTS if name in fields), None):
+            yield f'{used}: it is about weights, and by = "members" has none'
+        if fields.get("nonces", LEAST_NONCES) < LEAST_NONCES:
+            yield f'nonces: by = "members" needs {LEAST_NONCES} at least'
     if "nonces" not in fields:
         yield "nonces: is needed: the size of a sample"
     if fields.keys().isdisjoint(_TOGETHER[0]):

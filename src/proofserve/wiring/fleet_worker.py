@@ -130,12 +130,11 @@ async def _hold(lock: ProcessLock) -> None:
 def worker_checkpoints(settings: FleetWorkerSettings) -> dict[str, Path]:
     """The folders of the checkpoints in the settings, by queue. Raises ValueError.
 
-    Some fleets' members do not say their weights: for these the name of the folder counts.
+    Some fleets' members do not say their weights: for these the name of the folder counts. Without
+    any a worker judges members by each other alone.
     """
-    if not settings.model:
-        raise ValueError("--model: name the folder of at least one checkpoint")
     found: dict[str, Path] = {}
-    for text in settings.model:
+    for text in settings.model or ():
         folder = Path(text).absolute()
         try:
             digest = weights_digest(folder)

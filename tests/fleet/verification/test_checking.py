@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ from fleet.sql.support import a_job
 from fleet.verification.support import RULE
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
+from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification import queue_name
+from proofserve.fleet.verification import MEMBERS_QUEUE, queue_name
 from proofserve.fleet.verification_records import (
     JobFinding,
     StoredSample,
@@ -31,6 +33,7 @@ from proofserve.verifier import member_jobs
 from proofserve.verifier.member_jobs import CheckpointTruths, check_sample
 from proofserve.verifier.openings import open_sample
 from support.committed import fake_node
+from support.four_bits import engine_of
 from support.reference import Prover
 
 pytestmark = pytest.mark.anyio
@@ -41,10 +44,10 @@ SEQ_LEN = 32
 class TinyEngine(FakeEngine):
     """Proves with a checkpoint."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, prover: Prover | None = None) -> None:
         network = load(model, "bfloat16", "cpu")
         super().__init__(replace(TOY_ENGINE_INFO, facts=network.facts))
-        self._reference = Prover(network)
+        self._reference = prover or Prover(network)
 
     async def answer(
         self, work: Workload, nonces: Sequence[int], core: int = 0
@@ -132,11 +135,14 @@ async def test_made_up_vectors_are_fraud_by_the_right_weights(tmp_path: Path, ti
 
 
 @asynccontextmanager
-async def tiny_members(folder: Path, tiny: Path, count: int) -> AsyncIterator[list[FakeMember]]:
+async def tiny_members(
+    folder: Path, tiny: Path, count: int, provers: Sequence[Prover | None] = ()
+) -> AsyncIterator[list[FakeMember]]:
+    """``provers`` are those of the first ones, where they are not all alike."""
     async with AsyncExitStack() as stack:
         made = [FakeMember(folder, f"m{number}") for number in range(count)]
-        for member in made:
-            member.engine = TinyEngine(tiny)
+        for member, prover in zip_longest(made, provers):
+            member.engine = TinyEngine(tiny, prover)
             member.engine.latency_s = 0.2
             await member.start()
             stack.push_async_callback(member.kill)
@@ -178,3 +184,47 @@ async def test_a_lane_with_roots_is_opened_by_its_member(
     assert len({each["round_id"] for each in task.sample.committed}) == 1 + is_fleet
     assert found.outcome is VerdictOutcome.HONEST, found.reason
     assert found.nonces == len(found.distances) > 0
+
+
+async def test_members_find_the_one_of_four_bits_and_it_is_cordoned(
+    tmp_path: Path, tiny: Path
+) -> None:
+    """No node is trusted, and the worker has no weights."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        '[default]\nby = "members"\nevery_nonces = 100000\nnonces = 32\nconviction = "cordon"\n'
+    )
+    kernels = ("vLLM on x86 with bfloat16", "torch", "vLLM on a GPU")
+    # Each has hooks of its own.
+    networks = [load(tiny, "float32", "cpu") for _ in kernels]
+    provers = [
+        Prover(with_kernels(network, PROFILES[name]))
+        for network, name in zip(networks, kernels, strict=True)
+    ]
+    provers.append(engine_of(tiny, "bfloat16", four_bits=True))
+    body = {**ROUND, "params": {**ROUND["params"], "seq_len": SEQ_LEN}}
+    async with AsyncExitStack() as stack:
+        members = tiny_members(tmp_path, tiny, len(provers), provers)
+        made = await stack.enter_async_context(members)
+        receiver = await stack.enter_async_context(receiving(tmp_path))
+        fleet = await stack.enter_async_context(fleet_of(tmp_path, made, policy=policy))
+        await fleet.pow("POST", "/init/generate", {**body, "url": receiver.url})
+        await fleet.until_processed(4 * 4 * 32)
+        await fleet.pow("POST", "/stop")
+        outcomes, reasons = {}, []
+        async with await FleetStore.open(str(tmp_path / "fleet.sqlite")) as store:
+            for each in (await fleet.snapshot())["members"]:
+                path = f"/api/v1/fleet/members/{each['id']}/verify"
+                job = await fleet.call("POST", path)
+                assert job["queue"] == MEMBERS_QUEUE
+                task = await store.verdicts.begin(job["id"], "worker-a")
+                assert task is not None
+                found = await asyncio.to_thread(checker_with({}), task)
+                outcomes[each["url"]] = found.outcome
+                reasons.append(found.reason)
+                await store.verdicts.finish(task.job, found)
+        wishes = {each["url"]: each["wish"] for each in (await fleet.snapshot())["members"]}
+    *honest, cheap = (member.url for member in made)
+    assert outcomes.pop(cheap) is VerdictOutcome.FRAUD, reasons
+    assert set(outcomes.values()) <= {VerdictOutcome.HONEST, VerdictOutcome.UNDECIDED}
+    assert wishes == {cheap: "cordoned"} | dict.fromkeys(honest, "active")

@@ -47,9 +47,25 @@ def test_a_member_has_its_own_fields_and_the_others_of_the_default(tmp_path: Pat
     assert (policy.default.alpha_per_day, policy.default.unproved_share) == (1e-6, 0.25)
 
 
+MEMBERS = '[default]\nby = "members"\nevery_sec = 5\nnonces = 24\n'
+
+
+def test_members_judge_each_other_only_after_a_round(tmp_path: Path) -> None:
+    policy = policy_of(written(tmp_path, MEMBERS))
+    assert policy is not None
+    rule = policy.default
+    assert rule is not None
+    progress = lane(0, stored=100, last_stored_at=900.0)
+    assert not is_due(progress, rule, 1000.0)
+    assert is_due(progress, rule, 1000.0, round_ended_at=900.0)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        (MEMBERS.replace("24", "23"), 'nonces: by = "members" needs 24 at least'),
+        (f"{MEMBERS}dist_threshold = 0.03\n", "dist_threshold: it is about weights"),
+        (f'{MEMBERS}tests = ["footprint"]\n', "tests: it is about weights"),
         ("", "it has no rule"),
         (GOOD.replace("nonces = 4", "nonces = 0"), "default.nonces"),
         (GOOD.replace("nonces = 4\n", ""), r"\[default\]: nonces: is needed"),

@@ -343,6 +343,13 @@ def find_member(connection: Connection, member_id: str) -> Member:
     return _member(connection.execute(select(*_MEMBER).where(members.c.id == member_id)).one())
 
 
+def active_members(connection: Connection) -> list[Member]:
+    """Those that take part, by name."""
+    known = select(*_MEMBER).where(_KNOWN).order_by(members.c.name, members.c.id)
+    found = map(_member, connection.execute(known))
+    return [each for each in found if each.wish is Wish.ACTIVE]
+
+
 def _known_member(connection: Connection, member_id: str) -> Member:
     """Raises Refused (UNKNOWN_MEMBER)."""
     known = select(*_MEMBER).where(_KNOWN, members.c.id == kept(member_id))

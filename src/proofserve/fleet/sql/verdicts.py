@@ -11,12 +11,12 @@ import numpy as np
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, Select, delete, func, select, update
 
-from proofserve.fleet.records import BatchKind, FleetRound, Lane, Wish
+from proofserve.fleet.records import BatchKind, FleetRound, Lane, Member, Wish
 from proofserve.fleet.sql.batches import integers, vectors
 from proofserve.fleet.sql.callbacks import add_callback
 from proofserve.fleet.sql.database import StorePart, announces, reads, writes
 from proofserve.fleet.sql.locks import is_held
-from proofserve.fleet.sql.rounds import find_member, lanes_where, rounds_where
+from proofserve.fleet.sql.rounds import active_members, find_member, lanes_where, rounds_where
 from proofserve.fleet.sql.tables import (
     AnyRow,
     batches,
@@ -40,6 +40,7 @@ from proofserve.fleet.verification_records import (
     JobCause,
     JobFinding,
     JobPhase,
+    JudgedBy,
     MemberVerdict,
     StoredSample,
     VerdictOutcome,
@@ -317,7 +318,11 @@ def _task(connection: Connection, job: VerificationJob) -> VerificationTask:
     (round_,) = rounds_where(connection, rounds.c.number == job.round_number)
     lane = round_.nonces_of(job.lane)
     member, sample = find_member(connection, job.member_id), _sample(connection, job, lane)
-    return VerificationTask(job, member, round_, sample, calibration)
+    others: tuple[Member, ...] = ()
+    if job.rule.by is JudgedBy.MEMBERS:
+        # What a cordoned member computes is no witness.
+        others = tuple(m for m in active_members(connection) if m.id != member.id)
+    return VerificationTask(job, member, round_, sample, calibration, others)
 
 
 def _sample(connection: Connection, job: VerificationJob, lane: NonceLane) -> StoredSample:

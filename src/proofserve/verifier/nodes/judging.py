@@ -44,27 +44,44 @@ def judged_by_nodes(
     """
     for reference in known.references:
         claimed.require_digest(reference.weights_digest)
-    width = len(known.references[0].vectors[known.sample[0]])
-    truths = [_truth(each, width, len(known.sample)) for each in known.references]
-    chances = options.chances()
-
-    def report(ours: Truth, judges: Sequence[Judge[ClaimError]], most: int) -> VerdictReport:
-        found = verify(claimed, known.sample[:most], ours, judges, Progress())
-        names = few([each.title for each in known.references], len(known.references))
-        outcome = settled(found, claimed, ours)
-        return VerdictReport(outcome, claimed, seed, options, names, how="compared")
-
-    for ours in truths:
-        exact = ExactJudge(chances, ours.facts, claimed.ran_on)
-        same = report(ours, [exact], exact.needed)
+    for reference in known.references:
+        exact = ExactJudge(options.chances(), reference.facts, claimed.ran_on)
+        same = _report(claimed, known, reference, [exact], options, seed)
         if same.outcome.verdict is SequentialResult.HONEST:
-            return replace(same, origin=f"those whose bits are equal to those of {ours.name}")
-    vectors = _Rows(known)
+            return replace(same, origin=f"those whose bits are equal to those of {reference.name}")
+    return judged_by_distance(claimed, known, options, seed)
+
+
+def judged_by_distance(
+    claimed: ClaimedArtifacts, known: Witnesses, options: JudgingOptions, seed: str
+) -> VerdictReport:
+    """The same, whatever the bits are: it trusts no single reference."""
+    vectors, chances = _Rows(known), options.chances()
     each = replace(chances, alpha=chances.alpha / (1 + len(known.suspects)))
     judges: list[Judge[ClaimError]] = [NearnessJudge(vectors, each)]
     if known.suspects:
         judges.append(SuspectsJudge(vectors, each))
-    return report(truths[0], judges, len(known.sample))
+    return _report(claimed, known, known.references[0], judges, options, seed)
+
+
+def _report(
+    claimed: ClaimedArtifacts,
+    known: Witnesses,
+    beside: KnownNode,
+    judges: Sequence[Judge[ClaimError]],
+    options: JudgingOptions,
+    seed: str,
+) -> VerdictReport:
+    """What ``judges`` say of the claims less the vectors of one reference."""
+    needed = [judge.needed for judge in judges if isinstance(judge, ExactJudge)]
+    sample = known.sample[: min([len(known.sample), *needed])]
+    width = len(beside.vectors[sample[0]])
+    ours = _truth(beside, width, len(sample))
+    found = verify(claimed, sample, ours, judges, Progress())
+    names = few([each.title for each in known.references], len(known.references))
+    return VerdictReport(
+        settled(found, claimed, ours), claimed, seed, options, names, how="compared"
+    )
 
 
 def _truth(node: KnownNode, width: int, at_once: int) -> Truth:

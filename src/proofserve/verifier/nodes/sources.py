@@ -103,8 +103,8 @@ def witnesses_of(
             f"{len(sample)} nonces are common to {claimed.public_key} and all references, and a"
             f" verdict needs {LEAST_NONCES}: give files of the same round, or nodes"
         )
-    asked = [each for each in (*references, *suspects) if each.is_node]
-    known = files | _ask(asked, order, sample, progress)
+    live = [each for each in (*references, *suspects) if each.is_node]
+    known = files | _ask(live, order, sample, progress)
     found = Witnesses([known[each] for each in references], [known[e] for e in suspects], sample)
     _require_different(found.references, sample)
     return found
@@ -148,18 +148,20 @@ def _ask(
     progress.step(f"asking {names} for {len(nonces)} nonces", len(sources))
     found = {}
     with ThreadPoolExecutor(len(sources)) as threads:
-        calls = {threads.submit(_ask_one, each, order, nonces): each for each in sources}
+        calls = {threads.submit(asked, each, order, nonces): each for each in sources}
         for call in as_completed(calls):
             found[calls[call]] = call.result()
             progress.advance()
     return found
 
 
-def _ask_one(source: NodeSource, order: Work, nonces: Sequence[int]) -> KnownNode:
+def asked(source: NodeSource, order: Work, nonces: Sequence[int]) -> KnownNode:
+    """What a node computes now. Raises WitnessError for one that gives no vectors."""
     try:
         with NodeClient(source.place, source.api_key) as node, owed_by(source.place):
             facts, digest = kernel_facts(source.name, node.kernels()), node.weights_digest()
-            claims = node.artifacts(replace(order, model=str(node.models()[0])), nonces)
+            model = order.model or str(node.models()[0])
+            claims = node.artifacts(replace(order, model=model), nonces)
     except UnprovedError as error:
         raise WitnessError(f"the reference {source.name}, {error.kind}: {error}") from error
     if sorted(claim.nonce for claim in claims) != sorted(nonces):

@@ -1,0 +1,124 @@
+"""Members of a fleet judged by each other: no node is trusted, but most are taken as honest."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from proofserve.lab.owed import Unproved, UnprovedError
+from proofserve.lab.records import Work
+from proofserve.lab.report import LabError
+from proofserve.protocol.verdict.nearness import ENOUGH
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.judges import Opinion
+from proofserve.verifier.judging import JudgingOptions, VerdictReport
+from proofserve.verifier.nodes.judging import judged_by_distance
+from proofserve.verifier.nodes.sources import KnownNode, NodeSource, WitnessError, Witnesses, asked
+from proofserve.verifier.verification import Verification, nonces_needed
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Members whose vectors have the same bits: one witness, as often as they are."""
+
+    members: tuple[KnownNode, ...]
+
+    @property
+    def one(self) -> KnownNode:
+        return self.members[0]
+
+
+def judged_by_members(
+    claimed: ClaimedArtifacts,
+    order: Work,
+    member: KnownNode,
+    others: Sequence[NodeSource],
+    options: JudgingOptions,
+    seed: str,
+) -> VerdictReport:
+    """The verdict about the nonces of ``claimed``, which ``others`` compute now, each once.
+
+    ``member`` has what is claimed, and what the member says of itself. It is cleared by the bits
+    that more than half of all have, or by distances; convicted by distances from three others
+    that differ. If most have bits that it has not, though it says that it is as they are, it has
+    not proved. Raises UnprovedError for that, LabError if too few others answer.
+    """
+    found, silent = _answers(order, others, claimed.nonces)
+    if len(found) < 2:
+        text = f"{len(found)} of {len(others)} other members answered, and two are needed"
+        raise LabError(f"{text}: {'; '.join(silent)}" if silent else text)
+    alike = _by_bits(found, claimed.nonces)
+    same = [each for each in alike if _equal(each.one, member, claimed.nonces)]
+    everyone, agreeing = len(found) + 1, sum(len(each.members) for each in same) + 1
+    enough = len(claimed.nonces) >= nonces_needed(options.chances())
+    if same and 2 * agreeing > everyone and enough and not claimed.faults:
+        text = f"its bits are those of {agreeing - 1} of {everyone - 1} other members"
+        return _report(claimed, options, seed, SequentialResult.HONEST, text)
+    largest = max(alike, key=lambda each: len(each.members))
+    if not same and 2 * len(largest.members) > everyone and _says_the_same(member, largest):
+        text = (
+            f"it says that it is as {len(largest.members)} other members, which have equal bits,"
+            " and has other bits"
+        )
+        raise UnprovedError(Unproved.OTHER_BITS, text)
+    different = [each.one for each in alike]
+    if len(different) < ENOUGH:
+        text = (
+            f"its bits are those of {agreeing - 1} of {everyone - 1} other members, and"
+            f" {len(different)} of these differ: distances need {ENOUGH} that do"
+        )
+        return _report(claimed, options, seed, SequentialResult.UNDECIDED, text)
+    known = Witnesses(different, (), claimed.nonces)
+    return judged_by_distance(claimed, known, options, seed)
+
+
+def _answers(
+    order: Work, others: Sequence[NodeSource], nonces: Sequence[int]
+) -> tuple[list[KnownNode], list[str]]:
+    """Those that answered, and why others did not: one that is down delays no verdict."""
+
+    def answer(source: NodeSource) -> KnownNode | str:
+        try:
+            return asked(source, order, nonces)
+        except WitnessError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(max(1, len(others))) as threads:
+        made = list(threads.map(answer, others))
+    found = [each for each in made if isinstance(each, KnownNode)]
+    return found, [each for each in made if isinstance(each, str)]
+
+
+def _equal(one: KnownNode, other: KnownNode, nonces: Sequence[int]) -> bool:
+    rows = [(one.vectors.get(n), other.vectors.get(n)) for n in nonces]
+    return all(a is not None and b is not None and np.array_equal(a, b) for a, b in rows)
+
+
+def _by_bits(found: Sequence[KnownNode], nonces: Sequence[int]) -> list[_Alike]:
+    alike: list[_Alike] = []
+    for node in found:
+        place = next((i for i, each in enumerate(alike) if _equal(each.one, node, nonces)), None)
+        if place is None:
+            alike.append(_Alike((node,)))
+        else:
+            alike[place] = _Alike((*alike[place].members, node))
+    return alike
+
+
+def _says_the_same(member: KnownNode, alike: _Alike) -> bool:
+    """Whether it has the same card and engine by its own words, as all of them."""
+    return member.card is not None and all(each.facts == member.facts for each in alike.members)
+
+
+def _report(
+    claimed: ClaimedArtifacts,
+    options: JudgingOptions,
+    seed: str,
+    verdict: SequentialResult,
+    text: str,
+) -> VerdictReport:
+    opinion = Opinion("members", verdict, len(claimed.nonces), text, {})
+    outcome = Verification(verdict, (opinion,), ())
+    return VerdictReport(outcome, claimed, seed, options, "most members", how="compared")
