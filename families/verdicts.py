@@ -21,10 +21,10 @@ from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.orders import vector_scheme
 from proofserve.verifier.judges import OWN, Chances, Vectors
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.noise import MeasuringPlan, checked, honest_runs, measured_calibration
+from proofserve.verifier.orders import vector_scheme
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 
 FORWARD_BATCH: Final = 8
