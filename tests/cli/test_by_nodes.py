@@ -253,7 +253,7 @@ def references(nodes: dict[str, ChallengedNode]) -> tuple[str, ...]:
 
 def claims_of(node: ChallengedNode, folder: Path) -> str:
     """A file of what it computes of short inputs."""
-    order = Work(NAME, block_hash="block", seq_len=32, k_dim=64, scheme=SKETCH_2)
+    order = Work(NAME, block_hash="block", seq_len=8, k_dim=64, scheme=SKETCH_2)
     with NodeClient(node.url, OPERATOR) as client:
         claims = client.artifacts(order, range(64))
     file = folder / "claims.json"
@@ -300,12 +300,12 @@ def judged(
     nodes: dict[str, ChallengedNode], name: str, *others: str, facts: str = "a processor"
 ) -> VerdictReport:
     """The member ``name``, which says that ``facts`` is its card, beside others."""
-    order = Work(NAME, block_hash="block", seq_len=32, k_dim=64, scheme=SKETCH_2)
+    order = Work(NAME, block_hash="block", seq_len=8, k_dim=64, scheme=SKETCH_2)
     member = asked(NodeSource(name, nodes[name].url, OPERATOR), order, range(48))
     member = replace(member, facts={**member.facts, "processor": facts})
     claims = claims_of_vectors(member.vectors)
     claimed = ClaimedArtifacts(
-        "block", "lab-key", tuple(range(48)), tuple(claims), 128, 32, SKETCH_2
+        "block", "lab-key", tuple(range(48)), tuple(claims), 128, 8, SKETCH_2
     )
     urls = {"away": "http://127.0.0.1:9"} | {each: of.url for each, of in nodes.items()}
     sources = [NodeSource(f"{i} {each}", urls[each], OPERATOR) for i, each in enumerate(others)]

@@ -209,7 +209,7 @@ async def test_members_find_the_one_of_four_bits_and_it_is_cordoned(
         receiver = await stack.enter_async_context(receiving(tmp_path))
         fleet = await stack.enter_async_context(fleet_of(tmp_path, made, policy=policy))
         await fleet.pow("POST", "/init/generate", {**body, "url": receiver.url})
-        await fleet.until_processed(4 * 4 * 32)
+        await fleet.until_each_stored(32)
         await fleet.pow("POST", "/stop")
         outcomes, reasons = {}, []
         async with await FleetStore.open(str(tmp_path / "fleet.sqlite")) as store:
