@@ -21,7 +21,7 @@ from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.engines.reference.suspects import suspect
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import Unproved, UnprovedError
+from proofserve.lab.owed import Unproved, UnprovedError, Withheld
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import SKETCH_2
@@ -297,7 +297,11 @@ def test_a_reference_that_fails_gives_no_verdict(
 
 
 def judged(
-    nodes: dict[str, ChallengedNode], name: str, *others: str, facts: str = "a processor"
+    nodes: dict[str, ChallengedNode],
+    name: str,
+    *others: str,
+    facts: str = "a processor",
+    withheld: Withheld | None = None,
 ) -> VerdictReport:
     """The member ``name``, which says that ``facts`` is its card, beside others."""
     order = Work(NAME, block_hash="block", seq_len=8, k_dim=64, scheme=SKETCH_2)
@@ -307,6 +311,7 @@ def judged(
     claimed = ClaimedArtifacts(
         "block", "lab-key", tuple(range(48)), tuple(claims), 128, 8, SKETCH_2
     )
+    claimed = replace(claimed, withheld=withheld)
     urls = {"away": "http://127.0.0.1:9"} | {each: of.url for each, of in nodes.items()}
     sources = [NodeSource(f"{i} {each}", urls[each], OPERATOR) for i, each in enumerate(others)]
     return judged_by_members(claimed, order, member, sources, JudgingOptions(), "a seed")
@@ -347,6 +352,7 @@ def test_members_that_are_alike_clear_each_other_by_their_bits(
     found = judged(nodes, KERNELS[0], KERNELS[0], KERNELS[0], "int4 g128")
     assert found.outcome.verdict is SequentialResult.HONEST
     assert said(found) == "its bits are those of 2 of 3 other members"
+    assert found.outcome.nonces_used == 48
     # Half is not most.
     assert (
         judged(nodes, "int4 g128", "int4 g128", *[KERNELS[0]] * 2).outcome.verdict
@@ -365,6 +371,14 @@ def test_who_says_that_it_is_as_most_and_has_other_bits_has_not_proved(
     other = judged(nodes, "int4 g128", *alike, facts="another card")
     assert other.outcome.verdict is SequentialResult.UNDECIDED
     assert "1 of these differ: distances need 3 that do" in said(other)
+
+
+def test_a_member_that_withheld_a_part_is_not_cleared_by_bits(
+    nodes: dict[str, ChallengedNode],
+) -> None:
+    withheld = Withheld(Unproved.UNDELIVERED, "2 nonces")
+    found = judged(nodes, *[KERNELS[0]] * 4, withheld=withheld)
+    assert found.outcome.verdict is SequentialResult.UNPROVED
 
 
 def test_one_other_member_is_too_few(nodes: dict[str, ChallengedNode]) -> None:

@@ -76,7 +76,7 @@ def _report(
     needed = [judge.needed for judge in judges if isinstance(judge, ExactJudge)]
     sample = known.sample[: min([len(known.sample), *needed])]
     width = len(beside.vectors[sample[0]])
-    ours = _truth(beside, width, len(sample))
+    ours = truth_of(beside, width, len(sample))
     found = verify(claimed, sample, ours, judges, Progress())
     names = few([each.title for each in known.references], len(known.references))
     return VerdictReport(
@@ -84,7 +84,8 @@ def _report(
     )
 
 
-def _truth(node: KnownNode, width: int, at_once: int) -> Truth:
+def truth_of(node: KnownNode, width: int, at_once: int) -> Truth:
+    """What a node computed, as what claims are compared with."""
     return Truth(
         lambda nonces: {nonce: node.vectors[nonce] for nonce in nonces},
         width,

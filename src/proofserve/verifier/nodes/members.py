@@ -9,14 +9,15 @@ import numpy as np
 from proofserve.lab.owed import Unproved, UnprovedError
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError
+from proofserve.protocol.verdict.comparison import claim_errors
 from proofserve.protocol.verdict.nearness import ENOUGH
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import Opinion
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
-from proofserve.verifier.nodes.judging import judged_by_distance
+from proofserve.verifier.nodes.judging import judged_by_distance, truth_of
 from proofserve.verifier.nodes.sources import KnownNode, NodeSource, WitnessError, Witnesses, asked
-from proofserve.verifier.verification import Verification, nonces_needed
+from proofserve.verifier.verification import Verification, nonces_needed, settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def judged_by_members(
     that differ. If most have bits that it has not, though it says that it is as they are, it has
     not proved. Raises UnprovedError for that, LabError if too few others answer.
     """
-    found, silent = _answers(order, others, claimed.nonces)
+    found, silent = _answers(order, others, claimed)
     if len(found) < 2:
         text = f"{len(found)} of {len(others)} other members answered, and two are needed"
         raise LabError(f"{text}: {'; '.join(silent)}" if silent else text)
@@ -55,7 +56,7 @@ def judged_by_members(
     enough = len(claimed.nonces) >= nonces_needed(options.chances())
     if same and 2 * agreeing > everyone and enough and not claimed.faults:
         text = f"its bits are those of {agreeing - 1} of {everyone - 1} other members"
-        return _report(claimed, options, seed, SequentialResult.HONEST, text)
+        return _report(claimed, found[0], options, seed, SequentialResult.HONEST, text)
     largest = max(alike, key=lambda each: len(each.members))
     if not same and 2 * len(largest.members) > everyone and _says_the_same(member, largest):
         text = (
@@ -69,21 +70,24 @@ def judged_by_members(
             f"its bits are those of {agreeing - 1} of {everyone - 1} other members, and"
             f" {len(different)} of these differ: distances need {ENOUGH} that do"
         )
-        return _report(claimed, options, seed, SequentialResult.UNDECIDED, text)
+        return _report(claimed, found[0], options, seed, SequentialResult.UNDECIDED, text)
     known = Witnesses(different, (), claimed.nonces)
     return judged_by_distance(claimed, known, options, seed)
 
 
 def _answers(
-    order: Work, others: Sequence[NodeSource], nonces: Sequence[int]
+    order: Work, others: Sequence[NodeSource], claimed: ClaimedArtifacts
 ) -> tuple[list[KnownNode], list[str]]:
     """Those that answered, and why others did not: one that is down delays no verdict."""
 
     def answer(source: NodeSource) -> KnownNode | str:
         try:
-            return asked(source, order, nonces)
-        except WitnessError as error:
+            made = asked(source, order, claimed.nonces)
+            claimed.require_digest(made.weights_digest)
+        except (WitnessError, UnprovedError) as error:
+            # Another digest is no fault of the member that is judged.
             return str(error)
+        return made
 
     with ThreadPoolExecutor(max(1, len(others))) as threads:
         made = list(threads.map(answer, others))
@@ -114,11 +118,16 @@ def _says_the_same(member: KnownNode, alike: _Alike) -> bool:
 
 def _report(
     claimed: ClaimedArtifacts,
+    beside: KnownNode,
     options: JudgingOptions,
     seed: str,
     verdict: SequentialResult,
     text: str,
 ) -> VerdictReport:
+    """A verdict by bits, with the distances from one of the others."""
+    width = len(beside.vectors[claimed.nonces[0]])
+    ours = truth_of(beside, width, len(claimed.nonces))
+    errors = claim_errors(claimed.nonces, beside.vectors, claimed.claims, width)
     opinion = Opinion("members", verdict, len(claimed.nonces), text, {})
-    outcome = Verification(verdict, (opinion,), ())
-    return VerdictReport(outcome, claimed, seed, options, "most members", how="compared")
+    found = settled(Verification(verdict, (opinion,), errors), claimed, ours)
+    return VerdictReport(found, claimed, seed, options, "most members", how="compared")
