@@ -34,6 +34,7 @@ from proofserve.verifier.member_jobs import CheckpointTruths, check_sample
 from proofserve.verifier.openings import open_sample
 from support.committed import fake_node
 from support.four_bits import engine_of
+from support.pace import until
 from support.reference import Prover
 
 pytestmark = pytest.mark.anyio
@@ -223,8 +224,15 @@ async def test_members_find_the_one_of_four_bits_and_it_is_cordoned(
                 outcomes[each["url"]] = found.outcome
                 reasons.append(found.reason)
                 await store.verdicts.finish(task.job, found)
-        wishes = {each["url"]: each["wish"] for each in (await fleet.snapshot())["members"]}
+
+        async def cordoned() -> list[str]:
+            members = (await fleet.snapshot())["members"]
+            return [each["url"] for each in members if each["wish"] == "cordoned"]
+
+        await until(cordoned)
+        found_out = await cordoned()
     *honest, cheap = (member.url for member in made)
     assert outcomes.pop(cheap) is VerdictOutcome.FRAUD, reasons
     assert set(outcomes.values()) <= {VerdictOutcome.HONEST, VerdictOutcome.UNDECIDED}
-    assert wishes == {cheap: "cordoned"} | dict.fromkeys(honest, "active")
+    assert outcomes.keys() == set(honest)
+    assert found_out == [cheap]
