@@ -60,7 +60,9 @@ class Validator:
     def judged(self, name: str, claims: Sequence[Claim]) -> Judged:
         """The verdict about what a node proved, as ``verify`` reaches it."""
         work, nonces = self._work, tuple(JUDGED)
-        claimed = ClaimedArtifacts(work.block_hash, work.public_key, nonces, tuple(claims))
+        claimed = ClaimedArtifacts(
+            work.block_hash, work.public_key, nonces, tuple(claims), scheme=work.scheme
+        )
         report = judged(claimed, self._truth, self._options, fresh_seed(), None, self._progress)
         found, own = vectors_of(claims, work.width), self._validator.errors(OWN, nonces)
         truth = self._validator.truth(nonces)
