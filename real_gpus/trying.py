@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.evidence import mixed
 from proofserve.protocol.verdict.nearness import ENOUGH, FarnessBets, LeaningBets, ReferenceVectors
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
+from proofserve.verifier.nodes.sources import SAME
 from real_gpus.deployments import Group
 
 Floats = NDArray[np.float64]
@@ -22,8 +23,6 @@ NEVER: Final = 10**6
 SHARES: Final = (1.0, 0.5, 0.3, 0.1)
 # The network's own rule: more than a tenth of the distances above this is fraud.
 DISTANCE, MISMATCHES = 0.75, 0.1
-# Deployments whose vectors are equal in so many nonces are one.
-_SAME: Final = 0.9
 
 
 @dataclass(slots=True)
@@ -122,7 +121,7 @@ def _choices(group: Group) -> Iterator[tuple[int, ...]]:
 
 def _equal(group: Group, one: int, other: int) -> bool:
     same = (group.vectors[one] == group.vectors[other]).all(axis=-1)
-    return bool(same.mean() >= _SAME)
+    return bool(same.mean() >= SAME)
 
 
 class _Runs:

@@ -192,6 +192,23 @@ def test_one_deployment_under_two_names_is_one_witness(tmp_path: Path) -> None:
     assert "equal bits in 64 of 64 nonces" in result.output.replace("\n", " ")
 
 
+def test_references_that_often_have_equal_bits_are_one_witness(tmp_path: Path) -> None:
+    """Beside three such, hardly apart, an honest node of another card would be far."""
+    rows = json.loads((FOLDER / f"{H100}.json").read_text())["artifacts"]
+    other = json.loads((FOLDER / f"{SAME}.json").read_text())["artifacts"]
+    mixed = [one if i % 3 else two for i, (one, two) in enumerate(zip(rows, other, strict=True))]
+    again = _copy(H100, tmp_path, artifacts=mixed)
+    result = verify(path(HONEST), *beside(H100, B200), "--reference", again, *LANE)
+    assert result.exit_code == 3, result.output
+    assert "they are one witness" in result.output.replace("\n", " ")
+
+
+def test_references_that_do_not_say_their_card_are_named_as_such(tmp_path: Path) -> None:
+    silent = _copy(A100, tmp_path, ran_on=None)
+    result = verify(path(HONEST), *beside(H100, B200), "--reference", silent, *LANE)
+    assert "not all references say their card" in result.output.replace("\n", " ")
+
+
 def test_a_verdict_by_files_needs_neither_torch_nor_much_memory() -> None:
     code = (
         "import re, sys\n"

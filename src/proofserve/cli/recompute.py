@@ -275,7 +275,6 @@ class EngineOptions:
         """
         if self.model is not None and self.trusts_one and not tests.exact:
             raise LabError("--test: only exact asks an engine beside --model; add --test exact")
-        warn_of_few_values(work, session)
         # The source need not say its scheme.
         claimed, exact = replace(claimed, scheme=work.scheme.name), None
         if tests.exact:
@@ -287,7 +286,7 @@ class EngineOptions:
                 return exact
         with session.interrupts.allowed(), ExitStack() as stack:
             if self.model is not None:
-                self._tell_plan(self.model, claimed, work, options, sample[1], session)
+                self.plan(claimed, work, options, sample[1], session)
             truth = self._truth(work, options, session, stack)
             others = judged(claimed, truth, options, *sample, session.line)
         return others.after(exact) if exact else others
@@ -304,18 +303,7 @@ class EngineOptions:
         if self.model is None:
             raise LabError("--plan: it is about a checkpoint; give --model")
         warn_of_few_values(work, session)
-        self._tell_plan(self.model, claimed, work, options, most, session)
-
-    def _tell_plan(
-        self,
-        model: Path,
-        claimed: ClaimedArtifacts,
-        work: Workload,
-        options: JudgingOptions,
-        most: int | None,
-        session: CommandSession,
-    ) -> None:
-        setup = validator_setup(model, self.device, self.suspects, options.calibration)
+        setup = validator_setup(self.model, self.device, self.suspects, options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
         about = sample, claimed.ran_on or {}
         tell_plan_of_verdict(setup, work, options, about, self.forward_batch, session)

@@ -189,6 +189,8 @@ class NearnessJudge(Judge[ClaimError]):
             text += f"; not {CLEARED_WITHIN:g} times as far in all nonces, nor twice in half"
         elif far > 1.0:
             text += f"; an honest node may be {self._references.honest_beyond:g} times as far"
+        if any(each.card is None for each in self._rows.known.references):
+            text += "; not all references say their card, so they count as several kinds"
         if self._odd is not None:
             name = self._rows.known.references[self._odd].title
             text += f". {name} is odd among the references, and none is cleared beside it"

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-
 from proofserve.lab.owed import Unproved, UnprovedError
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError
@@ -16,13 +14,21 @@ from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import Opinion
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
 from proofserve.verifier.nodes.judging import judged_by_distance, truth_of
-from proofserve.verifier.nodes.sources import KnownNode, NodeSource, WitnessError, Witnesses, asked
+from proofserve.verifier.nodes.sources import (
+    KnownNode,
+    NodeSource,
+    WitnessError,
+    Witnesses,
+    are_alike,
+    asked,
+    equal_bits,
+)
 from proofserve.verifier.verification import Verification, nonces_needed, settled
 
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """Members whose vectors have the same bits: one witness, as often as they are."""
+    """Members that have the same bits in many nonces: one witness, as often as they are."""
 
     members: tuple[KnownNode, ...]
 
@@ -50,15 +56,17 @@ def judged_by_members(
     if len(found) < 2:
         text = f"{len(found)} of {len(others)} other members answered, and two are needed"
         raise LabError(f"{text}: {'; '.join(silent)}" if silent else text)
-    alike = _by_bits(found, claimed.nonces)
-    same = [each for each in alike if _equal(each.one, member, claimed.nonces)]
-    everyone, agreeing = len(found) + 1, sum(len(each.members) for each in same) + 1
-    enough = len(claimed.nonces) >= nonces_needed(options.chances())
+    nonces = claimed.nonces
+    alike = _by_bits(found, nonces)
+    same = [each for each in found if equal_bits(each, member, nonces) == len(nonces)]
+    everyone, agreeing = len(found) + 1, len(same) + 1
+    enough = len(nonces) >= nonces_needed(options.chances())
     if same and 2 * agreeing > everyone and enough and not claimed.faults:
         text = f"its bits are those of {agreeing - 1} of {everyone - 1} other members"
         return _report(claimed, found[0], options, seed, SequentialResult.HONEST, text)
     largest = max(alike, key=lambda each: len(each.members))
-    if not same and 2 * len(largest.members) > everyone and _says_the_same(member, largest):
+    is_other = not any(are_alike(each, member, nonces) for each in largest.members)
+    if is_other and 2 * len(largest.members) > everyone and _says_the_same(member, largest):
         text = (
             f"it says that it is as {len(largest.members)} other members, which have equal bits,"
             " and has other bits"
@@ -71,7 +79,7 @@ def judged_by_members(
             f" {len(different)} of these differ: distances need {ENOUGH} that do"
         )
         return _report(claimed, found[0], options, seed, SequentialResult.UNDECIDED, text)
-    known = Witnesses(different, (), claimed.nonces)
+    known = Witnesses(different, (), nonces)
     return judged_by_distance(claimed, known, options, seed)
 
 
@@ -95,15 +103,10 @@ def _answers(
     return found, [each for each in made if isinstance(each, str)]
 
 
-def _equal(one: KnownNode, other: KnownNode, nonces: Sequence[int]) -> bool:
-    rows = [(one.vectors.get(n), other.vectors.get(n)) for n in nonces]
-    return all(a is not None and b is not None and np.array_equal(a, b) for a, b in rows)
-
-
 def _by_bits(found: Sequence[KnownNode], nonces: Sequence[int]) -> list[_Alike]:
     alike: list[_Alike] = []
     for node in found:
-        place = next((i for i, each in enumerate(alike) if _equal(each.one, node, nonces)), None)
+        place = next((i for i, each in enumerate(alike) if are_alike(each.one, node, nonces)), None)
         if place is None:
             alike.append(_Alike((node,)))
         else:
