@@ -63,7 +63,7 @@ def _of_group(group: Group, kinds: Mapping[Kind, Endings]) -> str:
     rows = [
         (
             _title(kind),
-            "several cards" if kind.several else "one kind of card",
+            f"{kind.kinds} kind{'s' * (kind.kinds > 1)} of card",
             kind.suspect or "none",
             str(len(of.nodes) // PARTS),
             *_ended(of, of.convicted),
@@ -95,11 +95,11 @@ def _worst(found: Found) -> str:
     for group, kinds in found:
         for kind, of in kinds.items():
             name, share = of.worst(_SOON)
-            if not kind.cheap and kind.several and not kind.suspect and share < _CLEARED:
-                least = f"{name} least often, in {share:.0%}"
+            if not kind.cheap and kind.kinds > 1 and not kind.suspect and share < _CLEARED:
                 lines.append(
-                    f"* {group.model}: of the honest deployments {least}. What is not cleared stays"
-                    " undecided: it errs more often than the references show that honest ones do."
+                    f"* {group.model}, {kind.kinds} kinds of card: of the honest deployments {name}"
+                    f" least often, in {share:.0%}. What is not cleared stays undecided: it errs"
+                    " more often than the references show that honest ones do."
                 )
     return "\n".join(lines)
 

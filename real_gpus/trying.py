@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.evidence import mixed
 from proofserve.protocol.verdict.nearness import ENOUGH, FarnessBets, LeaningBets, ReferenceVectors
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
-from proofserve.verifier.nodes.sources import SAME
+from proofserve.verifier.nodes.sources import SAME, kind_of
 from real_gpus.deployments import Group
 
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ class Endings:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kind:
-    """What was judged, ``weights``, beside references on ``several`` kinds of card or on one.
+    """What was judged, ``weights``, beside references on so many ``kinds`` of card.
 
     ``suspect`` are the weights of a suspect node, empty without one. A cheap node serves its
     weights on ``share`` of the nonces, and is honest in the others.
@@ -65,7 +65,7 @@ class Kind:
 
     cheap: bool
     weights: str
-    several: bool
+    kinds: int
     suspect: str
     share: float = 1.0
 
@@ -79,8 +79,8 @@ def judged(group: Group, orders: int, nonces: int, seed: int = 0) -> dict[Kind, 
     random, count = np.random.default_rng(seed), group.vectors.shape[1]
     found: defaultdict[Kind, Endings] = defaultdict(Endings)
     for chosen in _choices(group):
-        cards = {group.deployments[i].card for i in chosen}
-        references = ReferenceVectors(group.vectors[list(chosen)], one_card=len(cards) == 1)
+        kinds = len({kind_of(group.deployments[i].card) for i in chosen} - {None})
+        references = ReferenceVectors(group.vectors[list(chosen)], kinds)
         draws = np.array([random.permutation(count)[:nonces] for _ in range(orders)])
         runs = _Runs(group, chosen, references, draws)
         for by in (None, *group.cheap):
@@ -89,9 +89,9 @@ def judged(group: Group, orders: int, nonces: int, seed: int = 0) -> dict[Kind, 
                     continue
                 suspect = "" if by is None else group.deployments[by].facts.weights
                 facts = of.facts
-                of_part = not facts.honest and len(cards) > 1 and suspect in {"", facts.weights}
+                of_part = not facts.honest and kinds > 1 and suspect in {"", facts.weights}
                 for share in SHARES if of_part else SHARES[:1]:
-                    kind = Kind(not facts.honest, facts.weights, len(cards) > 1, suspect, share)
+                    kind = Kind(not facts.honest, facts.weights, kinds, suspect, share)
                     forged = random.random(draws.shape) < share
                     convicted, cleared = runs.ended(node, by, forged)
                     found[kind].convicted.append(convicted)
@@ -184,7 +184,8 @@ class _Runs:
 
     def _leaning_bets(self, by: int) -> list[LeaningBets]:
         chosen, suspect = self._group.vectors[list(self._chosen)], self._group.vectors[by]
-        return [LeaningBets(ReferenceVectors(chosen[:, d]), suspect[d]) for d in self._draws]
+        kinds = self._references.kinds
+        return [LeaningBets(ReferenceVectors(chosen[:, d], kinds), suspect[d]) for d in self._draws]
 
 
 def _evidence(log_factors: Floats) -> Floats:

@@ -28,9 +28,9 @@ BUDGET = 10_000
 class ModelEngine(FakeEngine):
     """A fake engine whose vectors the reference engine computes, by published weights or others."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, processor: str = "a processor") -> None:
         published = load(model, "float32", "cpu")
-        kernels = {"processor": "a processor", "dtype": "bfloat16"}
+        kernels = {"processor": processor, "dtype": "bfloat16"}
         super().__init__(EngineInfo((NAME,), published.facts, 512, {"vllm": "none"}, kernels))
         self.honest = Prover(with_kernels(published, own_profile(torch.bfloat16)))
         self.four_bits = engine_of(model, "bfloat16", four_bits=True)
@@ -111,8 +111,10 @@ class ChallengedNode:
 
 
 @contextmanager
-def challenged_node(model: Path, folder: Path) -> Iterator[ChallengedNode]:
-    engine, meddling = ModelEngine(model), Meddling()
+def challenged_node(
+    model: Path, folder: Path, processor: str = "a processor"
+) -> Iterator[ChallengedNode]:
+    engine, meddling = ModelEngine(model, processor), Meddling()
     keys = {"api_key": OPERATOR, "validator_key": VALIDATOR}
     options = {"challenge_nonces_per_hour": BUDGET, **keys}
     with fake_node(folder, engine, OPERATOR, meddling.around, **options) as node:

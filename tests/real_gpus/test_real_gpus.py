@@ -71,7 +71,7 @@ def test_the_page_has_a_line_for_each_kind_and_names_who_was_convicted(
     kinds = together([judged(group, 1, 64, seed) for seed in range(PARTS)])
     (kind,) = kinds
     text = page([(group, kinds)], PARTS, 64, "a machine")
-    assert f"honest, FP8 | one kind of card | none | {len(kinds[kind].nodes) // PARTS} |" in text
+    assert f"honest, FP8 | 1 kind of card | none | {len(kinds[kind].nodes) // PARTS} |" in text
     assert convicted_honest([(group, kinds)]) == []
     wrong = Endings([np.array([9])], [np.array([NEVER])], ["a node"])
     assert convicted_honest([(group, {kind: wrong})]) == [f"{group.model}: a node was convicted"]
@@ -108,5 +108,5 @@ def test_a_node_is_recorded_beside_a_deployment(
 
 
 def test_kinds_are_listed_honest_first() -> None:
-    honest, cheap = Kind(False, "FP8", True, ""), Kind(True, "AWQ", True, "")
+    honest, cheap = Kind(False, "FP8", 3, ""), Kind(True, "AWQ", 3, "")
     assert sorted([cheap, honest]) == [honest, cheap]

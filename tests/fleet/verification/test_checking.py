@@ -45,9 +45,10 @@ SEQ_LEN = 32
 class TinyEngine(FakeEngine):
     """Proves with a checkpoint."""
 
-    def __init__(self, model: Path, prover: Prover | None = None) -> None:
+    def __init__(self, model: Path, prover: Prover | None, processor: str) -> None:
         network = load(model, "bfloat16", "cpu")
-        super().__init__(replace(TOY_ENGINE_INFO, facts=network.facts))
+        kernels = {"processor": processor}
+        super().__init__(replace(TOY_ENGINE_INFO, facts=network.facts, kernels=kernels))
         self._reference = prover or Prover(network)
 
     async def answer(
@@ -143,7 +144,7 @@ async def tiny_members(
     async with AsyncExitStack() as stack:
         made = [FakeMember(folder, f"m{number}") for number in range(count)]
         for member, prover in zip_longest(made, provers):
-            member.engine = TinyEngine(tiny, prover)
+            member.engine = TinyEngine(tiny, prover, f"the processor of {member.name}")
             member.engine.latency_s = 0.2
             await member.start()
             stack.push_async_callback(member.kill)

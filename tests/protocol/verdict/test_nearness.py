@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import mixed
 from proofserve.protocol.verdict.nearness import (
-    CONVICTED_BEYOND,
     LEAST_NONCES,
-    ONE_CARD_BEYOND,
     FarnessBets,
     LeaningBets,
     ReferenceVectors,
@@ -41,8 +39,8 @@ class World:
         own = self._normal() * self._noise
         return self.truth + 0.1 * (size * own + np.where(forged, self.push, 0.0))
 
-    def references(self, count: int = 3) -> ReferenceVectors:
-        return ReferenceVectors(np.array([self.node() for _ in range(count)]))
+    def references(self, count: int = 3, kinds: int = 3) -> ReferenceVectors:
+        return ReferenceVectors(np.array([self.node() for _ in range(count)]), kinds)
 
 
 def peak(log_factors: Floats) -> float:
@@ -75,26 +73,35 @@ def test_honest_nodes_are_not_convicted_and_clear_each_other() -> None:
     assert cleared > 0.95 * 300
 
 
-@pytest.mark.parametrize(("size", "convicted"), [(CONVICTED_BEYOND - 0.15, 0), (3.0, 60)])
+@pytest.mark.parametrize(
+    ("kinds", "size", "convicted"),
+    [(3, 1.25, 0), (3, 3.0, 60), (2, 1.6, 0), (2, 4.0, 60), (1, 40.0, 0), (0, 40.0, 0)],
+)
 def test_a_node_is_convicted_by_distances_only_beyond_what_an_honest_one_may_be(
-    size: float, convicted: int
+    kinds: int, size: float, convicted: int
 ) -> None:
     found = 0
     for seed in range(60):
         world = World(seed)
-        references = world.references()
+        references = world.references(kinds=kinds)
         far = references.farness(world.node(size))
         found += peak(bets(references).convicting(far)) >= LIMIT
     assert found == convicted
 
 
-def test_beside_one_kind_of_card_a_node_may_be_farther() -> None:
-    world = World(0)
-    vectors = np.array([world.node() for _ in range(3)])
-    several, one = ReferenceVectors(vectors), ReferenceVectors(vectors, one_card=True)
-    assert (several.honest_beyond, one.honest_beyond) == (CONVICTED_BEYOND, ONE_CARD_BEYOND)
-    far = several.farness(world.node(3.2))
-    assert peak(bets(several).convicting(far)) >= LIMIT > peak(bets(one).convicting(far))
+def test_a_node_on_another_kernel_than_all_references_is_not_convicted() -> None:
+    """References of one kernel share its error, which the node and the suspect do not have."""
+    for seed in range(20):
+        world = World(seed)
+        vectors = np.array([world.node() + 0.3 * world.push for _ in range(3)])
+        suspect = world.node(cheap=1.0)
+        for kinds, convicts in ((1, False), (3, True)):
+            references = ReferenceVectors(vectors, kinds)
+            far = references.farness(world.node())
+            assert (peak(bets(references).convicting(far)) >= LIMIT) == convicts
+            lean = references.leaning(world.node(), suspect)
+            of = LeaningBets(references, suspect)
+            assert (peak(of.convicting(lean)) >= LIMIT) == convicts
 
 
 def test_a_suspects_direction_convicts_and_rules_out() -> None:

@@ -220,8 +220,9 @@ def command(
     With --reference, twice or more, other nodes take the place of the weights: the
     node is convicted if it is farther from them than they are from each other, or
     if its errors lean to those of a --suspect-node; it is cleared by equal bits
-    with one of them, or if it is as near as they are. Three of several cards are
-    better than two, which alone convict and clear by bits and suspects only.
+    with one of them, or if it is as near as they are. Give three on
+    two generations of cards or more: beside one generation nothing convicts, and
+    two convict by a suspect alone, and clear by bits alone.
 
     There is no default threshold.
 

@@ -23,12 +23,11 @@ Places = slice | Sequence[int]
 ENOUGH: Final = 3
 # Fewer nonces have no quartiles.
 LEAST_NONCES: Final = 24
-# An honest node may be this many times as far from the references as the farthest of them is. Among
-# nine deployments on A100, H100, H200 and B200 the median was up to 1.35 times as far (a B200
-# beside three A100), and 1.19 times beside references of several cards.
-CONVICTED_BEYOND: Final = 1.4
-# Beside references on one kind of card, which do not show how far others are.
-ONE_CARD_BEYOND: Final = 2.0
+# How many times as far from the references as the farthest of them an honest node may be, by the
+# kinds of card that they are on. Among six emulated kernels on nine small models the median was up
+# to 1.31 times beside three kinds, 1.53 beside two, and 3.4 beside one kernel in three orders of
+# sums; of nine deployments on GPUs 1.19 beside several cards. So one kind convicts by no distance.
+_HONEST_BEYOND: Final = {2: 1.75, 3: 1.4}
 # What is cleared has not errors in all nonces that put it so much farther away, nor in half of them
 # such that it is twice as far.
 CLEARED_WITHIN: Final = 1.25
@@ -47,9 +46,13 @@ _FARTHER, _NEARER = (1.5, 3.0, 6.0), (1 / 1.3, 1 / 1.7, 1 / 2.5, 1 / 4)
 # Parts of a liar's share of distances beyond a limit that an honest node has, by a bet.
 _PARTS: Final = (0.1, 0.3, 0.6)
 
-# Direction: honest errors may lean so much towards a suspect's, and their cosines spread so many
-# times as far as those of the references; without enough references by a third.
-_LEAN, _SPREAD, _USUAL_SPREAD = 0.2, 1.15, 1.0 / 3.0
+# Direction: honest errors may lean so much towards a suspect's, by the kinds of card of the
+# references. Beside one kernel all others lean the same way: in emulations by 0.45 on average, and
+# by 0.27 beside two kinds. So one kind convicts by no direction.
+_HONEST_LEAN: Final = {2: 0.3, 3: 0.2}
+# Their cosines may spread so many times as far as those of the references; without enough of these
+# by a third.
+_SPREAD, _USUAL_SPREAD = 1.15, 1.0 / 3.0
 _BETS: Final = np.array([1.0, 2.0, 4.0])
 # A suspect whose own errors would lean less than this cannot be told from an honest node.
 _LEAST_LEAN: Final = 0.3
@@ -61,19 +64,23 @@ _LOG_CAP: Final = math.log(1000.0)
 class ReferenceVectors:
     """Vectors of ``k`` trusted nodes about the same ``n`` nonces: float64 [k, n, width].
 
-    ``one_card`` says that all are on one kind of card. Raises ProtocolError, which names the field,
-    for less than two nodes, too few nonces, and nodes that all give the same vectors.
+    They are known to be on so many ``kinds`` of card; beside less than two nothing convicts. Raises
+    ProtocolError, which names the field, for less than two nodes, too few nonces, and nodes that
+    all give the same vectors.
     """
 
-    def __init__(self, vectors: Floats, one_card: bool = False) -> None:
+    def __init__(self, vectors: Floats, kinds: int = 1) -> None:
         if len(vectors) < 2:
             raise ProtocolError("references", "at least two are needed")
         if vectors.shape[1] < LEAST_NONCES:
             text = f"{vectors.shape[1]} common nonces are too few, {LEAST_NONCES} are needed"
             raise ProtocolError("nonces", text)
         self.vectors = vectors
+        self.kinds = kinds
         # An honest node may be this many times as far as the farthest reference.
-        self.honest_beyond = ONE_CARD_BEYOND if one_card else CONVICTED_BEYOND
+        self.honest_beyond = _HONEST_BEYOND.get(min(kinds, ENOUGH), math.inf)
+        # Its errors may have this mean cosine with a suspect's; none is above 1.
+        self.honest_lean = _HONEST_LEAN.get(min(kinds, ENOUGH), 1.0)
         pairs = [np.linalg.norm(a - b, axis=-1) for a, b in combinations(vectors, 2)]
         usual = float(np.median(pairs))
         if usual == 0.0:
@@ -86,6 +93,11 @@ class ReferenceVectors:
 
     def __len__(self) -> int:
         return len(self.vectors)
+
+    @property
+    def are_of_one_kind(self) -> bool:
+        """Whether nothing convicts, as they do not show how far another kind of card may be."""
+        return self.kinds < min(_HONEST_BEYOND)
 
     @property
     def are_enough(self) -> bool:
@@ -219,8 +231,8 @@ class LeaningBets:
     """What the leaning of nonces towards one suspect says.
 
     ``suspect`` are its vectors [n, width]. Convicting, a bet of b has the factor
-    exp(b (c - 0.2) - b^2 s^2 / 2), below 1 on average for cosines c that lean less than 0.2 and
-    spread by s.
+    exp(b (c - l) - b^2 s^2 / 2), below 1 on average for cosines c that lean less than l and spread
+    by s.
     """
 
     COUNT: Final = len(_BETS)
@@ -231,6 +243,7 @@ class LeaningBets:
         away = np.median(((suspect - vectors) ** 2).sum(axis=-1))
         # The part of its errors that its weights make, and not the kernels.
         self._lean = _OF_ITS_LEAN * max(0.0, 1.0 - float(among / away)) if away > 0.0 else 0.0
+        self._honest_lean = references.honest_lean
         self._spread = _USUAL_SPREAD
         if references.are_enough:
             each = [references.leaning(v, suspect, without=i) for i, v in enumerate(vectors)]
@@ -243,7 +256,8 @@ class LeaningBets:
 
     def convicting(self, cosines: Floats) -> Floats:
         """Log factors of ``cosines`` [n] for each bet: [n, 3]."""
-        found: Floats = _BETS * (cosines[:, np.newaxis] - _LEAN) - (_BETS * self._spread) ** 2 / 2
+        leaning = cosines[:, np.newaxis] - self._honest_lean
+        found: Floats = _BETS * leaning - (_BETS * self._spread) ** 2 / 2
         return found
 
     def log_ratios(self, cosines: Floats) -> Floats:

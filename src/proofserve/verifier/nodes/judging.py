@@ -32,6 +32,7 @@ from proofserve.verifier.verification import ExactJudge, Truth, settled, verify
 Floats = NDArray[np.float64]
 NEARNESS: Final = "nearness"
 SUSPECTS: Final = "suspects"
+_ONE_KIND: Final = "the references name no two kinds of card"
 
 
 def judged_by_nodes(
@@ -102,9 +103,9 @@ class _Rows:
     def __init__(self, known: Witnesses) -> None:
         self.known = known
         self._places = {nonce: i for i, nonce in enumerate(known.sample)}
-        cards = {each.card for each in known.references}
+        kinds = {each.kind for each in known.references} - {None}
         vectors = np.array([self._of(each) for each in known.references])
-        self.references = ReferenceVectors(vectors, one_card=len(cards) == 1 and None not in cards)
+        self.references = ReferenceVectors(vectors, len(kinds))
         self.suspects = {each.name: self._of(each) for each in known.suspects}
 
     def _of(self, node: KnownNode) -> Floats:
@@ -187,10 +188,10 @@ class NearnessJudge(Judge[ClaimError]):
         elif standing.clears:
             figures |= {"excluded_share": HALF, "excluded_if": "it is then twice as far away"}
             text += f"; not {CLEARED_WITHIN:g} times as far in all nonces, nor twice in half"
-        elif far > 1.0:
+        elif self._references.are_of_one_kind:
+            text += f"; no distance convicts, as {_ONE_KIND}"
+        else:
             text += f"; an honest node may be {self._references.honest_beyond:g} times as far"
-        if any(each.card is None for each in self._rows.known.references):
-            text += "; not all references say their card, so they count as several kinds"
         if self._odd is not None:
             name = self._rows.known.references[self._odd].title
             text += f". {name} is odd among the references, and none is cleared beside it"
@@ -244,6 +245,8 @@ class SuspectsJudge(Judge[ClaimError]):
             text = f"errors lean to {name}: mean cosine {lean:.2f}, {evidence}"
         elif standing.clears:
             text = f"all ruled out on {self._chances.share:.0%} of the nonces"
+        elif self._rows.references.are_of_one_kind:
+            text += f"; no direction convicts, as {_ONE_KIND}"
         if unseen := [n for n, each in self._leanings.items() if each.bets.is_unseen]:
             text += f"; {few(unseen)} is as near to the references as they are: not tested"
         return text, figures

@@ -116,7 +116,7 @@ def _by_bits(found: Sequence[KnownNode], nonces: Sequence[int]) -> list[_Alike]:
 
 def _says_the_same(member: KnownNode, alike: _Alike) -> bool:
     """Whether it has the same card and engine by its own words, as all of them."""
-    return member.card is not None and all(each.facts == member.facts for each in alike.members)
+    return member.kind is not None and all(each.facts == member.facts for each in alike.members)
 
 
 def _report(

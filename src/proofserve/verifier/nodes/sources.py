@@ -30,10 +30,28 @@ NONCES: Final = 64
 # Two nodes that have equal bits in so many of the nonces are one witness: their distance from each
 # other would not show how far an honest node may be. Of 27 deployments all pairs have 0 or 1.
 SAME: Final = 0.1
+# Cards of NVIDIA by their generation.
+_GENERATIONS: Final = {
+    "Ampere": ("A100", "A800", "A30", "A40"),
+    "Hopper": ("H100", "H200", "H800", "H20", "GH200"),
+    "Blackwell": ("B100", "B200", "B300"),
+    "Ada": ("L40", "L4 ", "RTX 4090"),
+}
 
 
 class WitnessError(LabError):
     """A trusted node does not answer, or with something else than vectors."""
+
+
+def kind_of(processor: object) -> str | None:
+    """Which kernels a server has on a card or processor of this name; None if it is not said.
+
+    Cards of one generation have the same; processors, those of their instructions.
+    """
+    if not isinstance(processor, str):
+        return None
+    found = (kind for kind, names in _GENERATIONS.items() if any(n in processor for n in names))
+    return next(found, processor.partition(", ")[2] or processor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +82,9 @@ class KnownNode:
         return self.name if said in {None, self.name} else f"{self.name} ({said})"
 
     @property
-    def card(self) -> str | None:
-        """The card or processor that it runs on, by its own words; None if it does not say."""
-        said = self.facts.get("processor")
-        return said if isinstance(said, str) else None
+    def kind(self) -> str | None:
+        """The kind of card or processor by its own words, as ``kind_of``."""
+        return kind_of(self.facts.get("processor"))
 
 
 @dataclass(frozen=True, slots=True)
