@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,6 +57,7 @@ class Trial:
     session: CommandSession
     row: Row
     claims: dict[str, Sequence[Claim]] = field(default_factory=dict)
+    ran_on: dict[str, Mapping[str, object]] = field(default_factory=dict)
     winners: dict[str, RoundWinners] = field(default_factory=dict)
     chats: list[Conversation] = field(default_factory=list)
     measured: list[tuple[KernelFacts, Vectors]] = field(default_factory=list)
@@ -110,6 +111,7 @@ class Trial:
     def prove(self, name: str, node: NodeClient) -> None:
         """Keep the vectors of a node, and the winners that it finds in a distance round."""
         self.claims[name] = node.artifacts(self.work, JUDGED)
+        self.ran_on[name] = kernel_facts(name, node.kernels())
         if self.chats_here:
             self.winners[name] = find(node, self.distance)
 
@@ -246,7 +248,8 @@ def _verdicts(trial: Trial) -> None:
         known = candidate, trial.published.folder, trial.work, trial.measured
         validator = Validator(*known, trial.session.line)
         for name in sorted(trial.claims):
-            row.judged.append(validator.judged(name, trial.claims[name]))
+            said = trial.ran_on.get(name, {})
+            row.judged.append(validator.judged(name, trial.claims[name], said))
             trial.session.tell(str(row.judged[-1]))
     if trial.chats:
         with trial.step("receipts") as report, trial.session.interrupts.allowed():

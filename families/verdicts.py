@@ -1,6 +1,6 @@
 """A validator with a calibration of emulated kernels, as ``verify`` judges by."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -57,11 +57,13 @@ class Validator:
         self._truth = self._validator.as_truth(load.scheme.width, FORWARD_BATCH)
         self._options = JudgingOptions(threshold=self._calibration(candidate, measured))
 
-    def judged(self, name: str, claims: Sequence[Claim]) -> Judged:
-        """The verdict about what a node proved, as ``verify`` reaches it."""
+    def judged(self, name: str, claims: Sequence[Claim], ran_on: Mapping[str, object]) -> Judged:
+        """The verdict about what a node proved, and says it ran on, as ``verify`` reaches it."""
         work, nonces = self._work, tuple(JUDGED)
         claimed = ClaimedArtifacts(
-            work.block_hash, work.public_key, nonces, tuple(claims), scheme=work.scheme
+            *(work.block_hash, work.public_key, nonces, tuple(claims)),
+            scheme=work.scheme,
+            ran_on=ran_on,
         )
         report = judged(claimed, self._truth, self._options, fresh_seed(), None, self._progress)
         found, own = vectors_of(claims, work.width), self._validator.errors(OWN, nonces)

@@ -82,7 +82,7 @@ def test_a_cache_in_8_bits_is_honest_only_where_it_is_allowed(
     assert passed == {(index, 6) for index in range(1, 7)}
     calibration = read(out)
     assert calibration.kv_dtype == "fp8"
-    assert "KV cache in fp8" in calibration.honest(OURS).names
+    assert "our own rounding with a cache in fp8" in calibration.honest(OURS).names
     assert "KV cache in fp8" not in calibration.suspects
 
 

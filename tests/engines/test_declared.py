@@ -25,12 +25,7 @@ from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.verifier.judges import OWN, BankRun
 from proofserve.verifier.judging import JudgingOptions, judges_of
-from proofserve.verifier.validator import (
-    FULL_ACTIVATIONS,
-    CheckpointValidator,
-    ValidatorSetup,
-    proofs_of,
-)
+from proofserve.verifier.validator import IN_FULL, CheckpointValidator, ValidatorSetup, proofs_of
 from support.library_node import FP8_PER_TOKEN, LibraryNode
 from support.quantised import (
     BLOCKS,
@@ -208,14 +203,14 @@ def test_a_validator_compares_with_the_weights_alone(tmp_path: Path) -> None:
     validator, plain = validator_of(written.folder), validator_of(written.plain)
     truth, of_plain = validator.truth(range(4)), plain.truth(range(4))
     assert all(np.array_equal(truth[n], of_plain[n]) for n in range(4))
-    full = validator.vectors(BankRun(kernels=FULL_ACTIVATIONS), range(4))
+    full = validator.vectors(BankRun(kernels=f"{OWN.kernels} {IN_FULL}"), range(4))
     own = validator.errors(OWN, range(4))
     unrounded = plain.errors(OWN, range(4))
     for nonce in range(4):
         error = np.linalg.norm(full[nonce] - truth[nonce])
         assert error < 1.1 * np.linalg.norm(unrounded[nonce]) + 1e-3
         assert np.linalg.norm(own[nonce]) > 1.2 * error
-    assert FULL_ACTIVATIONS not in plain.kernels
+    assert not any(IN_FULL in each for each in plain.kernels)
 
 
 def test_a_server_of_other_code_errs_as_our_own_run(tmp_path: Path) -> None:
@@ -226,7 +221,7 @@ def test_a_server_of_other_code_errs_as_our_own_run(tmp_path: Path) -> None:
     node = LibraryNode(written.folder, written.plain, FP8_PER_TOKEN)
     sent = vectors_of(node.claims(WORK, nonces, 4), WORK.scheme.width)
     truth, own = validator.truth(nonces), validator.errors(OWN, nonces)
-    full = validator.errors(BankRun(kernels=FULL_ACTIVATIONS), nonces)
+    full = validator.errors(BankRun(kernels=f"{OWN.kernels} {IN_FULL}"), nonces)
     size, ours, unrounded = (
         np.median([np.linalg.norm(each[n]) for n in nonces])
         for each in ({n: sent[n] - truth[n] for n in nonces}, own, full)

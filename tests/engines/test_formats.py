@@ -39,7 +39,9 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_matrix_has_the_numbers_that_others_decode(
     written: Written, request: pytest.FixtureRequest
 ) -> None:
-    checkpoint = LayeredCheckpoint(written.folder, torch.float32, torch.device("cpu"))
+    checkpoint = LayeredCheckpoint(
+        written.folder, torch.device("cpu"), torch.float32, served=torch.float16
+    )
     files = CheckpointFiles(written.folder)
     for each, expected in written.matrices.items():
         found = checkpoint.published.read(each, files)
@@ -52,9 +54,21 @@ def test_a_matrix_has_the_numbers_that_others_decode(
 
 def test_a_forward_is_that_of_a_plain_checkpoint(written: Written) -> None:
     for dtype in ("float32", "bfloat16"):
-        read, plain = (load(each, dtype, "cpu") for each in (written.folder, written.plain))
+        read, plain = (
+            load(each, dtype, "cpu", served="float16") for each in (written.folder, written.plain)
+        )
         assert torch.equal(states(read, READ), states(plain, READ))
     assert (plain.weight_bits, plain.checkpoint.published.matrices) == (16, {})
+
+
+def test_servers_keep_scales_of_4_bits_in_the_dtype_that_they_serve(tmp_path: Path) -> None:
+    """vLLM loads float16 scales as bfloat16: each number is off by up to half a step of these."""
+    written = write_as("AWQ", tmp_path)
+    published = LayeredCheckpoint(written.folder, torch.device("cpu"), torch.float32).published
+    for each, stored in written.matrices.items():
+        found = published.read(each, CheckpointFiles(written.folder))
+        off = float(((found - stored) / stored.where(stored != 0, 1.0)).abs().max())
+        assert 2**-10 < off <= 2**-8
 
 
 @pytest.mark.parametrize(
@@ -79,7 +93,9 @@ def test_what_is_excluded_stays_plain(name: str, excluded: Settings, tmp_path: P
             tensors[matrix] = decoded
 
     rewrite_tensors(written.folder, stored_plainly)
-    read, plain = (load(each, "float32", "cpu") for each in (written.folder, written.plain))
+    read, plain = (
+        load(each, "float32", "cpu", served="float16") for each in (written.folder, written.plain)
+    )
     assert torch.equal(states(read, READ), states(plain, READ))
     matrices = read.checkpoint.published.matrices
     assert {*matrices} == {*written.matrices} - {*attention}

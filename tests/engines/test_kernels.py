@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from proofserve.engines.reference.kernels import (
     PROFILES,
     KernelProfile,
     Point,
-    fp8_kv_profile,
     own_profile,
     with_kernels,
 )
@@ -76,7 +76,10 @@ def test_every_profile_is_one_of_its_own_and_leaves_nothing_behind(family: str) 
     exact = states(network)
     before = hooks(network)
     found = {name: states(network, profile) for name, profile in PROFILES.items()}
-    found |= {fp8_kv_profile.name: states(network, fp8_kv_profile), "exact": exact}
+    for name in ("torch", "vLLM on x86 with bfloat16"):
+        cached = replace(PROFILES[name], fp8_cache=True)
+        found[f"{name}, cache in fp8"] = states(network, cached)
+    found["exact"] = exact
     same = [(a, b) for a, b in combinations(found, 2) if torch.equal(found[a], found[b])]
     assert same == []
     for name, each in found.items():

@@ -238,7 +238,7 @@ def test_the_system_reads_the_next_layer_while_one_computes(
     if cached(file, "layers.1.mlp"):
         pytest.skip("the file system keeps all its files in memory")
     monkeypatch.setattr(checkpoint, "KEPT", 0)
-    LayeredCheckpoint(tmp_path, torch.float32, torch.device("cpu")).layer(0)
+    LayeredCheckpoint(tmp_path, torch.device("cpu"), torch.float32).layer(0)
     wait_until(lambda: cached(file, "layers.1.mlp") == 1)
     assert cached(file, "layers.2.mlp") < 0.5
 

@@ -50,8 +50,8 @@ EXACT: Final = "exact"
 # They can convict, so they share alpha; a footprint only says whether a kernel explains a node.
 CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
 _OF_CARDS: Final = ("vLLM on a GPU", "compiled")
-# The references that a server may have, by words of its processor's name.
-_KERNELS: Final[Mapping[str, Sequence[str]]] = {
+# How names begin of the references that a server may have, by words of its processor's name.
+_KERNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "with AMX": ("vLLM on x86 with AMX",),
     "with bfloat16": ("vLLM on x86 with bfloat16",),
     "without bfloat16": ("vLLM on x86 without bfloat16",),
@@ -218,7 +218,7 @@ def references_on(
     """
     processor, ranks = str(ran_on.get("processor")), ran_on.get("ranks")
     found = next((of for words, of in _KERNELS.items() if words in processor), ())
-    names = [each for each in found if each in references]
+    names = [each for each in references if each.startswith(found)]
     if isinstance(ranks, int) and ranks > 1:
         names = [of[ranks] for each in names if ranks in (of := parallel.get(each, {}))]
     return names or references

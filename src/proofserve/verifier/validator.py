@@ -20,7 +20,6 @@ from proofserve.engines.reference.kernels import (
     PROFILES,
     SERVED,
     KernelProfile,
-    fp8_kv_profile,
     own_profile,
     with_kernels,
 )
@@ -49,8 +48,10 @@ KV_DTYPES: Final = (KV_AUTO, KV_FP8)
 NONCES_OF_A_PASS: Final = 32
 # Devices that share each layer of a server, where several do.
 _RANKS: Final = (2, 4, 8)
-# Honest where a checkpoint declares that activations are rounded: a server that does not.
-FULL_ACTIVATIONS: Final = "activations in full"
+# Kernels that are honest where a validator allows such a cache, and where a checkpoint declares that
+# activations are rounded: those of a server that decodes the weights and does not.
+_FP8_CACHE: Final = "with a cache in fp8"
+IN_FULL: Final = "with activations in full"
 # A token of harmony, the format of gpt-oss: the name of an answer's next part follows.
 HARMONY_MARK: Final = "<|channel|>"
 
@@ -106,26 +107,31 @@ class CheckpointValidator:
         self._setup = setup
         self._compute = compute
         self._others = checkpoints
-        self.published = (load_unread if setup.unread else load)(setup.model, EXACT, setup.device)
+        self.published = (load_unread if setup.unread else load)(
+            setup.model, EXACT, setup.device, setup.served_dtype
+        )
         allowed = {FP8_CACHE} if setup.kv_dtype == KV_FP8 else set()
         bank = (name for name in suspects_of(self.published) if name not in allowed)
         self.names = (*bank, *checkpoints)
         self._exact = weights_alone(self.published)
-        self._own = _own_profile(setup.served_dtype, self.published)
+        self._own = _own_profile(self.published)
         others = {name: each for name, each in PROFILES.items() if each != self._own}
         self._kernels = {str(OWN.kernels): self._own, **others}
+        served = (n for n in SERVED if n in others and others[n].format == self._own.format)
+        named = {name: self._kernels[name] for name in (str(OWN.kernels), *served)}
         if setup.kv_dtype == KV_FP8:
-            self._kernels[fp8_kv_profile.name] = fp8_kv_profile
+            # No references: what such a cache rounds away is alike in all kernels, and hides lies.
+            caching = {f"{n} {_FP8_CACHE}": replace(p, fp8_cache=True) for n, p in named.items()}
+            self._kernels |= caching
         if self._exact != self.published:
-            # Who serves the decoded weights at full price is honest too.
-            self._kernels[FULL_ACTIVATIONS] = replace(self._own, name=FULL_ACTIVATIONS)
+            named |= {f"{n} {IN_FULL}": profile for n, profile in named.items()}
+        self._kernels |= named
+        self.references = tuple(named)
         self._experts = ExpertMemory(self.published)
         self.is_dense = self._experts.is_dense
         self.weights_digest = self.published.facts.weights_digest
         # That of the validator's own honest run, and the kernels that are emulated beside it.
         self.served_dtype, self.kernels = self._own.format, tuple(self._kernels)
-        same = (n for n in SERVED if n in others and others[n].format == self.served_dtype)
-        self.references = (str(OWN.kernels), *same)
         # No calibration emulates these: they are for nodes that have none of the references.
         self.parallel: dict[str, dict[int, str]] = {name: {} for name in self.references}
         for name, ranks in itertools.product(self.references, _RANKS):
@@ -215,7 +221,7 @@ class CheckpointValidator:
 
     def network(self, run: BankRun) -> Network:
         """What computes a run. Raises CheckpointError for a suspect that cannot be loaded."""
-        exact = run.kernels is None or run.kernels == FULL_ACTIVATIONS
+        exact = run.kernels is None or IN_FULL in run.kernels
         weights = self._exact if exact else self.published
         if run.weights in self._others:
             other = load(self._others[run.weights], EXACT, self._setup.device)
@@ -341,13 +347,11 @@ def _end_ids(folder: Path, of_tokenizer: int | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(each for each in (*several, of_tokenizer) if each is not None))
 
 
-def _own_profile(served: str | None, published: Network) -> KernelProfile:
-    """Raises LabError for an unknown dtype, and for one in which no server rounds."""
-    if served is not None and served not in DTYPES:
-        raise LabError(f"unknown dtype {served!r}; give bfloat16 or float16")
-    dtype = DTYPES[served] if served else published.checkpoint.declared_dtype
-    # A checkpoint in float32 is served in 16 bits too, unless an operator asks for more.
-    profile = own_profile(torch.bfloat16 if dtype == torch.float32 and not served else dtype)
-    if profile is None:
-        raise LabError(f"served_dtype: servers do not round in {served}; give bfloat16 or float16")
+def _own_profile(published: Network) -> KernelProfile:
+    """Raises LabError for a dtype in which no server rounds."""
+    served = published.checkpoint.served_dtype
+    if (profile := own_profile(served)) is None:
+        raise LabError(
+            f"served_dtype: servers do not round in {str(served)[6:]}; give bfloat16 or float16"
+        )
     return profile

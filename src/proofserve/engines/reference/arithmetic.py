@@ -1,6 +1,6 @@
 """The arithmetic of other kernels: float32, rounded where a kernel of less precision rounds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from proofserve.engines.reference.rounding import Rounding, fp8_unscaled
+from proofserve.engines.reference.rounding import Rounding, Scaling, fp8_unscaled
 
 NumberFormat = Literal["bfloat16", "float16", "tf32", "float32"]
 
@@ -30,6 +30,7 @@ class Point(StrEnum):
     SCORES = "queries times keys, where a model writes attention as plain products"
     WEIGHTS = "the attention's weights, before they multiply the values"
     ATTENTION = "what attention gives"
+    FLOAT_ROUTER = "what a router gives that vLLM computes in float32, as MiniMax's"
     ACTIVATION = "SiLU or GELU"
     PRODUCT = "the activation times the other half of the MLP"
     EXPERT_STEPS = "in an expert: what matrices and activation give, and the weighted output"
@@ -37,6 +38,7 @@ class Point(StrEnum):
     MIXTURE = "the sum of the experts' outputs"
     RESIDUAL = "the residual stream after each addition"
     STORED_RESIDUAL = "the residual stream as stored, while the next norm reads the exact sum"
+    CACHE = "keys and values in a cache in fp8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class KernelProfile:
     ``format``. ``ranks``: so many devices each add up a part of the inputs of the matrices that
     tensor parallelism splits; the parts are rounded, and so is every sum of them. ``fp8_cache``:
     attention reads keys and values from a cache in fp8. ``order``: a matrix adds up its inputs in
-    two parts, cut where this number says; None leaves it to this machine.
+    two parts, cut where this number says; None leaves it to this machine. ``scaling``: how inputs
+    become integers, where a checkpoint declares these.
     """
 
     name: str
@@ -59,6 +62,7 @@ class KernelProfile:
     ranks: int = 1
     fp8_cache: bool = False
     order: int | None = None
+    scaling: Scaling = "division"
 
 
 def _tf32(values: Tensor) -> Tensor:
@@ -73,6 +77,13 @@ _ROUNDINGS: Final[Mapping[NumberFormat, Rounding]] = {
     "tf32": _tf32,
     "float32": lambda values: values,
 }
+
+
+def _exact_sum(inputs: Tensor, weight: Tensor) -> Tensor:
+    """As kernels add up integers. On a card, where float64 may be slow, as it adds up float32."""
+    if inputs.device.type != "cpu":
+        return functional.linear(inputs, weight)
+    return functional.linear(inputs.double(), weight.double()).float()
 
 
 # So many running sums stay in the cache of a processor, where each is read once for every chunk.
@@ -101,14 +112,23 @@ class Arithmetic:
         served = self._profile.format in {"bfloat16", "float16"}
         return self._round(values) if served else values
 
-    def product(self, inputs: Tensor, weight: Tensor, split: bool) -> Tensor:
-        """``inputs`` [..., in] times ``weight`` [out, in]; ``split`` if each rank has a part."""
-        inputs, weight = self.at(Point.OPERANDS, inputs), self.at(Point.OPERANDS, weight)
+    def product(
+        self, inputs: Tensor, weight: Tensor, *, split: bool = False, as_they_are: bool = False
+    ) -> Tensor:
+        """``inputs`` [..., in] times ``weight`` [out, in]; ``split`` if each rank has a part.
+
+        Operands ``as_they_are`` are integers or fp8 times their scales, which no kernel rounds.
+        """
+        if as_they_are:
+            adds_up: Callable[[Tensor, Tensor], Tensor] = _exact_sum
+        else:
+            adds_up = self._sum
+            inputs, weight = self.at(Point.OPERANDS, inputs), self.at(Point.OPERANDS, weight)
         ranks = self._profile.ranks
         if split and ranks > 1:
             each = zip(inputs.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True)
-            return self._added(self._sum(a, b) for a, b in each)
-        return self._sum(inputs, weight)
+            return self._added(adds_up(a, b) for a, b in each)
+        return adds_up(inputs, weight)
 
     def _sum(self, inputs: Tensor, weight: Tensor) -> Tensor:
         size, order = self._profile.partial_sums, self._profile.order
@@ -141,7 +161,9 @@ class Arithmetic:
     def cached(self, keys_or_values: Tensor) -> Tensor:
         """Keys or values as attention reads them."""
         stored = self.at(Point.OPERANDS, keys_or_values)
-        return fp8_unscaled(stored) if self._profile.fp8_cache else stored
+        if not self._profile.fp8_cache:
+            return stored
+        return fp8_unscaled(stored, cut=Point.CACHE in self._profile.truncated)
 
     def attention(
         self, func: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any

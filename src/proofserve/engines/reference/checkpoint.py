@@ -42,7 +42,8 @@ class LayeredCheckpoint:
     ``shapes`` are the layers without weights; those of a small one stay in memory once they
     were read, and on a card while half of its memory is free. ``published`` says in what format
     weights are stored, ``inputs`` how matrices round what they multiply: for each layer by the
-    parameter's name in it. Raises CheckpointError if the folder holds no decoder that
+    parameter's name in it; ``served`` the dtype in which servers compute, None for the usual one.
+    Raises CheckpointError if the folder holds no decoder that
     transformers knows, weights in a format that is not understood, or no complete set of files,
     unless only the shapes are wanted and ``needs_weights`` is false.
     """
@@ -50,8 +51,9 @@ class LayeredCheckpoint:
     def __init__(
         self,
         path: Path,
-        dtype: torch.dtype | None,
         device: torch.device,
+        dtype: torch.dtype | None = None,
+        served: torch.dtype | None = None,
         *,
         needs_weights: bool = True,
     ) -> None:
@@ -62,11 +64,16 @@ class LayeredCheckpoint:
             self.config: Any = config.get_text_config()
             self.declared_dtype: torch.dtype = self.config.dtype or torch.bfloat16
             self.dtype = dtype or self.declared_dtype
+            # A checkpoint in float32 is served in 16 bits, unless an operator asks for more.
+            is_whole = self.declared_dtype == torch.float32
+            self.served_dtype = served or (torch.bfloat16 if is_whole else self.declared_dtype)
             with torch.device("meta"):
                 self._model: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
             self._model.eval().requires_grad_(requires_grad=False)
             self._files = CheckpointFiles(path, needed=needs_weights)
-            self.published: PublishedTensors = published_tensors(config, self._files)
+            self.published: PublishedTensors = published_tensors(
+                config, self._files, self.served_dtype
+            )
         decoder = self._model.get_decoder()
         if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
             raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from proofserve.engines.reference.arithmetic import Arithmetic, KernelProfile, Point
+from proofserve.engines.reference.network import IN_EIGHT_BITS
 
 
 class _Place(StrEnum):
@@ -96,6 +97,8 @@ class _Kernels(TorchFunctionMode):
         # Whether positions rotate neighbours rather than halves of a head.
         configs = (getattr(module, "config", None) for module in part.modules())
         self._rotates_pairs = any(getattr(each, "rope_interleave", False) for each in configs)
+        # Of MiniMax vLLM has a norm in attention, and a router, of their own.
+        self._is_minimax = any("MiniMax" in type(each).__name__ for each in part.modules())
         # The next product of attention is of its weights and the values.
         self._weighing = False
         # The last sigmoid of an activation, and the last weight that a router cast to float32.
@@ -105,8 +108,14 @@ class _Kernels(TorchFunctionMode):
         # ids of single ones, shapes [out, in] of experts'.
         self._split_weights: set[int] = set()
         self._split_shapes: set[torch.Size] = set()
+        # Those of single matrices in 8 bits, and whether experts' are.
+        self._eight_bits: set[int] = set()
+        self._experts_in_eight_bits = False
         for name, module in part.named_modules():
             stacked = getattr(module, "down_proj", None)
+            if getattr(module, IN_EIGHT_BITS, False):
+                self._experts_in_eight_bits |= not isinstance(module, nn.Linear)
+                self._eight_bits.update(map(id, module.parameters()))
             if isinstance(module, nn.Linear) and name.rpartition(".")[2] in {"o_proj", "down_proj"}:
                 self._split_weights.add(id(module.weight))
             elif isinstance(stacked, nn.Parameter):
@@ -179,7 +188,8 @@ class _Kernels(TorchFunctionMode):
 
     def gain(self, func: Any, *factors: Tensor) -> Tensor:
         """Of a norm: normalised values times a parameter. Gemma's is a sum with 1, in float32."""
-        known = any(isinstance(each, nn.Parameter) for each in factors)
+        rounds_once = self._is_minimax and self._norm is Point.HEAD_NORM
+        known = not rounds_once and any(isinstance(each, nn.Parameter) for each in factors)
         made: Tensor = func(
             *(self._at(Point.VLLM_GAIN, each) if known else each for each in factors)
         )
@@ -194,6 +204,8 @@ class _Kernels(TorchFunctionMode):
         if weight is self._exact:
             made: Tensor = func(inputs, weight, bias)
             return made
+        if self._is_minimax and self._place is _Place.ROUTER:
+            return self._at(Point.FLOAT_ROUTER, func(inputs, weight, bias))
         return self._product(inputs, weight, bias)
 
     def stacked(self, _: Any, inputs: Tensor, weight: Tensor) -> Tensor:
@@ -209,8 +221,9 @@ class _Kernels(TorchFunctionMode):
 
     def _product(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         single = isinstance(weight, nn.Parameter)
-        known = id(weight) in self._split_weights if single else weight.shape in self._split_shapes
-        made = self._does.product(inputs, weight, split=known)
+        split = id(weight) in self._split_weights if single else weight.shape in self._split_shapes
+        exact = id(weight) in self._eight_bits if single else self._experts_in_eight_bits
+        made = self._does.product(inputs, weight, split=split, as_they_are=exact)
         return self._at(Point.OUTPUTS, made if bias is None else made + bias)
 
     def attention(self, func: Any, *args: Any, **options: Any) -> Tensor:

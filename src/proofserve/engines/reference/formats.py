@@ -14,6 +14,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from proofserve.engines.checkpoints import CheckpointFiles
@@ -51,13 +52,14 @@ class PublishedMatrix:
     """A matrix in few bits: the names of its ``parts`` by role, and how ``decode`` reads them.
 
     ``inputs`` says how the published network rounds what it multiplies by the matrix; None for not
-    at all.
+    at all. Servers keep ``scales`` in that dtype, whatever the file has; None for as stored.
     """
 
     parts: Mapping[str, str]
     decode: Callable[[Parts], Tensor]
     bits: int
     inputs: EightBits | None = None
+    scales: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class PublishedTensors:
         if (matrix := self.matrices.get(name)) is None:
             return files.read(name)
         parts = {role: files.read(stored) for role, stored in matrix.parts.items()}
+        if matrix.scales is not None and parts["scale"].is_floating_point():
+            parts["scale"] = parts["scale"].to(matrix.scales)
         try:
             return matrix.decode(parts)
         except (ValueError, RuntimeError, IndexError) as error:
@@ -116,10 +120,10 @@ def quantization_of(config: Any) -> Settings | None:
     return None
 
 
-def published_tensors(config: Any, files: CheckpointFiles) -> PublishedTensors:
+def published_tensors(config: Any, files: CheckpointFiles, served: torch.dtype) -> PublishedTensors:
     """The tensors that the unquantised checkpoint would have; nothing but scales is read yet.
 
-    Raises CheckpointError, with the name, for a method or a layout that is not known here.
+    ``served`` is the dtype in which servers compute. Raises CheckpointError, with the name, for a method or a layout that is not known here.
     """
     settings, method, cache, bits = quantization_of(config), None, None, 16
     matrices: dict[str, PublishedMatrix] = {}
@@ -128,7 +132,7 @@ def published_tensors(config: Any, files: CheckpointFiles) -> PublishedTensors:
         if method not in _METHODS:
             known = ", ".join(_METHODS)
             raise CheckpointError(f"quant_method {method!r} cannot be read; known are {known}")
-        reader = _Reader(config, settings, files)
+        reader = _Reader(config, settings, files, served)
         matrices, cache, bits = dict(_METHODS[method](reader)), _cache(reader), _bits_of(settings)
     used = {stored for each in matrices.values() for stored in each.parts.values()}
     plain = tuple(name for name in files.names if name not in used)
@@ -154,6 +158,7 @@ class _Reader:
     config: Any
     settings: Settings
     files: CheckpointFiles
+    served: torch.dtype
 
     def modules(self, end: str) -> Iterator[str]:
         """What comes before ``end`` in the names that end so, less what the settings leave out."""
@@ -320,9 +325,10 @@ def _compressed_matrix(module: str, group: Settings, reader: _Reader) -> Publish
         raise CheckpointError(f"{parts['weight']} is stored as {stored}, not as {expected}")
     inputs = _declared_inputs(module, group.get("input_activations"), reader, parts)
     block = _block_of(module, weights)
-    packs = partial(from_packed_integers, bits=bits, block=block)
-    decode = packs if packed else partial(from_bytes, block=block)
-    return PublishedMatrix(parts, decode, bits, inputs)
+    if not packed:
+        return PublishedMatrix(parts, partial(from_bytes, block=block), bits, inputs)
+    decode = partial(from_packed_integers, bits=bits, block=block)
+    return PublishedMatrix(parts, decode, bits, inputs, reader.served)
 
 
 def _block_of(module: str, weights: Settings) -> Block:
@@ -395,7 +401,8 @@ def _awq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
     size = reader.number("group_size")
     for module in reader.modules(".qweight"):
         parts = reader.parts(module, _QWEIGHT)
-        yield f"{module}.weight", PublishedMatrix(parts, partial(from_awq, size=size), 4)
+        decode = partial(from_awq, size=size)
+        yield f"{module}.weight", PublishedMatrix(parts, decode, 4, scales=reader.served)
 
 
 def _gptq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
@@ -411,7 +418,7 @@ def _gptq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
     for module in reader.modules(".qweight"):
         parts = reader.parts(module, *((_QWEIGHT | order, {}) if reorders else (_QWEIGHT, order)))
         decode = partial(from_gptq, bits=bits, size=size, old=old, symmetric=symmetric)
-        yield f"{module}.weight", PublishedMatrix(parts, decode, bits)
+        yield f"{module}.weight", PublishedMatrix(parts, decode, bits, scales=reader.served)
 
 
 _METHODS: Final[Mapping[Any, Callable[[_Reader], Iterator[tuple[str, PublishedMatrix]]]]] = {

@@ -11,17 +11,10 @@ from typing import Final
 import torch
 
 from proofserve.engines.reference.arithmetic import KernelProfile, Point
-from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.network import DeclaredInputs, Network
+from proofserve.engines.reference.rounding import Scaling
 
-__all__ = [
-    "PROFILES",
-    "SERVED",
-    "KernelProfile",
-    "Point",
-    "fp8_kv_profile",
-    "own_profile",
-    "with_kernels",
-]
+__all__ = ["PROFILES", "SERVED", "KernelProfile", "Point", "own_profile", "with_kernels"]
 
 # What is written to memory, and so rounded, by every kernel whose tensors have 16 bits.
 _WRITTEN: Final = frozenset(
@@ -33,13 +26,15 @@ _WRITTEN: Final = frozenset(
 # torch rounds what every function returns.
 _EAGER: Final = _WRITTEN | {
     *(Point.GAIN, Point.ROTATION, Point.PAIR_ROTATION, Point.SCORES, Point.WEIGHTS),
-    *(Point.ACTIVATION, Point.EXPERT_STEPS, Point.RESIDUAL),
+    *(Point.FLOAT_ROUTER, Point.ACTIVATION, Point.EXPERT_STEPS, Point.RESIDUAL),
 }
 # Neighbours are rotated by torch, because proofserve refuses vLLM's own kernel for that on
 # processors (engines.vllm.support).
 _VLLM_CPU: Final = _WRITTEN | {
     *(Point.VLLM_GAIN, Point.PAIR_ROTATION, Point.ACTIVATION, Point.STORED_RESIDUAL)
 }
+# Into a cache in fp8 csrc/cpu/cpu_attn.cpp writes the next number towards zero.
+_CUT_CACHE: Final = frozenset({Point.CACHE})
 
 # transformers op by op: each torch function rounds its result and accumulates in float32 (oneDNN,
 # and torch's own products where oneDNN has no bfloat16); flash attention on CPUs rounds its weights
@@ -52,22 +47,29 @@ _LIST: Final = (
     # vLLM csrc/cpu: without AVX512_BF16 cpu_types_x86.hpp cuts off the lower bits of what these
     # write: rotary embedding (pos_encoding), attention (cpu_attn_vec, weights in float32), experts
     # (cpu_fused_moe). Norms by ir/ops/layernorm.py, which reads the exact sum and stores the
-    # rounded one. SiLU and product by torch.
+    # rounded one. SiLU and product by torch. Integers by dnnl_kernels.cpp.
     KernelProfile(
         "vLLM on x86 without bfloat16",
         _VLLM_CPU,
-        truncated=frozenset({Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE}),
+        truncated=frozenset({Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE})
+        | _CUT_CACHE,
+        scaling="inverse",
     ),
     # The same, written with vcvtneps2bf16, which takes the nearest.
-    KernelProfile("vLLM on x86 with bfloat16", _VLLM_CPU),
-    # The same with cpu_attn_amx.hpp, whose tiles read weights in bfloat16.
-    KernelProfile("vLLM on x86 with AMX", _VLLM_CPU | {Point.WEIGHTS}),
+    KernelProfile("vLLM on x86 with bfloat16", _VLLM_CPU, truncated=_CUT_CACHE, scaling="inverse"),
+    # The same with cpu_attn_amx.hpp, whose tiles read weights in bfloat16, and integers nearly as
+    # sgl-kernels make them.
+    KernelProfile(
+        "vLLM on x86 with AMX", _VLLM_CPU | {Point.WEIGHTS}, truncated=_CUT_CACHE, scaling="largest"
+    ),
     # vLLM csrc: layernorm_kernels.cu rounds the sum and before the gain, pos_encoding_kernels.cu
     # and activation_kernels.cu once per output; FlashAttention rounds its weights; tensor cores
-    # accumulate in float32.
+    # accumulate in float32; integers by scaled_quant.cu.
     KernelProfile(
         "vLLM on a GPU",
-        _EAGER - {Point.ROTATION, Point.PAIR_ROTATION, Point.SCORES} | {Point.VLLM_GAIN},
+        _EAGER - {Point.ROTATION, Point.PAIR_ROTATION, Point.SCORES, Point.FLOAT_ROUTER}
+        | {Point.VLLM_GAIN},
+        scaling="largest",
     ),
     # torch inductor keeps float32 within a fused kernel (emulate_precision_casts is off), so of
     # vLLM's ir/ops/layernorm.py and SiLU only results are rounded.
@@ -102,9 +104,6 @@ SERVED: Final = (
 )
 """Those of ``PROFILES`` that emulate all that some server rounds."""
 
-fp8_kv_profile: Final = replace(_TORCH, name="KV cache in fp8", fp8_cache=True)
-"""vLLM's --kv-cache-dtype fp8 without calibrated scales. Honest only where a network allows it."""
-
 
 def own_profile(dtype: torch.dtype) -> KernelProfile | None:
     """What transformers does in ``dtype``, on any machine; None for float32: no emulation."""
@@ -120,4 +119,9 @@ def with_kernels(network: Network, profile: KernelProfile | None) -> Network:
     """
     if network.dtype != torch.float32:
         raise ValueError(f"kernels are emulated in float32, not in {network.dtype}")
-    return replace(network, kernels=profile)
+    scaling: Scaling = "division" if profile is None else profile.scaling
+    changes = tuple(
+        replace(each, scaling=scaling) if isinstance(each, DeclaredInputs) else each
+        for each in network.changes
+    )
+    return replace(network, kernels=profile, changes=changes)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from proofserve.engines.checkpoints import model_facts
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.arithmetic import KernelProfile
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
-from proofserve.engines.reference.rounding import EightBits, Rounding, in_dtype
+from proofserve.engines.reference.rounding import EightBits, Rounding, Scaling, in_dtype
 from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
 
@@ -26,6 +26,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 LayerChange = Callable[[int, nn.Module], nn.Module]
 # Of a layer's index: how its keys and its values are rounded.
 CacheRounding = Callable[[int], tuple[Rounding, Rounding]]
+# An attribute of modules whose operands have 8 bits: kernels multiply the numbers exactly, and then
+# by their scales, so that neither operand is rounded to the served dtype.
+IN_EIGHT_BITS: Final = "operands_in_eight_bits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +91,40 @@ class Network:
         return replace(self, changes=(*self.changes, change))
 
 
-def load(path: Path, dtype: str | None, device: str) -> Network:
+def load(path: Path, dtype: str | None, device: str, served: str | None = None) -> Network:
     """The checkpoint on disk; nothing is downloaded, and layers are read when a forward comes.
 
     A quantised checkpoint is the network that it declares: what its matrices multiply, and what its
     cache keeps, is rounded as its configuration says. ``dtype`` is one of ``DTYPES``, or None for
-    the checkpoint's own. Raises CheckpointError.
+    the checkpoint's own; ``served`` is the one of servers, which keep scales of weights in it.
+    Raises CheckpointError.
     """
-    network = _loaded(path, dtype, device, needs_weights=True)
+    network = _loaded(path, dtype, device, served, needs_weights=True)
     return replace(network, facts=model_facts(path, network.config.hidden_size))
 
 
-def load_unread(path: Path, dtype: str | None, device: str) -> Network:
+def load_unread(path: Path, dtype: str | None, device: str, served: str | None = None) -> Network:
     """As ``load``, for plans: of the folder or the file of a configuration, with invented facts."""
-    network = _loaded(path, dtype, device, needs_weights=False)
+    network = _loaded(path, dtype, device, served, needs_weights=False)
     tokens = AllowedTokens(((0, network.vocabulary),))
     return replace(network, facts=ModelFacts(network.config.hidden_size, "00" * 32, tokens))
 
 
-def _loaded(path: Path, dtype: str | None, device: str, *, needs_weights: bool) -> Network:
+def _loaded(
+    path: Path, dtype: str | None, device: str, served: str | None, *, needs_weights: bool
+) -> Network:
     if not (path / "config.json").is_file() and (needs_weights or not path.is_file()):
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json")
-    if dtype is not None and dtype not in DTYPES:
-        raise CheckpointError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
+    if unknown := {dtype, served} - {None, *DTYPES}:
+        raise CheckpointError(f"unknown dtype {unknown.pop()!r}; choose from {', '.join(DTYPES)}")
     try:
         place = torch.device(device)
     except RuntimeError as error:
         raise CheckpointError(f"unknown device {device!r}; try cpu or cuda") from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError("this torch sees no GPU; choose the device cpu")
-    checkpoint = LayeredCheckpoint(
-        path, DTYPES[dtype] if dtype else None, place, needs_weights=needs_weights
-    )
+    dtypes = (DTYPES[each] if each else None for each in (dtype, served))
+    checkpoint = LayeredCheckpoint(path, place, *dtypes, needs_weights=needs_weights)
     return _as_declared(Network(checkpoint, ModelFacts(checkpoint.config.hidden_size), place))
 
 
@@ -130,7 +135,7 @@ def weights_alone(network: Network) -> Network:
     that round activations each flips other values, so they are further from each other.
     """
     cache = None if isinstance(network.cache, _DeclaredCache) else network.cache
-    changes = (each for each in network.changes if not isinstance(each, _DeclaredInputs))
+    changes = (each for each in network.changes if not isinstance(each, DeclaredInputs))
     return replace(network, changes=tuple(changes), cache=cache)
 
 
@@ -139,12 +144,12 @@ def _as_declared(network: Network) -> Network:
     inputs, scales = network.checkpoint.inputs, network.checkpoint.published.cache
     if scales is not None:
         network = replace(network, cache=_DeclaredCache(scales))
-    roundings = {
-        index: _roundings_by_module(layer, inputs[index])
+    by_module = {
+        index: _inputs_by_module(layer, inputs[index])
         for index, layer in enumerate(network.shapes)
         if index in inputs
     }
-    return network.changed(_DeclaredInputs(roundings)) if roundings else network
+    return network.changed(DeclaredInputs(by_module)) if by_module else network
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,26 +161,28 @@ class _DeclaredCache:
     def __call__(self, layer: int) -> tuple[Rounding, Rounding]:
         scales = self.scales.get(layer, {})
         keys, values = (EightBits("fp8", scale=scales.get(each, 1.0)) for each in "kv")
-        return keys.rounding, values.rounding
+        return keys.rounding(), values.rounding()
 
 
 @dataclass(frozen=True, slots=True)
-class _DeclaredInputs:
-    """Rounds what modules of a layer multiply: ``roundings`` by the layer and the module's path."""
+class DeclaredInputs:
+    """Rounds what modules of a layer multiply: ``inputs`` by the layer and the module's path."""
 
-    roundings: Mapping[int, Mapping[str, Rounding]]
+    inputs: Mapping[int, Mapping[str, EightBits]]
+    scaling: Scaling = "division"
 
     def __call__(self, index: int, layer: nn.Module) -> nn.Module:
-        for path, rounding in self.roundings.get(index, {}).items():
-            module = layer.get_submodule(path)
+        for path, how in self.inputs.get(index, {}).items():
+            module, rounding = layer.get_submodule(path), in_dtype(how.rounding(self.scaling))
             if isinstance(module, nn.Linear):
-                module.register_forward_pre_hook(partial(rounded_input, rounding))
+                round_input(module, rounding)
             else:
                 module.forward = _RoundingExperts(rounding, module.forward)
+                setattr(module, IN_EIGHT_BITS, True)
         return layer
 
 
-def _roundings_by_module(layer: nn.Module, inputs: Mapping[str, EightBits]) -> dict[str, Rounding]:
+def _inputs_by_module(layer: nn.Module, inputs: Mapping[str, EightBits]) -> dict[str, EightBits]:
     """How modules of ``layer`` round what they multiply; ``inputs`` has it by parameter.
 
     Experts lie in one module, so all of their matrices must round in one way. Raises
@@ -193,14 +200,13 @@ def _roundings_by_module(layer: nn.Module, inputs: Mapping[str, EightBits]) -> d
         plain = [n for n, each in matrices if each.ndim >= 2 and "bias" not in n]
         if len(hows) > 1 or any(f"{path}.{each}" not in inputs for each in plain):
             raise CheckpointError(f"what {path} multiplies cannot be rounded: its matrices differ")
-    return {path: in_dtype(next(iter(hows)).rounding) for path, hows in found.items()}
+    return {path: next(iter(hows)) for path, hows in found.items()}
 
 
-def rounded_input(
-    rounding: Rounding, _module: nn.Module, args: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """The arguments of a module whose input is rounded: the hook that does it."""
-    return (rounding(args[0]), *args[1:])
+def round_input(module: nn.Linear, rounding: Rounding) -> None:
+    """Have ``module`` round what it multiplies."""
+    module.register_forward_pre_hook(lambda _, args: (rounding(args[0]), *args[1:]))
+    setattr(module, IN_EIGHT_BITS, True)
 
 
 class _RoundingExperts(TorchFunctionMode):

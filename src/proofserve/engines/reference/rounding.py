@@ -18,6 +18,9 @@ from torch.nn import functional
 
 Rounding = Callable[[Tensor], Tensor]
 EightBitKind = Literal["int8", "fp8"]
+# How a value becomes an integer: divided by its scale, times the scale's inverse, or times the
+# largest integer over the largest value. They differ by an integer where a value is near a tie.
+Scaling = Literal["division", "inverse", "largest"]
 # The parts of a stored matrix by their role: "weight", "scale", "zero", "groups", "shape".
 Parts = Mapping[str, Tensor]
 # How many rows and columns of a matrix share a scale; None for all of them.
@@ -75,13 +78,17 @@ def in_blocks(rounding: Rounding, size: int) -> Rounding:
     return rounded
 
 
-def integers(bits: int) -> Rounding:
+def integers(bits: int, scaling: Scaling = "division") -> Rounding:
     """Signed integers, symmetric: the largest magnitude of the last axis is the largest integer."""
     most = 2 ** (bits - 1) - 1
 
     def rounded(values: Tensor) -> Tensor:
-        scale = _largest(values) / most
-        made: Tensor = (values / scale).round() * scale
+        scale = (largest := _largest(values)) / most
+        if scaling == "division":
+            numbers = values / scale
+        else:
+            numbers = values * (1.0 / scale if scaling == "inverse" else most / largest)
+        made: Tensor = numbers.round() * scale
         return made
 
     return rounded
@@ -109,9 +116,17 @@ def fp8(values: Tensor) -> Tensor:
     return (values / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-def fp8_unscaled(values: Tensor) -> Tensor:
-    """float8 e4m3 without a scale, as vLLM keeps keys and values by default."""
-    return values.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).float()
+def fp8_unscaled(values: Tensor, *, cut: bool = False) -> Tensor:
+    """float8 e4m3 without a scale, as vLLM keeps keys and values by default.
+
+    The nearest number, or with ``cut`` the next one towards zero.
+    """
+    nearest = values.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+    if not cut:
+        return nearest.float()
+    # The bytes of one sign rise with the magnitude.
+    is_above = nearest.float().abs() > values.abs()
+    return (nearest.view(torch.uint8) - is_above.byte()).view(torch.float8_e4m3fn).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +150,14 @@ class EightBits:
         powers = " with powers of two as scales" if self.powers_of_two else ""
         return f"{self.kind} per {f'group of {self.group}' if self.group else 'token'}{powers}"
 
-    @property
-    def rounding(self) -> Rounding:
+    def rounding(self, scaling: Scaling = "division") -> Rounding:
+        """``scaling`` is how a kernel makes integers of values by a scale of their own."""
         if self.scale is not None:
             stored = torch.tensor(self.scale)
             if self.kind == "fp8":
                 return partial(_into_fp8, scale=stored)
             return lambda values: (values / stored).round().clamp(-128, 127) * stored
-        whole = integers(8) if self.kind == "int8" else fp8
+        whole = integers(8, scaling) if self.kind == "int8" else fp8
         if self.powers_of_two:
             whole = fp8_by_powers
         return in_groups(whole, self.group) if self.group else whole

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from proofserve.engines.reference.network import Network, rounded_input
+from proofserve.engines.reference.network import Network, round_input
 from proofserve.engines.reference.rounding import Rounding, in_dtype, integers, redrawn
 
 
@@ -107,7 +107,7 @@ def with_activations(network: Network, rounding: Rounding) -> Network:
     def changed(_index: int, layer: nn.Module) -> nn.Module:
         for module in layer.modules():
             if isinstance(module, nn.Linear):
-                module.register_forward_pre_hook(partial(rounded_input, in_dtype(rounding)))
+                round_input(module, in_dtype(rounding))
         return layer
 
     return network.changed(changed)
