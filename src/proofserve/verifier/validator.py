@@ -23,7 +23,7 @@ from proofserve.engines.reference.kernels import (
     own_profile,
     with_kernels,
 )
-from proofserve.engines.reference.network import DTYPES, Network, load, load_unread, weights_alone
+from proofserve.engines.reference.network import Network, load, load_unread, weights_alone
 from proofserve.engines.reference.reading import Chat, logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
@@ -48,8 +48,8 @@ KV_DTYPES: Final = (KV_AUTO, KV_FP8)
 NONCES_OF_A_PASS: Final = 32
 # Devices that share each layer of a server, where several do.
 _RANKS: Final = (2, 4, 8)
-# Kernels that are honest where a validator allows such a cache, and where a checkpoint declares that
-# activations are rounded: those of a server that decodes the weights and does not.
+# Kernels that are honest where a validator allows such a cache; and where a checkpoint declares
+# that activations are rounded: those of a server that decodes the weights and does not.
 _FP8_CACHE: Final = "with a cache in fp8"
 IN_FULL: Final = "with activations in full"
 # A token of harmony, the format of gpt-oss: the name of an answer's next part follows.

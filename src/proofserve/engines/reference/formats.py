@@ -123,7 +123,8 @@ def quantization_of(config: Any) -> Settings | None:
 def published_tensors(config: Any, files: CheckpointFiles, served: torch.dtype) -> PublishedTensors:
     """The tensors that the unquantised checkpoint would have; nothing but scales is read yet.
 
-    ``served`` is the dtype in which servers compute. Raises CheckpointError, with the name, for a method or a layout that is not known here.
+    ``served`` is the dtype in which servers compute. Raises CheckpointError, with the name, for a
+    method or a layout that is not known here.
     """
     settings, method, cache, bits = quantization_of(config), None, None, 16
     matrices: dict[str, PublishedMatrix] = {}
