@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
+from vllm import _custom_ops as ops
 from vllm.ir.ops.layernorm import rms_norm
+from vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp import MiniMaxText01RMSNormTP
 from vllm.model_executor.layers.rotary_embedding.common import ApplyRotaryEmb
 
-from proofserve.cli.model import SmallModel, checkpoint
+from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
 from proofserve.engines.reference import forward
 from proofserve.engines.reference.arithmetic import Arithmetic
 from proofserve.engines.reference.emulation import emulated
@@ -31,6 +35,7 @@ from proofserve.engines.reference.kernels import (
 )
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.reading import states_of
+from proofserve.engines.reference.rounding import EightBits
 from proofserve.engines.reference.suspects import suspect
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
@@ -132,6 +137,61 @@ def test_neighbours_are_rotated_as_pytorch_does_on_processors() -> None:
     # vLLM leaves neighbours where they are; transformers puts the first of each pair before.
     halves = torch.cat([wanted[..., 0::2], wanted[..., 1::2]], dim=-1).transpose(0, 1)
     assert torch.equal(torch.cat(found, dim=1)[0], halves)
+
+
+def test_the_norm_in_attention_and_the_router_of_minimax_are_vllms() -> None:
+    """The norm rounds once, and the router, in float32, not at all."""
+    small = checkpoint_named("minimax_m2", "tiny").folder
+    layer: Any = load(small, "float32", "cpu").checkpoint.layer(0)
+    attention, router = layer.self_attn, layer.mlp.gate
+    queries = torch.randn(32, len(attention.q_norm.weight)).bfloat16()
+    tokens = torch.randn(32, router.hidden_dim).bfloat16()
+    for each in (attention.q_norm, router):
+        drawn = torch.rand(each.weight.shape).bfloat16().float()
+        each.weight = nn.Parameter(drawn, requires_grad=False)
+    attention.forward = attention.q_norm.__call__
+    with emulated(layer, PROFILES["vLLM on x86 with bfloat16"], is_layer=True):
+        found = attention(queries.float())
+        logits = router(tokens.float(), torch.zeros(router.num_experts))[0]
+    like: Any = SimpleNamespace(
+        weight=attention.q_norm.weight.bfloat16(),
+        variance_epsilon=attention.q_norm.variance_epsilon,
+    )
+    wanted = MiniMaxText01RMSNormTP.forward_qk(like, like, queries, queries)[0]
+    assert torch.equal(found.bfloat16(), wanted)
+    assert torch.equal(logits, functional.linear(tokens.float(), router.weight))
+
+
+def test_integers_are_made_and_multiplied_as_vllm_does_on_processors() -> None:
+    read = torch.randn(64, 256).bfloat16()
+    weight = torch.randint(-127, 128, (96, 256), dtype=torch.int8)
+    scales = torch.rand(96, 1).bfloat16().float() / 100
+    numbers, scale, _ = ops.onednn_scaled_int8_quant(read)
+    handler = ops.create_onednn_scaled_mm(
+        weight.T, scales, torch.bfloat16, dynamic_quant=True, use_azp=False, primitive_cache_size=8
+    )
+    wanted = torch.empty(64, 96, dtype=torch.bfloat16)
+    ops.onednn_scaled_mm(handler, numbers, wanted, scale, None, None, None)
+    profile = PROFILES["vLLM on x86 with bfloat16"]
+    rounded = EightBits("int8").rounding(profile.scaling)(read.float())
+    assert torch.equal((rounded / scale).round(), numbers.float())
+    kernels = Arithmetic(profile)
+    found = kernels.product(rounded, weight.float() * scales, as_they_are=True)
+    assert torch.equal(kernels.at(Point.OUTPUTS, found), wanted.float())
+
+
+@pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="vLLM has a cache in fp8 with AVX-512 alone"
+)
+def test_a_cache_in_fp8_is_cut_off_as_vllm_does_on_processors() -> None:
+    keys, values = torch.randn(2, 32, 1, 64).bfloat16() * 4
+    stored = torch.zeros(2, 1, 1, 32, 64, dtype=torch.uint8)
+    ops.cpu_attn_reshape_and_cache(
+        *(keys, values, *stored, torch.arange(32), "vec"), kv_cache_dtype="fp8_e4m3"
+    )
+    cached = replace(PROFILES["vLLM on x86 with bfloat16"], fp8_cache=True)
+    found = Arithmetic(cached).cached(values.float())
+    assert torch.equal(found.flatten(), stored[1].view(torch.float8_e4m3fn).float().flatten())
 
 
 def refused(_index: int, _states: Tensor) -> Tensor:
