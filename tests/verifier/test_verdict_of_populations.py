@@ -10,9 +10,9 @@ from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge
-from proofserve.verifier.populations import HonestRuns
+from proofserve.verifier.populations import HonestRuns, populations
 from proofserve.verifier.verification import Verification, decide
-from verifier.toy_null import SERVER, Kernel, ToyBank, claims, gathered, own_run
+from verifier.toy_null import REFERENCE, SERVER, Kernel, ToyBank, claims, gathered, own_run
 
 CHANCES = Chances(5e-7, 1e-3, 0.3)
 KERNELS = {
@@ -153,3 +153,12 @@ def test_the_verdict_says_which_share_of_forged_nonces_it_excludes(
         found = verdict(bank, known, of_node(bank, SERVER), replace(CHANCES, share=share))
         (opinion,) = (each for each in found.opinions if each.test == "footprint")
         assert opinion.figures["excluded_share"] == share
+
+
+def test_a_measured_kernel_that_errs_so_far_that_lies_would_hide_clears_nobody(
+    bank: ToyBank,
+) -> None:
+    near, far = Kernel(size=1.4, kept=0.5), Kernel(size=1.6, kept=0.5)
+    cleared_by = populations(gathered(bank, {"near": near, "far": far}), REFERENCE)
+    assert {*cleared_by.footprints} == {REFERENCE, "near"}
+    assert {"near", "far"} < {*cleared_by.names}

@@ -23,6 +23,9 @@ Floats = NDArray[np.float64]
 LEAST_RATIO: Final = 0.1
 # Fewer honest nonces bound no spread.
 LEAST_FIGURES: Final = 8
+# A kernel whose errors are so many times as long as ours clears nobody: what it rounds away, as a
+# cache in fp8 does, may be alike in all kernels, and then other weights keep its footprint.
+HIDES: Final = 1.5
 # A suspect that moves results by less than this much of an honest error cannot be told from it.
 LEAST_REACH: Final = 0.5
 # Errors of honest kernels without a calibration, in the unit of our own run's of the same nonce.
@@ -141,8 +144,8 @@ class HonestRuns:
 def populations(known: HonestRuns, reference: str, room: float = 1.0) -> HonestPopulations:
     """What honest means beside our run of ``reference``, all margins ``room`` times as wide.
 
-    A measured server may clear where no other reference is nearer to it. Raises ProtocolError for
-    too few figures.
+    A measured server may clear where no other reference is nearer to it, and its errors are too
+    short to hide lies. Raises ProtocolError for too few figures.
     """
     own = known.runs[reference]
     others = {name: run for name, run in known.runs.items() if name != reference}
@@ -158,10 +161,12 @@ def populations(known: HonestRuns, reference: str, room: float = 1.0) -> HonestP
         ratios = np.exp(independent(logs, run))
         bets = SizeBets(fitted(ratios), ratios, CONVICTING * room)
         members.append(Population(name, ratios, bets))
+    short = {each.name for each in members if float(np.median(each.ratios)) <= HIDES}
     kept = {
         name: footprint(independent(run.footprints[reference], run))
         for name, run in others.items()
-        if name in known.measured and nearest(run, [*run.footprints]) == reference
+        if name in short.intersection(known.measured)
+        and nearest(run, [*run.footprints]) == reference
     }
     units, anywhere = unit.of(own.lengths), uncalibrated(reference, known.width)
     widest = max([1.0, *(float(np.median(each.ratios)) for each in members)])
