@@ -21,6 +21,7 @@ from proofserve.engines.vetting import features
 from proofserve.engines.vetting.start import require_vetted, require_vetted_runner
 from proofserve.engines.vllm import support
 from proofserve.lab.host import processor_here
+from proofserve.protocol import SKETCH_2
 from proofserve.rounds.ports import AnsweringEngine, Measure
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
@@ -173,6 +174,10 @@ class ProofEndpoints:
 
         ranks, obstacle = await require_equal_ranks(engine_client)
         _logger.info("%s", ranks)
+        if obstacle is not None:
+            if self._settings.scheme == SKETCH_2:
+                raise support.UnsupportedEngine(obstacle)
+            _logger.warning("%s", obstacle)
         # In a thread, because it may hash the whole checkpoint.
         facts = await asyncio.to_thread(served_facts, config)
         engine_info = EngineInfo(

@@ -77,7 +77,10 @@ def of_vllm(options: Sequence[str]) -> Namespace:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--api-server-count", "-asc", default="1")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", "-q")
     for option in ("--shutdown-timeout", "--host", "--port", "--uds", "--config"):
+        parser.add_argument(option)
+    for option in ("--moe-backend", "--kernel-config"):
         parser.add_argument(option)
     # vLLM also accepts these names with underscores.
     texts = [re.sub("^-[^=]*", lambda name: name[0].replace("_", "-"), text) for text in options]
