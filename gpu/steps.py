@@ -115,7 +115,7 @@ class Step:
 
 def all_steps(run: RunOptions) -> list[Step]:
     """Every step on ``run.device``, in the order in which they run."""
-    found = [*_exact(run), *_reference(run), *_noise(run), *_served(run)]
+    found = [*_exact(run), *_whole(run), *_reference(run), *_noise(run), *_served(run)]
     return found if run.device == "cuda" else [replace(step, cards=0) for step in found]
 
 
@@ -180,6 +180,12 @@ def _exact(run: RunOptions) -> Iterator[Step]:
         90,
         ("torch", "numpy"),
     )
+
+
+def _whole(run: RunOptions) -> Iterator[Step]:
+    if run.url is None:
+        argv = _own("vllm_files", run, "vllm")
+        yield Step("vllm", "vLLM: whole, with all that it imports", argv, 120, (), served=True)
 
 
 def _reference(run: RunOptions) -> Iterator[Step]:

@@ -120,6 +120,11 @@ def main() -> NoReturn:
     if options.packages:
         print(*names[:-1])
         sys.exit(0)
+    for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if not any(Path(folder).glob("*")):
+            print(
+                f"PYTHONPATH: nothing is in {folder}; were all wheels unpacked there?", flush=True
+            )
     python = interpreter()
     print(f"using {python}", flush=True)
     if lacking := missing(python, names):

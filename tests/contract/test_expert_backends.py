@@ -56,7 +56,8 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
             if name.startswith(OPTIONAL):
                 monkeypatch.setattr(module, name, lambda *_: True)
     config = VllmConfig()
-    monkeypatch.setattr(config, "model_config", SimpleNamespace(quantization_config=None))
+    served = SimpleNamespace(quantization_config=None, hf_text_config=None)
+    monkeypatch.setattr(config, "model_config", served)
     with set_current_vllm_config(config):
         yield said
 

@@ -1,0 +1,70 @@
+"""Whether this host's vLLM is whole: its files, those of the packages beside it, and its imports.
+
+Where wheels were carried to a host and unpacked there, a file may be cut off or a package missing.
+"""
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from gpu.report import write_record
+from proofserve.lab.host import VLLM_BUILDS
+from proofserve.wiring.launch import vllm_server
+
+# File names that an error shows.
+SHOWN = 5
+
+
+def installation() -> metadata.Distribution:
+    """vLLM's. Raises PackageNotFoundError."""
+    for name in VLLM_BUILDS:
+        for found in metadata.distributions(name=name):
+            return found
+    raise metadata.PackageNotFoundError("vllm")
+
+
+def damaged(folder: Path) -> Iterator[str]:
+    """Files of the packages in ``folder`` that are not there or not as long as their wheel says."""
+    for package in metadata.distributions(path=[str(folder)]):
+        for file in package.files or ():
+            path = Path(str(file.locate()))
+            if file.size is not None and (not path.is_file() or path.stat().st_size != file.size):
+                yield str(file)
+
+
+def problem(modules: Sequence[str]) -> str | None:
+    """Why a server would not start; None if these modules of vLLM can be imported."""
+    found = installation()
+    folder = Path(str(found.locate_file("")))
+    if wrong := list(damaged(folder)):
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        return (
+            f"{folder}: missing or cut off: {', '.join(wrong[:SHOWN])}{more}. Unpack the wheels "
+            "again; if they came in parts, check their sums"
+        )
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except ImportError as error:
+        return f"vLLM {found.version} in {folder} cannot be imported: {error}"
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    began = time.monotonic()
+    # The worker is loaded in processes of the server.
+    if why := problem((vllm_server(), "vllm.v1.worker.gpu_worker")):
+        sys.exit(why)
+    seconds = {"seconds": round(time.monotonic() - began, 2)}
+    write_record(options.json, seconds, setup={"vllm": installation().version}, windows={})
+
+
+if __name__ == "__main__":
+    main()
