@@ -4,6 +4,7 @@ Where wheels were carried to a host and unpacked there, a file may be cut off or
 """
 
 import argparse
+import csv
 import importlib
 import sys
 import time
@@ -30,10 +31,11 @@ def installation() -> metadata.Distribution:
 def damaged(folder: Path) -> Iterator[str]:
     """Files of the packages in ``folder`` that are not there or not as long as their wheel says."""
     for package in metadata.distributions(path=[str(folder)]):
-        for file in package.files or ():
-            path = Path(str(file.locate()))
-            if file.size is not None and (not path.is_file() or path.stat().st_size != file.size):
-                yield str(file)
+        # Its ``files`` leave out what is not there.
+        for name, *_, size in csv.reader((package.read_text("RECORD") or "").splitlines()):
+            path = folder / name
+            if size and (not path.is_file() or path.stat().st_size != int(size)):
+                yield name
 
 
 def problem(modules: Sequence[str]) -> str | None:
