@@ -6,6 +6,7 @@ Where wheels were carried to a host and unpacked there, a file may be cut off or
 import argparse
 import csv
 import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,19 +14,11 @@ from importlib import metadata
 from pathlib import Path
 
 from gpu.report import write_record
-from proofserve.lab.host import VLLM_BUILDS
+from proofserve.lab.host import vllm_version
 from proofserve.wiring.launch import vllm_server
 
 # File names that an error shows.
 SHOWN = 5
-
-
-def installation() -> metadata.Distribution:
-    """vLLM's. Raises PackageNotFoundError."""
-    for name in VLLM_BUILDS:
-        for found in metadata.distributions(name=name):
-            return found
-    raise metadata.PackageNotFoundError("vllm")
 
 
 def damaged(folder: Path) -> Iterator[str]:
@@ -38,10 +31,8 @@ def damaged(folder: Path) -> Iterator[str]:
                 yield name
 
 
-def problem(modules: Sequence[str]) -> str | None:
-    """Why a server would not start; None if these modules of vLLM can be imported."""
-    found = installation()
-    folder = Path(str(found.locate_file("")))
+def problem(folder: Path, modules: Sequence[str]) -> str | None:
+    """Why the vLLM in ``folder`` would not start a server that needs ``modules``; None if it can."""
     if wrong := list(damaged(folder)):
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         return (
@@ -52,7 +43,7 @@ def problem(modules: Sequence[str]) -> str | None:
         for module in modules:
             importlib.import_module(module)
     except ImportError as error:
-        return f"vLLM {found.version} in {folder} cannot be imported: {error}"
+        return f"vLLM in {folder} cannot be imported: {error}"
     return None
 
 
@@ -61,11 +52,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     began = time.monotonic()
-    # The worker is loaded in processes of the server.
-    if why := problem((vllm_server(), "vllm.v1.worker.gpu_worker")):
+    found = importlib.util.find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        sys.exit("vLLM is not installed")
+    # The server imports its workers in processes of their own.
+    modules = (vllm_server(), "vllm.v1.worker.gpu_worker")
+    if why := problem(Path(found.submodule_search_locations[0]).parent, modules):
         sys.exit(why)
     seconds = {"seconds": round(time.monotonic() - began, 2)}
-    write_record(options.json, seconds, setup={"vllm": installation().version}, windows={})
+    write_record(options.json, seconds, setup={"vllm": vllm_version()}, windows={})
 
 
 if __name__ == "__main__":
