@@ -127,6 +127,8 @@ def lack(step: Step, run: RunOptions, host: HostFacts | None) -> str | None:
         return f"not installed: {' '.join(missing)}; see docs/gpu.md"
     if step.cards > len(host.torch.cards):
         return _too_few(step, host)
+    if step.name == "pick-order" and run.device == "cpu":
+        return "a processor's torch.topk has an order of its own, which nothing uses"
     if step.name.startswith("noise-vllm") and run.url is not None and run.model is None:
         return "the node is compared with its checkpoint: name that with --model"
     return _no_server(run, host) if step.served and run.url is None else None

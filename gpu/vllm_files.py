@@ -32,7 +32,7 @@ def damaged(folder: Path) -> Iterator[str]:
 
 
 def problem(folder: Path, modules: Sequence[str]) -> str | None:
-    """Why the vLLM in ``folder`` would not start a server that needs ``modules``; None if it can."""
+    """Why the vLLM in ``folder`` cannot start a server, which needs ``modules``; None if it can."""
     if wrong := list(damaged(folder)):
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         return (
