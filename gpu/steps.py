@@ -187,7 +187,7 @@ def _exact(run: RunOptions) -> Iterator[Step]:
 def _whole(run: RunOptions) -> Iterator[Step]:
     if run.url is None:
         argv = _own("vllm_files", run, "vllm")
-        yield Step("vllm", "vLLM: whole, with all that it imports", argv, 120, (), served=True)
+        yield Step("vllm", "vLLM: whole, with all that it imports", argv, 300, (), served=True)
 
 
 def _reference(run: RunOptions) -> Iterator[Step]:
