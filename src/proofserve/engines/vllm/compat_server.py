@@ -24,11 +24,15 @@ try:
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
     from vllm.entrypoints.launchers.app import build_app
 except ModuleNotFoundError:  # before 0.29
+    # A library that it imports raises the root logger's level to ERROR.
+    _level = logging.root.level
     from vllm.entrypoints.openai.api_server import (
         build_app,
         build_async_engine_client,
         init_app_state,
     )
+
+    logging.root.setLevel(_level)
 
 # How long a core may take to end after its requests have, seconds.
 CORE_EXIT_S = 15.0
