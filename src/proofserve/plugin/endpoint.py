@@ -174,10 +174,7 @@ class ProofEndpoints:
 
         ranks, obstacle = await require_equal_ranks(engine_client)
         _logger.info("%s", ranks)
-        if obstacle is not None:
-            if self._settings.scheme == SKETCH_2:
-                raise support.UnsupportedEngine(obstacle)
-            _logger.warning("%s", obstacle)
+        require_right_experts(obstacle, self._settings.scheme)
         # In a thread, because it may hash the whole checkpoint.
         facts = await asyncio.to_thread(served_facts, config)
         engine_info = EngineInfo(
@@ -207,6 +204,15 @@ class ProofEndpoints:
         answers = await client.start(engine_client, engine_info, k_dim)
         _logger.info("receipts are on: sketch key %s, %d dimensions", answers.sketch_key, k_dim)
         return answers
+
+
+def require_right_experts(obstacle: str | None, scheme: str | None) -> None:
+    """Raise UnsupportedEngine if the node's only ``scheme`` has an ``obstacle``; else log it."""
+    if obstacle is None:
+        return
+    if scheme == SKETCH_2:
+        raise support.UnsupportedEngine(obstacle)
+    _logger.warning("%s", obstacle)
 
 
 def log_as(name: str) -> None:
