@@ -284,4 +284,6 @@ def _served(run: RunOptions) -> Iterator[Step]:
             _own("served", run, name, kind, *at, *run.scale.served[kind], *more),
             300,
             served=True,
+            # A figure of one window of a second may break its limit on a busy machine.
+            finds=(1,) if run.scale is SHORT else (),
         )
