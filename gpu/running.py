@@ -55,6 +55,8 @@ def run_step(
     server = _server_log(text)
     found = _read(record)
     outcome, reason = _outcome(ended, text, server, found)
+    if outcome == FAILED and found is not None and ended.code in step.finds:
+        outcome, reason = PASSED, None
     shown = _tail(text, TAIL)
     if outcome == FAILED and server:
         shown += f"\n--- the server's log ---\n{_tail(server, SERVER_TAIL)}"

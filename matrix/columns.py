@@ -13,7 +13,7 @@ from proofserve.settings.process import environment
 INTERPRETED = ("0.32", "0.33")
 INTERPRETER = ROOT / "tests" / "support" / "triton_on_cpu"
 # Versions whose build for CPUs chooses experts inside a kernel: sketch-v2 of a mixture is refused.
-WITHOUT_EXPERTS = ("0.29",)
+WITHOUT_EXPERTS = ("0.26", "0.29")
 
 
 @dataclass(frozen=True, slots=True)

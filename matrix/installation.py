@@ -1,7 +1,8 @@
 """Installs a version of vLLM beside the environment of ``make setup``, whose torch it shares.
 
-A folder per version below ``.cache/matrix`` holds the package ``vllm`` and its metadata alone. A
-process that has the folder first on its path imports that vLLM, and everything else from .venv.
+A folder per version below ``.cache/matrix`` holds the package ``vllm`` and its metadata, and torch
+where the version needs another one. A process that has the folder first on its path imports those
+from there, and everything else from .venv.
 """
 
 import hashlib
@@ -50,7 +51,11 @@ def installed(minor: str) -> Path | None:
     if minor in SOURCES_ONLY:
         _install_sources(folder, lock, SOURCES_ONLY[minor])
     else:
-        _pip("install", "--no-compile", "--target", str(folder), *LOCKED, str(lock))
+        into = ("install", "--no-compile", "--target", str(folder))
+        _pip(*into, *LOCKED, str(lock))
+        # Without hashes, and with what it depends on: see requirements/torch.lock.
+        if (torch := LOCKS / f"{minor}-torch.lock").is_file():
+            _pip(*into, "--requirement", str(torch))
     mark.write_text(digest)
     return folder
 

@@ -120,6 +120,9 @@ def main() -> NoReturn:
     if options.packages:
         print(*names[:-1])
         sys.exit(0)
+    for place in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if not any(Path(place).glob("*")):
+            print(f"PYTHONPATH: nothing is in {place}; were all wheels unpacked?", flush=True)
     python = interpreter()
     print(f"using {python}", flush=True)
     if lacking := missing(python, names):

@@ -20,7 +20,7 @@ from support.contract import source
 
 CPURouter: Any = pytest.importorskip(
     "vllm.model_executor.layers.fused_moe.router.cpu_router",
-    reason="vLLM 0.29 chooses experts inside a kernel on CPUs: sketch-v2 of a mixture is refused",
+    reason="vLLM until 0.29 chooses experts inside a kernel on CPUs: sketch-v2 of them is refused",
 ).CPURouter
 
 EXPERTS, CHOSEN = 16, 4

@@ -1,5 +1,6 @@
 """Pins vLLM's names that data parallel cores and several API processes rely on."""
 
+import importlib
 import inspect
 import re
 from types import SimpleNamespace
@@ -8,7 +9,6 @@ import pytest
 from vllm.config import ModelConfig, ParallelConfig
 from vllm.entrypoints.cli import main, serve
 from vllm.entrypoints.cli.serve import ServeSubcommand
-from vllm.plugins.endpoint_plugins import interface
 from vllm.v1 import utils
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.core_client import AsyncMPClient, DPLBAsyncMPClient, MPClient
@@ -57,7 +57,8 @@ def test_data_parallel_cores_of_dense_models_are_independent() -> None:
     choice = start[start.index("if data_parallel and vllm_config.model_config.is_moe:") :]
     moe, dense = choice[: choice.index("else:")], choice[choice.index("else:") :]
     assert "engine_core = DPEngineCoreProc(" in moe
-    assert "reconfigure_for_independent_dp_rank()" in dense
+    alone = "reconfigure_for_independent_dp_rank()" if since(0, 29) else "data_parallel_size = 1"
+    assert alone in dense
     assert "engine_core = EngineCoreProc(" in dense
 
 
@@ -82,7 +83,7 @@ def test_serve_with_several_api_processes() -> None:
     logs = ["configure_logging_from_args(args)"] if since(0, 31) else []
     steps = (" cli_env_setup()", *logs, ".validate(args)", "args.dispatch_function(args)")
     assert in_order(source(main.main), *steps)
-    assert "elif args.api_server_count > 1 or rust_frontend_path:" in source(ServeSubcommand.cmd)
+    assert "elif args.api_server_count > 1 or " in source(ServeSubcommand.cmd)
 
 
 def test_the_server_ends_when_an_api_process_is_killed_and_not_when_one_ends_in_order() -> None:
@@ -98,7 +99,12 @@ def test_the_server_ends_when_an_api_process_is_killed_and_not_when_one_ends_in_
 
 def test_a_route_that_is_no_api_route_keeps_its_place_before_those_of_the_plugin() -> None:
     """What ``plugin.endpoint`` relies on for the route that passes calls on."""
-    attach = source(interface.attach_endpoint_plugins)
+    if since(0, 29):
+        interface = importlib.import_module("vllm.plugins.endpoint_plugins.interface")
+        attach = source(interface.attach_endpoint_plugins)
+    else:
+        server = importlib.import_module("vllm.entrypoints.openai.api_server")
+        attach = source(server._attach_endpoint_plugins)
     # Until 0.31 vLLM moves no route.
     assert ("not isinstance(route, APIRoute)" in attach) == since(0, 32)
     assert since(0, 32) or "app.routes" not in attach

@@ -41,8 +41,7 @@ def test_the_sources_have_the_name(pin: Pin, sources: Sources) -> None:
 
 @pytest.mark.parametrize("pin", PINS, ids=label)
 def test_the_running_vllm_has_the_name_too(pin: Pin) -> None:
-    newest = runs(pin.newest)
-    assert newest or (pin.older and all(map(runs, pin.older)))
+    assert any(all(map(runs, names)) for names in pin.spellings)
 
 
 def runs(name: Name) -> bool:
@@ -71,7 +70,7 @@ def imports_of_vllm(path: Path) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", sorted(ours()), ids=lambda path: path.name)
 def test_every_import_of_vllm_is_pinned(path: Path) -> None:
-    names = [name for pin in PINS for name in (pin.newest, *pin.older)]
+    names = [name for pin in PINS for spelling in pin.spellings for name in spelling]
     pinned = {(name.module, name.name.partition(".")[0]) for name in names}
     assert set(imports_of_vllm(path)) <= pinned | PUBLIC
 

@@ -40,9 +40,7 @@ def test_the_multiprocess_executor_sends_code_to_the_workers_of_all_nodes() -> N
     assert "cloudpickle.dumps(method" in body
     assert "for mq in response_mqs:" in body
     assert "responses.append(result)" in body
-    assert "partial(cloudpickle.loads(method), self.worker)" in source(
-        WorkerProc._execute_worker_rpc
-    )
+    assert "partial(cloudpickle.loads(method), self.worker)" in source(WorkerProc)
 
 
 def test_rays_executors_send_code_to_all_workers() -> None:

@@ -51,7 +51,7 @@ def test_the_cpu_runners_are_those_runners() -> None:
     for own in (CPUModelRunner, SecondCPUModelRunner):
         assert not {"_model_forward", "execute_model"} & set(vars(own))
     assert issubclass(CPUWorker, Worker)
-    assert "Using V2 Model Runner" in source(CPUWorker)
+    assert "CPUModelRunner as CPUModelRunnerV2" in source(CPUWorker)
 
 
 def test_call_model() -> None:
@@ -89,7 +89,7 @@ def test_require_plain_inputs() -> None:
     assert "self.model_state = init_model_state(" in source(Second.load_model)
     # Models with inputs of their own bring a class of their own.
     assert in_order(
-        source(model_states.resolve_model_state_cls),
+        source(model_states),
         'if hasattr(model, "get_model_state_cls"):',
         "return DefaultModelState",
     )

@@ -26,13 +26,7 @@ from vllm.config import (
     VllmConfig,
     set_current_vllm_config,
 )
-from vllm.entrypoints.launchers import launcher
-from vllm.entrypoints.launchers.api_server import entry
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.utils import server_utils
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-from vllm.entrypoints.serve.exception_handling.handlers import vllm_error
 from vllm.entrypoints.serve.instrumentator import metrics
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.outputs import RequestOutput
@@ -49,6 +43,19 @@ from proofserve.engines.vetting.features import PROOFS
 from proofserve.engines.vllm import support
 from proofserve.engines.vllm.compat_core import VllmCore
 from support.contract import in_order, parameters, since, source
+
+
+def entrypoint(name: str, old: str) -> Any:
+    """A module of ``vllm.entrypoints``; ``old`` is its name before 0.29."""
+    return importlib.import_module(f"vllm.entrypoints.{name if since(0, 29) else old}")
+
+
+entry = entrypoint("launchers.api_server.entry", "openai.api_server")
+app_state = entrypoint("launchers.api_server.app_state", "openai.api_server")
+app = entrypoint("launchers.app", "openai.api_server")
+launcher = entrypoint("launchers.launcher", "launcher")
+server_utils = entrypoint("launchers.utils.server_utils", "serve.utils.server_utils")
+errors = entrypoint("serve.exception_handling.handlers.vllm_error", "serve.utils.server_utils")
 
 
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
@@ -169,8 +176,8 @@ def test_common_metadata() -> None:
 def test_server_arguments() -> None:
     logging = ["configure_logging_from_args(args)"] if since(0, 31) else []
     assert in_order(
-        source(entry.main),
-        "cli_env_setup()",
+        source(entry.main if since(0, 29) else entry),
+        "cli_env_setup()\n",
         "make_arg_parser(parser)",
         *logging,
         "validate_parsed_serve_args(args)",
@@ -179,7 +186,7 @@ def test_server_arguments() -> None:
         "ToolParserManager.import_tool_parser(args.tool_parser_plugin)",
         "ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)",
     )
-    setup = source(launcher.setup_server)
+    setup = source((launcher if since(0, 29) else entry).setup_server)
     if since(0, 33):
         cli_args = importlib.import_module("vllm.entrypoints.common.cli_args")
         assert in_order(source(cli_args.init_parser_plugin), *plugins)
@@ -215,6 +222,8 @@ def test_orderly_shutdown_ends_the_requests_that_wait_for_the_engine() -> None:
     raised = "except (VLLMClientError, GracefulHTTPError, GenerationError) as e:"
     if not since(0, 33):
         raised = raised.replace(", GenerationError", "")
+    if not since(0, 29):
+        raised = "except EngineDeadError:"
     assert raised in source(AsyncLLM.generate)
     stream = f"chat_completion_stream_generator{'_raw' if since(0, 33) else ''}"
     assert "except GenerationError as e:" in source(getattr(OpenAIServingChat, stream))
@@ -224,10 +233,11 @@ def test_orderly_shutdown_ends_the_requests_that_wait_for_the_engine() -> None:
 
 def test_the_wait_for_clients_can_be_limited() -> None:
     # plugin.endpoint sets timeout_graceful_shutdown of app.state.server in the lifespan.
-    assert issubclass(launcher.NoSignalServer, uvicorn.Server)
+    kind = "NoSignalServer" if since(0, 29) else "uvicorn.Server"
+    assert kind == "uvicorn.Server" or issubclass(launcher.NoSignalServer, uvicorn.Server)
     assert in_order(
         source(launcher.serve_http),
-        "server = NoSignalServer(config",
+        f"server = {kind}(config",
         "app.state.server = server",
         "server.serve(",
     )
@@ -241,9 +251,14 @@ def test_application() -> None:
         "app = build_app(args, supported_tasks, model_config)",
         "await init_app_state(engine_client, app.state, args, supported_tasks)",
     )
-    assert parameters(build_app) == ["args", "supported_tasks", "model_config"]
-    assert parameters(init_app_state) == ["engine_client", "state", "args", "supported_tasks"]
-    assert "server=req.app.state.server" in source(vllm_error.engine_error_handler)
+    assert parameters(app.build_app) == ["args", "supported_tasks", "model_config"]
+    assert parameters(app_state.init_app_state) == [
+        "engine_client",
+        "state",
+        "args",
+        "supported_tasks",
+    ]
+    assert "server=req.app.state.server" in source(errors.engine_error_handler)
     assert "server.should_exit = True" in source(launcher.terminate_if_errored)
 
 

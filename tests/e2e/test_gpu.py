@@ -29,7 +29,7 @@ def run(folder: Path, *args: str | Path) -> dict[str, Any]:
         check=False,
     )
     print(done.stdout, done.stderr)
-    assert done.returncode in {0, 1}
+    assert done.returncode == 0
     found = json.loads((folder / "gpu-report.json").read_text())
     return {step["name"]: step for step in found["steps"]}
 
@@ -39,8 +39,7 @@ def test_every_step_with_a_server(measured: ServedNode, tiny: Path, tmp_path: Pa
     steps = run(tmp_path, "--model", tiny, "--url", url, "--only", *STEPS)
     assert tuple(steps) == STEPS
     for step in steps.values():
-        # A window of a second on a busy machine may break a limit; the step ran all the same.
-        assert (step["reason"] or "beyond their limits").startswith("beyond their limits"), step
+        assert step["outcome"] == "passed", step
     real = steps["noise-vllm-v1"]["record"]["populations"][0]
     assert not real["facts"]["emulated"]
     assert 0 < statistics.median(real["figures"]["lengths"]) < 0.1

@@ -52,7 +52,17 @@ def new_places(monkeypatch: pytest.MonkeyPatch) -> None:
     module(monkeypatch, f"{NEW}.startup", **steps("cli_env_setup"))
 
 
-@pytest.mark.parametrize("places", ["old_places", "new_places"])
+@pytest.fixture
+def oldest_places(monkeypatch: pytest.MonkeyPatch, old_places: None) -> None:
+    """The modules of 0.26, and no others."""
+    for name in ("cli_args", "launcher"):
+        monkeypatch.setitem(sys.modules, f"{OLD}.{name}", None)  # type: ignore[arg-type]
+    names = steps("make_arg_parser", "validate_parsed_serve_args")
+    module(monkeypatch, "vllm.entrypoints.openai.cli_args", **names)
+    module(monkeypatch, "vllm.entrypoints.openai.api_server", **steps("validate_api_server_args"))
+
+
+@pytest.mark.parametrize("places", ["oldest_places", "old_places", "new_places"])
 def test_the_steps_of_the_command_line(places: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(places)
     found = compat_server.argument_steps()

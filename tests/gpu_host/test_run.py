@@ -47,11 +47,11 @@ def test_without_a_card_the_report_says_what_was_skipped(tmp_path: Path) -> None
     assert code == 0, output
     found = reported(tmp_path)
     assert found["finished"]
-    assert len(found["steps"]) == 14
+    assert len(found["steps"]) == 15
     assert {step["outcome"] for step in found["steps"]} == {"skipped"}
     assert {step["reason"].partition(":")[0] for step in found["steps"]} == {"no card"}
     assert "so all steps are skipped" in output
-    assert "0 passed, 0 failed, 14 skipped" in output
+    assert "0 passed, 0 failed, 15 skipped" in output
     page = (tmp_path / "gpu-report.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert "no card: torch" in page

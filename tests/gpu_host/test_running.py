@@ -131,3 +131,13 @@ def test_a_signal_to_the_run_ends_the_step(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not psutil.pid_exists(int(log.read_text()))
+
+
+def test_a_finding_is_no_failure_once_it_was_written(tmp_path: Path) -> None:
+    def code_of(code: str) -> str:
+        argv = (sys.executable, "-c", f"{code}; raise SystemExit(1)")
+        step = Step("one", "a step", argv, 60.0, finds=(1,))
+        return run_step(step, tmp_path, 60.0, lambda _seconds: None).outcome
+
+    assert code_of(record(tmp_path, {"caught": 3})) == PASSED
+    assert code_of("pass") == FAILED

@@ -43,7 +43,9 @@ def test_a_host_with_everything_lacks_only_the_second_card() -> None:
 def test_without_a_card_every_step_says_why() -> None:
     for each in all_steps(options()):
         assert lack(each, options(), CARDLESS) == "no card: torch 2.13.0 was built without CUDA"
-    assert not any(lack(each, options("cpu"), CARDLESS) for each in all_steps(options("cpu")))
+    here = options("cpu")
+    lacking = [each.name for each in all_steps(here) if lack(each, here, CARDLESS)]
+    assert lacking == ["pick-order", "noise-vllm-v2"]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,12 @@ def test_steps_with_a_server_need_vllm(host: HostFacts, reason: str) -> None:
     assert lack(step("reference"), options(), host) is None
     # A running node is there, whatever is installed here.
     assert lack(step("generation"), options(url="http://x"), host) is None
+
+
+def test_the_second_runner_of_a_version_that_was_vetted_on_the_first_is_skipped() -> None:
+    old = replace(HOST, vllm="0.26.0")
+    assert "second model runner of vLLM 0.26" in str(lack(step("noise-vllm-v2"), options(), old))
+    assert lack(step("noise-vllm-v1"), options(), old) is None
 
 
 def test_a_step_needs_its_own_packages() -> None:
@@ -102,4 +110,5 @@ def test_a_running_node_is_measured_beside_its_checkpoint_alone() -> None:
         assert "http://node" in each.argv
         assert ("qwen" in each.argv) == (each.name in lacking)
     named = replace(run, model="theirs")
-    assert not any(lack(each, named, HOST) for each in all_steps(named) if each.cards < 2)
+    for each in all_steps(named):
+        assert not lack(each, named, HOST) or each.name == "pick-order" or each.cards > 1

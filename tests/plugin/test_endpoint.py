@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from starlette.datastructures import State
 
-from proofserve.plugin.endpoint import ProofEndpoints
+from proofserve.engines.vllm.support import UnsupportedEngine
+from proofserve.plugin.endpoint import ProofEndpoints, require_right_experts
 
 pytestmark = pytest.mark.anyio
 
@@ -104,3 +105,15 @@ async def test_a_client_that_does_not_leave_does_not_keep_the_server(
 async def endless() -> AsyncIterator[bytes]:
     yield b"first"
     await asyncio.Event().wait()
+
+
+def test_a_node_of_sketch_v2_alone_does_not_start_where_a_kernel_chooses_experts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    why = "sketch-v2 cannot choose this model's experts: a kernel does"
+    with pytest.raises(UnsupportedEngine, match=why):
+        require_right_experts(why, "sketch-v2")
+    require_right_experts(None, "sketch-v2")
+    assert caplog.messages == []
+    require_right_experts(why, None)
+    assert caplog.messages == [why]

@@ -44,6 +44,16 @@ def test_a_version_whose_second_runner_was_not_vetted_uses_the_first(
     assert server_command("model", [], {}).env[RUNNER] == "0"
 
 
+@pytest.mark.parametrize(
+    ("version", "module"), [("0.26.0+cpu", launch.OLD_VLLM_SERVER), ("0.29.1", launch.VLLM_SERVER)]
+)
+def test_the_server_of_a_version(
+    version: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, version)
+    assert server_command("model", [], {}).argv[2] == module
+
+
 def test_without_vllm_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, None)
     assert runner_choice() == {}

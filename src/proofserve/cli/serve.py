@@ -15,6 +15,7 @@ from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.gateway import GatewaySettings
 from proofserve.settings.node import NodeSettings
 from proofserve.wire.records import first_problem
+from proofserve.wiring.experts import asked_experts
 from proofserve.wiring.gateway import run_gateway
 from proofserve.wiring.launch import exec_server, server_command
 from proofserve.wiring.start_checks import slow_checks, slow_dtype, start_checks
@@ -107,6 +108,14 @@ def serve(
             help="Only check the configuration, one line per check; exit code 0 or 2.",
         ),
     ] = False,
+    capability: Annotated[
+        str | None,
+        typer.Option(
+            "--capability",
+            help="For --check-config: of the card that will serve, such as 9.0. Unset: of this"
+            " machine's.",
+        ),
+    ] = None,
     **given: Any,
 ) -> None:
     """Start vLLM's own server for MODEL. Options that are not listed here go to vLLM.
@@ -123,7 +132,9 @@ def serve(
     if model is None or model.startswith("-"):
         _refuse("the model must come first: proofserve serve MODEL [OPTIONS]")
     chosen = NODE_OPTIONS.chosen(given)
-    checks = start_checks(model, chosen, ctx.args)
+    if capability and not check_config:
+        _refuse("--capability is for --check-config; a server asks its own card")
+    checks = start_checks(model, chosen, ctx.args, capability)
     if check_config:
         typer.echo(f"settings: {len(given)} are valid")
         code = 0
@@ -141,7 +152,11 @@ def serve(
         _refuse(str(error))
     if advice := slow_dtype(model, ctx.args):
         typer.echo(f"proofserve serve: {advice}", err=True)
-    exec_server(server_command(model, ctx.args, NODE_OPTIONS.variables(given)))
+    options = list(ctx.args)
+    if chosen.enabled and (asked := asked_experts(model, options, chosen.scheme)).options:
+        typer.echo(f"proofserve serve: {asked}", err=True)
+        options += asked.options
+    exec_server(server_command(model, options, NODE_OPTIONS.variables(given)))
 
 
 def _refuse(reason: str) -> NoReturn:

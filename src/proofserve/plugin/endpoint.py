@@ -21,6 +21,7 @@ from proofserve.engines.vetting import features
 from proofserve.engines.vetting.start import require_vetted, require_vetted_runner
 from proofserve.engines.vllm import support
 from proofserve.lab.host import processor_here
+from proofserve.protocol import SKETCH_2
 from proofserve.rounds.ports import AnsweringEngine, Measure
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
@@ -173,6 +174,7 @@ class ProofEndpoints:
 
         ranks, obstacle = await require_equal_ranks(engine_client)
         _logger.info("%s", ranks)
+        require_right_experts(obstacle, self._settings.scheme)
         # In a thread, because it may hash the whole checkpoint.
         facts = await asyncio.to_thread(served_facts, config)
         engine_info = EngineInfo(
@@ -202,6 +204,15 @@ class ProofEndpoints:
         answers = await client.start(engine_client, engine_info, k_dim)
         _logger.info("receipts are on: sketch key %s, %d dimensions", answers.sketch_key, k_dim)
         return answers
+
+
+def require_right_experts(obstacle: str | None, scheme: str | None) -> None:
+    """Raise UnsupportedEngine if the node's only ``scheme`` has an ``obstacle``; else log it."""
+    if obstacle is None:
+        return
+    if scheme == SKETCH_2:
+        raise support.UnsupportedEngine(obstacle)
+    _logger.warning("%s", obstacle)
 
 
 def log_as(name: str) -> None:

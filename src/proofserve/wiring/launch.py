@@ -27,6 +27,8 @@ GRACE_S, CHILDREN_S = 15.0, 5.0
 # A server that starts is given up when it has computed less than MOVES_S seconds in STILL_S.
 STILL_S, MOVES_S = 300.0, 2.0
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+# The same before 0.29.
+OLD_VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 # The same with several API processes.
 VLLM_SERVERS = "proofserve.engines.vllm.compat_serve"
 # How long the processes of such a server may take to end what they do, seconds. vLLM's own default
@@ -50,13 +52,19 @@ def server_command(
     model: str, vllm_options: Sequence[str], poc: Mapping[str, str]
 ) -> ServerCommand:
     if not has_several_processes(vllm_options):
-        server = (VLLM_SERVER, "--model", model, *vllm_options)
+        server = (vllm_server(), "--model", model, *vllm_options)
     else:
         waits = of_vllm(vllm_options).shutdown_timeout is not None
         more = () if waits else ("--shutdown-timeout", str(PROCESSES_END_S))
         server = (VLLM_SERVERS, model, *vllm_options, *more)
     env = {"VLLM_PLUGINS": plugin_list(), **runner_choice(), **poc}
     return ServerCommand((sys.executable, "-m", *server), environment(env))
+
+
+def vllm_server() -> str:
+    """The module of the installed vLLM that is a server of one API process."""
+    minor = re.match(r"0\.(\d+)\.", vllm_version() or "")
+    return OLD_VLLM_SERVER if minor and int(minor[1]) < 29 else VLLM_SERVER
 
 
 def has_several_processes(vllm_options: Sequence[str]) -> bool:
@@ -69,7 +77,10 @@ def of_vllm(options: Sequence[str]) -> Namespace:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--api-server-count", "-asc", default="1")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", "-q")
     for option in ("--shutdown-timeout", "--host", "--port", "--uds", "--config"):
+        parser.add_argument(option)
+    for option in ("--moe-backend", "--kernel-config"):
         parser.add_argument(option)
     # vLLM also accepts these names with underscores.
     texts = [re.sub("^-[^=]*", lambda name: name[0].replace("_", "-"), text) for text in options]

@@ -16,6 +16,7 @@ from proofserve.wiring.access import (
     outward_of,
     require_access_rule,
 )
+from proofserve.wiring.experts import asked_experts
 from proofserve.wiring.joining import joining_of
 from proofserve.wiring.launch import has_several_processes, of_vllm
 
@@ -27,7 +28,10 @@ PORT = 8000
 Check = Callable[[], str]
 
 
-def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) -> dict[str, Check]:
+def start_checks(
+    model: str, chosen: NodeSettings, vllm_options: Sequence[str], capability: str | None = None
+) -> dict[str, Check]:
+    """``capability``: of the card that will serve; unset, this machine's."""
     listening = of_vllm(vllm_options)
     return {
         "model": lambda: _model(model),
@@ -37,6 +41,7 @@ def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) 
         "outbox": lambda: _outbox(chosen),
         "receipts": lambda: _receipts(chosen, vllm_options),
         "fleet": lambda: _fleet(chosen),
+        "experts": lambda: str(asked_experts(model, vllm_options, chosen.scheme, capability)),
     }
 
 

@@ -130,7 +130,8 @@ def sampling_of(params: Any, restricted: bool = False) -> Sampling:
         params.allowed_token_ids,
         params.bad_words,
         params.min_tokens,
-        params.trace_decode_token_ids,
+        # Versions before 0.29 lack it.
+        getattr(params, "trace_decode_token_ids", None),
     )
     budget = params.thinking_token_budget is not None
     return Sampling(

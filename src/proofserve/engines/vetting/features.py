@@ -11,7 +11,8 @@ from typing import Final
 from proofserve.engines.vetting.start import Name, Pin
 
 # A feature, then our functions (with a colon), each with what it relies on: a module, names in it,
-# and in brackets what each must have. "older" says what older versions have instead, all of it.
+# and in brackets what each must have. "older" says what older versions have instead, all of it, and
+# "oldest" what those before them have.
 _TABLE: Final = """\
 proofs
 support:
@@ -100,12 +101,20 @@ compat_core.VllmCore.watch:
   vllm.v1.engine.core EngineCore.preprocess_add_request(request) EngineCore(step_fn)
 
 the start and the orderly end of a server
-wiring.launch: vllm.entrypoints.launchers.api_server.entry main
-compat_client.ServerStopping: vllm.exceptions GracefulHTTPError GenerationError
+wiring.launch:
+  vllm.entrypoints.launchers.api_server.entry main
+  oldest vllm.entrypoints.openai.api_server run_server(args)
+compat_client.ServerStopping:
+  vllm.exceptions GracefulHTTPError
+  oldest vllm.v1.engine.exceptions EngineDeadError
+  vllm.exceptions GenerationError
+  oldest vllm.entrypoints.openai.engine.protocol GenerationError
 compat_client.install_orderly_shutdown:
   vllm.v1.engine.async_llm AsyncLLM.shutdown(timeout) AsyncLLM(output_processor)
   vllm.v1.engine.output_processor OutputProcessor.propagate_error(e)
-plugin.endpoint: vllm.entrypoints.launchers.launcher NoSignalServer
+plugin.endpoint:
+  vllm.entrypoints.launchers.launcher NoSignalServer
+  oldest vllm.entrypoints.launcher serve_http(app sock)
 
 noticing an engine that hangs
 liveness.compat_progress.report_steps:
@@ -152,7 +161,7 @@ receipts.compat_answers.ended_answer:
 receipts.compat_answers.sampling_of:
   vllm.sampling_params SamplingParams(temperature top_p top_k min_p presence_penalty
       frequency_penalty repetition_penalty structured_outputs logit_bias allowed_token_ids bad_words
-      min_tokens thinking_token_budget trace_decode_token_ids)
+      min_tokens thinking_token_budget)
 receipts.compat_outputs.RequestNotes:
   vllm.v1.engine.output_processor OutputProcessor.add_request(request prompt parent_req)
       OutputProcessor.process_outputs(engine_core_outputs) OutputProcessor(request_states)
@@ -164,10 +173,13 @@ the embedded engine
 compat_server.server_arguments:
   vllm.entrypoints.common.cli_args make_arg_parser(parser)
   older vllm.entrypoints.launchers.cli_args make_arg_parser(parser)
+  oldest vllm.entrypoints.openai.cli_args make_arg_parser(parser)
   vllm.entrypoints.common.cli_args validate_parsed_serve_args(args)
   older vllm.entrypoints.launchers.cli_args validate_parsed_serve_args(args)
+  oldest vllm.entrypoints.openai.cli_args validate_parsed_serve_args(args)
   vllm.entrypoints.common.cli_args validate_api_server_args(args)
   older vllm.entrypoints.launchers.launcher validate_api_server_args(args)
+  oldest vllm.entrypoints.openai.api_server validate_api_server_args(args)
   vllm.entrypoints.common.startup cli_env_setup
   older vllm.entrypoints.serve.utils.api_utils cli_env_setup
   vllm.logger configure_logging_from_args(args)
@@ -177,9 +189,13 @@ compat_server.server_arguments:
   vllm.tool_parsers ToolParserManager
 compat_server.running_app:
   vllm.entrypoints.launchers.api_server.entry build_async_engine_client(args)
+  oldest vllm.entrypoints.openai.api_server build_async_engine_client(args)
   vllm.v1.engine.async_llm AsyncLLM.get_supported_tasks
   vllm.entrypoints.launchers.app build_app(args supported_tasks model_config)
+  oldest vllm.entrypoints.openai.api_server build_app(args supported_tasks model_config)
   vllm.entrypoints.launchers.api_server.app_state init_app_state(engine_client state args
+      supported_tasks)
+  oldest vllm.entrypoints.openai.api_server init_app_state(engine_client state args
       supported_tasks)
 
 several API server processes
@@ -194,7 +210,7 @@ compat_client.call_engine_sync:
 inprocess.SyncProver: vllm.v1.engine.llm_engine LLMEngine(engine_core)
 """
 _WORDS: Final = re.compile(
-    r"(?P<function>\S+):|(?P<older>older )?(?P<module>vllm\.\S+)"
+    r"(?P<function>\S+):|(?P<age>older |oldest )?(?P<module>vllm\.\S+)"
     r"|(?P<name>[\w.]+)(\((?P<has>[^)]*)\))?"
 )
 
@@ -202,16 +218,18 @@ _WORDS: Final = re.compile(
 def _pins(section: str) -> tuple[Pin, ...]:
     feature, _, rows = section.partition("\n")
     pins: list[Pin] = []
-    function, module, is_older = "", "", False
+    function, module, age = "", "", ""
     for word in _WORDS.finditer(rows):
         if word["function"]:
             function = word["function"]
         elif word["module"]:
-            module, is_older = word["module"], word["older"] is not None
+            module, age = word["module"], (word["age"] or "").strip()
         else:
             name = Name(module, word["name"], tuple((word["has"] or "").split()))
-            if is_older:
+            if age == "older":
                 pins[-1] = replace(pins[-1], older=(*pins[-1].older, name))
+            elif age == "oldest":
+                pins[-1] = replace(pins[-1], oldest=(*pins[-1].oldest, name))
             else:
                 pins.append(Pin(feature, function, name))
     return tuple(pins)

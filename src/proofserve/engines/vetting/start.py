@@ -45,12 +45,19 @@ class Pin:
     ``feature``: what an operator loses without it; completes "needed by …".
     ``used_by``: ``module.function``, below ``engines.vllm``, ``engines`` or ``proofserve``.
     ``older``: what older versions have in its place, if that differs; they have all of it.
+    ``oldest``: the same of versions before those.
     """
 
     feature: str
     used_by: str
     newest: Name
     older: tuple[Name, ...] = ()
+    oldest: tuple[Name, ...] = ()
+
+    @property
+    def spellings(self) -> tuple[tuple[Name, ...], ...]:
+        """A version has all names of one of them; the newest comes first."""
+        return tuple(filter(None, ((self.newest,), self.older, self.oldest)))
 
 
 def require_vetted(allow_unvetted: bool, pins: Sequence[Pin]) -> str:
@@ -183,12 +190,12 @@ def _set_on_self(found: ast.ClassDef) -> frozenset[str]:
 
 
 def moved(pins: Iterable[Pin], sources: Sources) -> list[str]:
-    """A line for each pin of which the sources have neither spelling, and the feature it breaks."""
+    """A line for each pin of which the sources have no spelling, and the feature it breaks."""
     lines = []
     for pin in pins:
-        gone, newest = sources.missing(pin.newest), pin.newest
-        if gone == () or (pin.older and all(sources.missing(each) == () for each in pin.older)):
+        if any(all(sources.missing(each) == () for each in names) for names in pin.spellings):
             continue
+        gone, newest = sources.missing(pin.newest), pin.newest
         place = ".".join(filter(None, (newest.module, newest.name)))
         text = f"no {place}" if gone is None else f"{place} without {', '.join(gone)}"
         lines.append(f"{text}, needed by {pin.feature} ({pin.used_by})")

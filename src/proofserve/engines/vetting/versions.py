@@ -19,6 +19,7 @@ class Vetting:
 
 # A row is added after `make matrix` has passed for it. docs/versions.md has the results.
 VETTED = (
+    Vetting("0.26", ("V1",), f"{MATRIX}, with torch 2.11"),
     Vetting("0.29", ("V1",), MATRIX),
     Vetting("0.30", ("V1",), MATRIX),
     Vetting("0.31", ("V1",), MATRIX),

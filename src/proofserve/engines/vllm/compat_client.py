@@ -16,10 +16,16 @@ from concurrent.futures import Future, wait
 from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from proofserve.rounds.errors import EngineFault, EngineGone
+
+try:
+    from vllm.exceptions import GenerationError, GracefulHTTPError
+except ImportError:  # before 0.29
+    from vllm.entrypoints.openai.engine.protocol import GenerationError
+
+    GracefulHTTPError = EngineDeadError
 
 _logger = logging.getLogger(__name__)
 
@@ -27,13 +33,16 @@ _logger = logging.getLogger(__name__)
 class ServerStopping(GracefulHTTPError, GenerationError):  # type: ignore[misc]  # Any to mypy
     """Answer to a request that the engine did not finish: status 503.
 
-    Relies on: AsyncLLM.generate raising a GracefulHTTPError as it is, errors of HTTP taking its
-    status, and streams turning a GenerationError into an event without a traceback in the log.
+    Relies on: AsyncLLM.generate raising a GracefulHTTPError, and before 0.29 an EngineDeadError, as
+    it is; errors of HTTP taking its status; streams turning a GenerationError into an event without
+    a traceback in the log.
     """
 
     def __init__(self) -> None:
-        super().__init__("The server is shutting down.", HTTPStatus.SERVICE_UNAVAILABLE)
-        self.status_code = self.http_status
+        # Not by the bases: their arguments differ between versions.
+        Exception.__init__(self, "The server is shutting down.")
+        self.message = str(self)
+        self.status_code = self.http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 def install_orderly_shutdown(

@@ -8,19 +8,31 @@ import gc
 import logging
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
 from vllm import logger
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
-from vllm.entrypoints.launchers.app import build_app
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+try:
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+    from vllm.entrypoints.launchers.app import build_app
+except ModuleNotFoundError:  # before 0.29
+    # A library that it imports raises the root logger's level to ERROR.
+    _level = logging.root.level
+    from vllm.entrypoints.openai.api_server import (
+        build_app,
+        build_async_engine_client,
+        init_app_state,
+    )
+
+    logging.root.setLevel(_level)
 
 # How long a core may take to end after its requests have, seconds.
 CORE_EXIT_S = 15.0
@@ -39,10 +51,10 @@ class ArgumentSteps:
 
 def argument_steps() -> ArgumentSteps:
     """The steps of the installed version."""
-    try:
-        return _steps_since_0_33()
-    except ModuleNotFoundError:
-        return _steps_until_0_32()
+    for steps in (_steps_since_0_33, _steps_until_0_32):
+        with suppress(ModuleNotFoundError):
+            return steps()
+    return _steps_until_0_28()
 
 
 def _steps_since_0_33() -> ArgumentSteps:
@@ -65,6 +77,20 @@ def _steps_since_0_33() -> ArgumentSteps:
 def _steps_until_0_32() -> ArgumentSteps:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: PLC0415 - newer versions lack it
     from vllm.entrypoints.launchers.launcher import validate_api_server_args  # noqa: PLC0415
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup  # noqa: PLC0415
+
+    return ArgumentSteps(
+        cli_env_setup,
+        make_arg_parser,
+        logging_step(),
+        validate_parsed_serve_args,
+        validate_api_server_args,
+    )
+
+
+def _steps_until_0_28() -> ArgumentSteps:
+    from vllm.entrypoints.openai.api_server import validate_api_server_args  # noqa: PLC0415
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: PLC0415
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup  # noqa: PLC0415
 
     return ArgumentSteps(

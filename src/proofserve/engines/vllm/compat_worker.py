@@ -293,7 +293,8 @@ def routers(model: torch.nn.Module) -> Iterator[tuple[int, Any]]:
         for each in found:
             kind = type(each.router).__name__
             if getattr(each, "is_monolithic", True):
-                raise _cannot_choose(f"{kind} of layer {index} chooses inside a kernel")
+                unfused = "on a GPU --moe-backend triton, or marlin for experts of 4 bits, does not"
+                raise _cannot_choose(f"{kind} of layer {index} chooses inside a kernel ({unfused})")
             if not _weighs_by_its_fields(each.router):
                 raise _cannot_choose(f"{kind} of layer {index} weighs experts in its own way")
             yield index, each.router
