@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from cli.challenged import NAME, OPERATOR, VALIDATOR, ChallengedNode, ModelEngine, challenged_node
 from proofserve.cli.main import app
-from proofserve.cli.recompute import claims_of_vectors
 from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.engines.reference.suspects import suspect
@@ -30,6 +29,7 @@ from proofserve.verifier.claims import ClaimedArtifacts, document
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
 from proofserve.verifier.nodes.members import judged_by_members
 from proofserve.verifier.nodes.sources import NodeSource, asked
+from proofserve.verifier.verification import claims_of_vectors
 from real_gpus.deployments import FOLDER
 from support.four_bits import one_thread
 from support.reference import Prover
@@ -174,8 +174,9 @@ def test_a_vector_that_is_none_is_named(tmp_path: Path) -> None:
         (beside(H100), "give two nodes or files at least"),
         (beside(H100, H100), "is given twice, and is one witness"),
         (beside(H100, HONEST), "is the node that is judged"),
-        ((*SEVERAL, "--model", "."), "--model is about weights"),
-        ((*SEVERAL, "--test", "exact"), "--test is about weights"),
+        ((*SEVERAL, "--test", "direction"), "--test does not go with --reference: give --model"),
+        ((*SEVERAL, "--model", ".", "--plan"), "--plan does not go with --reference: leave one"),
+        ((*SEVERAL, "--model", ".", "--suspect-node", "a=b"), "give the checkpoint as --suspect"),
         ((*SEVERAL, "--suspect-node", "awq.json"), "give NAME=URL or NAME=FILE"),
         (("--suspect-node", f"a={path(AWQ)}"), "give two nodes or files at least"),
         ((*SEVERAL, "--reference", "/nowhere.json"), "cannot read /nowhere.json"),

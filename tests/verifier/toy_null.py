@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.verifier.judges import BankRun, OwnRun, Vectors
+from proofserve.verifier.judges import BankRun, Vectors
 from proofserve.verifier.noise import RunMeasurement
+from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import (
     HonestPopulations,
     HonestRuns,

@@ -25,12 +25,12 @@ from proofserve.verifier.judges import (
     Figures,
     Judge,
     KernelBank,
-    OwnRun,
     Standing,
     Vectors,
     evidence_text,
     few,
 )
+from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import LEAST_REACH
 
 Floats = NDArray[np.float64]
@@ -340,7 +340,7 @@ class PairedJudge(_ErrorJudge):
         self._weigh(error.nonce, error.distance)
 
     def _weigh(self, nonce: int, length: float) -> None:
-        ratio = self._own.ratio(nonce, length)
+        ratio = self._own.excess(nonce, length)
         self._ratios.append(ratio)
         for member in self._own.honest.members:
             evidence = self._evidence.setdefault(member.name, Evidence(SizeBets.count))

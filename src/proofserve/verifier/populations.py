@@ -106,6 +106,10 @@ class HonestPopulations:
         """The same beside our run on several ranks, ``reference``, whose own footprint clears."""
         return replace(self, reference=reference, footprints={reference: emulated_footprint(width)})
 
+    def of_node(self, reference: str, width: int) -> "HonestPopulations":
+        """The same beside a trusted node, whose errors may be longer than any that was measured."""
+        return replace(self.on_ranks(reference, width), unit=Unit(), reaches={})
+
     def without(self, name: str) -> "HonestPopulations":
         """The same, with one of the members left out."""
         return replace(

@@ -245,9 +245,9 @@ def command(
     """
     with open_session(EXIT_NO_VERDICT) as session, _unproved(session, json):
         places, others = {source, open_url}, (reference, suspect_node, reference_api_key)
-        judge = NodeOptions.given(*others, ctx.params, places) or _engines(
-            places, model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
-        )
+        nodes = NodeOptions.given(*others, ctx.params, places)
+        setup = model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
+        judge = nodes if nodes and model is None else _engines(places, *setup, nodes)
         trusts_engine = recompute_url is not None or engine is not None
         figures = dist_threshold, calibration, p_mismatch
         tests, threshold = _tests(test or (), trusts_engine, figures, plan)
@@ -268,7 +268,8 @@ def command(
         is_file = open_url is None and not _is_url(source or "")
         order = _order_of(claimed, given, judging.calibration, is_file)
         if isinstance(judge, NodeOptions):
-            report = judge.report(claimed, order, judging, sample, session)
+            with session.interrupts.allowed():
+                report = judge.report(claimed, order, judging, sample, session.line)
         elif plan:
             _end_with_plan(judge, claimed, workload_of(order), (judging, nonces), session)
         else:

@@ -1,0 +1,84 @@
+"""The verdict beside a checkpoint and nodes that a validator trusts.
+
+On the very nonces the errors of these are those of measured honest kernels: they clear a node that
+has their footprint, or their bits, and explain errors that would convict it. The checkpoint says
+what they are: it judges each of them first, and one that it convicts is left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from proofserve.lab.report import Progress
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.judges import Opinion
+from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
+from proofserve.verifier.nodes.judging import cleared_by_bits
+from proofserve.verifier.nodes.sources import KnownNode, WitnessError, Witnesses
+from proofserve.verifier.verification import Truth, claims_of_vectors
+
+# Nonces by which the checkpoint judges a reference: weights that are rounded in three tenths of
+# them are convicted after 17 to 27, honest nodes whose kernel is emulated cleared after 23 to 35.
+_VETTED: Final = 35
+REFERENCE: Final = "reference"
+# What is said of a reference that the checkpoint did not clear.
+_SAYS: Final[Mapping[SequentialResult, str]] = {
+    SequentialResult.HONEST: "by the checkpoint",
+    SequentialResult.FRAUD: "by the checkpoint, so it is left out",
+}
+_TRUSTED: Final = "by the checkpoint; it counts because you trust it"
+
+
+def judged_beside_checkpoint(
+    claimed: ClaimedArtifacts,
+    known: Witnesses,
+    truth: Truth,
+    options: JudgingOptions,
+    seed: str,
+    progress: Progress,
+) -> VerdictReport:
+    """The verdict about the witnesses' sample of ``claimed``, which ``seed`` drew.
+
+    Raises as ``judged``, and WitnessError for a reference that serves another checkpoint.
+    """
+    sample = replace(claimed, nonces=tuple(known.sample))
+    vet = partial(_vetted, sample, truth, options, seed, progress)
+    said = {each.name: vet(each) for each in known.references}
+    trusted = [e for e in known.references if said[e.name].result is not SequentialResult.FRAUD]
+    report = cleared_by_bits(sample, replace(known, references=trusted), options, seed)
+    if report is None:
+        errors = {f"the reference {e.title}": partial(truth.errors_of, e.vectors) for e in trusted}
+        report = judged(sample, replace(truth, trusted=errors), options, seed, None, progress)
+    names = ", ".join(each.title for each in trusted)
+    outcome = replace(report.outcome, opinions=(*said.values(), *report.outcome.opinions))
+    origin = f"{report.origin}; trusted: {names or 'none'}"
+    return replace(report, claimed=claimed, outcome=outcome, origin=origin)
+
+
+def _vetted(
+    sample: ClaimedArtifacts,
+    truth: Truth,
+    options: JudgingOptions,
+    seed: str,
+    progress: Progress,
+    node: KnownNode,
+) -> Opinion:
+    """What the checkpoint alone says of a reference."""
+    if None not in (ours := (node.weights_digest, truth.weights_digest)) and len({*ours}) > 1:
+        text = f"it serves {node.weights_digest}, the checkpoint here has {truth.weights_digest}"
+        raise WitnessError(f"weights_digest: the reference {node.name}: {text}")
+    nonces = sample.nonces[:_VETTED]
+    claims = claims_of_vectors({nonce: node.vectors[nonce] for nonce in nonces})
+    # What the judged node owes is not the reference's.
+    claimed = ClaimedArtifacts(
+        *(sample.block_hash, sample.public_key, nonces, tuple(claims)),
+        scheme=sample.scheme,
+        ran_on=node.facts,
+    )
+    outcome = judged(claimed, truth, options, seed, None, progress).outcome
+    tests = "; ".join(f"{each.test}: {each.text}" for each in outcome.opinions)
+    text = f"{node.title}, {_SAYS.get(outcome.verdict, _TRUSTED)} ({tests})"
+    figures = {"name": node.name, "left_out": str(outcome.verdict is SequentialResult.FRAUD)}
+    return Opinion(REFERENCE, outcome.verdict, outcome.nonces_used, text, figures)
