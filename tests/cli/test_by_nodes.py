@@ -315,6 +315,77 @@ def test_a_reference_that_fails_gives_no_verdict(
     assert nodes[KERNELS[1]].url in result.output
 
 
+# -- beside a checkpoint ---------------------------------------------------------------------------
+
+
+def weighed(tiny: Path, source: str, *reference: str) -> tuple[Result, Any]:
+    """``verify`` with the checkpoint, and its report."""
+    file = Path(source).with_name("report.json")
+    keys = ("--reference-api-key", OPERATOR, "--json", str(file))
+    named = [text for each in reference for text in ("--reference", each)]
+    result = verify(source, "--model", str(tiny), *named, *keys)
+    return result, json.loads(file.read_text()) if file.exists() else None
+
+
+def test_a_reference_is_judged_by_the_checkpoint_first(
+    tiny: Path, nodes: dict[str, ChallengedNode], tmp_path: Path
+) -> None:
+    mine, cheap = nodes[KERNELS[0]], nodes["int8 per channel"]
+    result, report = weighed(tiny, claims_of(nodes[KERNELS[2]], tmp_path), mine.url, cheap.url)
+    assert result.exit_code == 0, result.output
+    first, second, *tests = report["findings"]
+    assert (first["test"], first["result"]) == ("reference", "honest")
+    assert first["figures"] == {"name": mine.url, "left_out": "False"}
+    assert (second["result"], second["figures"]["left_out"]) == ("fraud", "True")
+    assert "is left out: by the checkpoint, direction: errors" in second["text"]
+    assert {each["test"] for each in tests} == {"direction", "footprint"}
+    assert report["threshold_from"].endswith(
+        f"trusted: {mine.url} (vLLM none, one of {KERNELS[0]}, bfloat16)"
+    )
+
+
+def test_a_reference_that_cheats_clears_none_of_its_kind(
+    tiny: Path, nodes: dict[str, ChallengedNode], tmp_path: Path
+) -> None:
+    cheap = nodes["int8 per channel"]
+    # Its very bits.
+    result, report = weighed(tiny, claims_of(cheap, tmp_path), cheap.url)
+    assert result.exit_code == 1, result.output
+    assert report["threshold_from"].endswith("trusted: none")
+
+
+def test_equal_bits_with_a_reference_clear_beside_a_checkpoint(
+    tiny: Path, nodes: dict[str, ChallengedNode], tmp_path: Path
+) -> None:
+    mine = nodes[KERNELS[0]]
+    result, report = weighed(tiny, claims_of(mine, tmp_path), mine.url)
+    assert result.exit_code == 0, result.output
+    assert [each["test"] for each in report["findings"]] == ["reference", "exact"]
+    assert "equal bits in 20 of 20 nonces" in result.output
+
+
+def test_a_reference_that_serves_another_checkpoint_is_named(
+    tiny: Path, nodes: dict[str, ChallengedNode], tmp_path: Path
+) -> None:
+    source = claims_of(nodes[KERNELS[0]], tmp_path)
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads(Path(source).read_text()) | {"weights_digest": "f00d"}))
+    result, _ = weighed(tiny, source, str(other))
+    assert result.exit_code == 3, result.output
+    assert "weights_digest: the reference other.json: it serves f00d" in result.output
+
+
+def test_a_challenge_asks_a_reference_beside_the_checkpoint(
+    tiny: Path, nodes: dict[str, ChallengedNode]
+) -> None:
+    options = ("--nonces", "24", "--deadline", "600", "--api-key", VALIDATOR)
+    mine = ("--reference", nodes[KERNELS[0]].url, "--reference-api-key", OPERATOR)
+    asked = ["challenge", nodes["int4 g128"].url, "--model", str(tiny), *mine, *options]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 1, result.output
+    assert "reference undecided" in result.output or "reference honest" in result.output
+
+
 # -- members of a fleet ----------------------------------------------------------------------------
 
 

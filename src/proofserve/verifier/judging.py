@@ -352,8 +352,8 @@ class VerdictReport:
         """Why there is no verdict, and which command ends that."""
         return (
             "No verdict: no kernel that is known explains these errors, and no fraud that is known."
-            " If a node of this kind is trusted, measure it: proofserve calibrate noise MODEL"
-            " --other URL --out FILE"
+            " If you trust a node of this kind, name it by --reference URL, or measure it:"
+            " proofserve calibrate noise MODEL --other URL --out FILE"
         )
 
     def _excluded_share(self) -> float | None:

@@ -209,7 +209,7 @@ def command(
 
     By default footprint and direction run, with a calibration paired too, and
     with a threshold alone only the count. A node whose kernel is emulated badly
-    has no verdict until a calibration has one of its kind.
+    has no verdict until a calibration, or a --reference, is of its kind.
 
     A missing, repeated, malformed or non-finite artifact is a mismatch. So is a
     nonce of the lane that is left out below the last claimed one. A node and
@@ -224,6 +224,11 @@ def command(
     two generations of cards or more: beside one generation nothing convicts, and
     two convict by a suspect alone, and clear by bits alone.
 
+    With --model and --reference, once or more, these nodes count as measured honest
+    ones: the node is cleared by the bits of one, or by its footprint if no emulated
+    kernel has it, and not convicted by what one explains. The checkpoint judges
+    them first, and leaves out one that it convicts.
+
     There is no default threshold.
 
     \b
@@ -234,6 +239,7 @@ def command(
         --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
     proofserve verify http://node:8000 --model ./model --suspect ./model-awq
+    proofserve verify http://node:8000 --model ./model-awq --reference http://mine:8000
     proofserve verify received.sqlite --open http://node:8000 --model ./model
         --calibration calibration.json
     proofserve verify http://node:8000 --reference http://mine:8000

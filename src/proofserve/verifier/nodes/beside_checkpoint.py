@@ -23,12 +23,12 @@ from proofserve.verifier.verification import Truth, claims_of_vectors
 # them are convicted after 17 to 27, honest nodes whose kernel is emulated cleared after 23 to 35.
 _VETTED: Final = 35
 REFERENCE: Final = "reference"
-# What is said of a reference that the checkpoint did not clear.
+# What is said of a reference, by what the checkpoint says of it.
 _SAYS: Final[Mapping[SequentialResult, str]] = {
-    SequentialResult.HONEST: "by the checkpoint",
-    SequentialResult.FRAUD: "by the checkpoint, so it is left out",
+    SequentialResult.HONEST: "counts",
+    SequentialResult.FRAUD: "is left out",
 }
-_TRUSTED: Final = "by the checkpoint; it counts because you trust it"
+_TRUSTED: Final = "counts because you trust it"
 
 
 def judged_beside_checkpoint(
@@ -79,6 +79,6 @@ def _vetted(
     )
     outcome = judged(claimed, truth, options, seed, None, progress).outcome
     tests = "; ".join(f"{each.test}: {each.text}" for each in outcome.opinions)
-    text = f"{node.title}, {_SAYS.get(outcome.verdict, _TRUSTED)} ({tests})"
+    text = f"{node.title} {_SAYS.get(outcome.verdict, _TRUSTED)}: by the checkpoint, {tests}"
     figures = {"name": node.name, "left_out": str(outcome.verdict is SequentialResult.FRAUD)}
     return Opinion(REFERENCE, outcome.verdict, outcome.nonces_used, text, figures)
