@@ -164,7 +164,8 @@ def command(
         ),
     ] = None,
     nonces: Annotated[
-        int | None, typer.Option(help="Size of the sample; all nonces if unset.", min=1)
+        int | None,
+        typer.Option(help="Size of the sample; if unset all nonces, 64 with --reference.", min=1),
     ] = None,
     sequential: Annotated[
         bool,
