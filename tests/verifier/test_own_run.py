@@ -230,3 +230,23 @@ def test_what_a_trusted_node_errs_explains_a_suspects_direction() -> None:
         results.append(judge.opinion().result)
     assert results[0] is SequentialResult.FRAUD
     assert results[1] is not SequentialResult.FRAUD
+
+
+@pytest.mark.parametrize(
+    ("size", "found"),
+    [(1.0, SequentialResult.UNDECIDED), (3.0, SequentialResult.UNDECIDED), (20.0, "fraud")],
+)
+def test_without_a_calibration_gross_errors_convict_beside_a_trusted_node(
+    size: float, found: str
+) -> None:
+    """Also where the trusted node is finer by far than our own run."""
+    bank = ToyBank(KERNELS)
+    node = claims(bank.errors_by(Kernel(size=size, kept=0.0), range(40), 300))
+    for theirs in (Kernel(size=0.1, kept=0.0), SERVER):
+        trusted = {"mine": bank.errors_by(theirs, range(40), 301)}
+        judge = PairedJudge(own_run(bank, None, trusted=trusted), CHANCES)
+        judged_in_groups(judge, [*node])
+        assert judge.opinion().result == found
+    alone = PairedJudge(own_run(bank, None), CHANCES)
+    judged_in_groups(alone, [*node])
+    assert alone.opinion().result is SequentialResult.UNDECIDED

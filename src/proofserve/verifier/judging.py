@@ -150,7 +150,8 @@ def judges_of(
     and ProtocolError for a number out of range.
     """
     validator = truth.validator
-    tests = tests_of(options, validator.names if validator else None)
+    suspects = validator.names if validator else None
+    tests = tests_of(options, suspects, trusts_nodes=bool(truth.trusted))
     chances = options.chances().of_vectors(truth.width)
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
     own = None
@@ -159,13 +160,18 @@ def judges_of(
     return [_judge(test, options, shared, sample, own, validator) for test in tests]
 
 
-def tests_of(options: JudgingOptions, suspects: Sequence[str] | None) -> tuple[str, ...]:
+def tests_of(
+    options: JudgingOptions, suspects: Sequence[str] | None, *, trusts_nodes: bool = False
+) -> tuple[str, ...]:
     """The tests that run: by default all that can, or the count where only a threshold is given.
 
     ``suspects`` are those of the checkpoint, None without one. Raises LabError for a test that is
     unknown or cannot be run here.
     """
     obstacles = {test: _obstacle(test, options, suspects) for test in TESTS}
+    if trusts_nodes:
+        # They are measured in the nonces that are judged.
+        obstacles[PAIRED] = ""
     for test in options.tests:
         if test not in TESTS:
             raise LabError(f"--test {test}: choose from {', '.join(TESTS)}")

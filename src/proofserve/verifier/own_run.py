@@ -15,7 +15,12 @@ from proofserve.protocol.verdict.footprint import cosine, emulated_footprint
 from proofserve.protocol.verdict.scale import ScaleFit
 from proofserve.protocol.verdict.suspicion import Compared, explained
 from proofserve.verifier.judges import KEPT_IN_ALL, BankRun, KernelBank, Recompute, Vector, Vectors
-from proofserve.verifier.populations import HonestPopulations
+from proofserve.verifier.populations import (
+    LEAST_FIGURES,
+    HonestPopulations,
+    Population,
+    measured_here,
+)
 
 # Nonces after which a node without a footprint may have that of other kernels or of several ranks,
 # and of them those on which all of these are tried.
@@ -78,6 +83,7 @@ class OwnRun:
         self._trusted = {name: _Beside() for name in self._errors_of}
         self._theirs: dict[int, Vector] = {}
         self._honest: HonestPopulations | None = None
+        self._measured: Sequence[Population] = ()
         self.reference = references[0]
 
     @property
@@ -88,6 +94,11 @@ class OwnRun:
             width = min(map(len, self._theirs.values()), default=0)
             self._honest = found.expecting([*twins.values()], width) if twins else found
         return self._honest
+
+    @property
+    def members(self) -> Sequence[Population]:
+        """The kernels whose lengths convict: of a calibration, else those of trusted nodes."""
+        return self.honest.members or self._measured
 
     def expect(self, nonces: Sequence[int]) -> None:
         runs = [(name, self._orders[0]) for name in self._beside]
@@ -126,6 +137,11 @@ class OwnRun:
         self._beside = {name: of for name, of in self._beside.items() if likeness[name] >= least}
         self._compare_in_every_order()
         self._honest = None
+        self._measured = [
+            measured_here(name, np.array([self.ratio(*each) for each in of.lengths.items()]))
+            for name, of in self._trusted.items()
+            if name != self.reference and len(of.lengths) >= LEAST_FIGURES
+        ]
 
     def _see(self, name: str, of: _Beside, nonces: Sequence[int]) -> None:
         for nonce, ours in self._errors(name, nonces).items():

@@ -29,6 +29,7 @@ LEAST_REACH: Final = 0.5
 # Of 20 emulated kernels on three trained models the largest are 1.5 times ours; ``nu1`` and ``nu2``
 # say that they point anywhere in 24 dimensions, while those of 128 values had 40 to 120.
 DIMENSIONS: Final = 24.0
+WIDEST: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,15 @@ class Population:
     name: str
     ratios: Floats
     sizes: SizeBets
+
+
+def measured_here(name: str, ratios: Floats) -> Population:
+    """The lengths [n] of a trusted node in the nonces so far, where there is no calibration.
+
+    They are taken to be as long as those of the widest kernel that is emulated, at least.
+    """
+    wide = ratios * max(1.0, WIDEST / float(np.median(ratios)))
+    return Population(name, wide, SizeBets(fitted(wide), wide, CONVICTING))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,17 @@ has their footprint, or their bits, and explain errors that would convict it. Th
 what they are: it judges each of them first, and one that it convicts is left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.judges import Opinion
+from proofserve.verifier.judges import OWN, Opinion
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
 from proofserve.verifier.nodes.judging import cleared_by_bits
 from proofserve.verifier.nodes.sources import KnownNode, WitnessError, Witnesses
@@ -23,12 +25,10 @@ from proofserve.verifier.verification import Truth, claims_of_vectors
 # them are convicted after 17 to 27, honest nodes whose kernel is emulated cleared after 23 to 35.
 _VETTED: Final = 35
 REFERENCE: Final = "reference"
-# What is said of a reference, by what the checkpoint says of it.
-_SAYS: Final[Mapping[SequentialResult, str]] = {
-    SequentialResult.HONEST: "counts",
-    SequentialResult.FRAUD: "is left out",
-}
-_TRUSTED: Final = "counts because you trust it"
+# Emulated kernels err up to 1.5 times as far as our own run. What errs so much farther, by the
+# median of a few nonces, serves other weights, also where no suspect has them.
+_TOO_FAR: Final = 4.0
+_MEASURED_ON: Final = 3
 
 
 def judged_beside_checkpoint(
@@ -46,7 +46,7 @@ def judged_beside_checkpoint(
     sample = replace(claimed, nonces=tuple(known.sample))
     vet = partial(_vetted, sample, truth, options, seed, progress)
     said = {each.name: vet(each) for each in known.references}
-    trusted = [e for e in known.references if said[e.name].result is not SequentialResult.FRAUD]
+    trusted = [e for e in known.references if said[e.name].figures["left_out"] == "False"]
     report = cleared_by_bits(sample, replace(known, references=trusted), options, seed)
     if report is None:
         errors = {f"the reference {e.title}": partial(truth.errors_of, e.vectors) for e in trusted}
@@ -79,7 +79,20 @@ def _vetted(
     )
     # Whatever tests judge the node: one that cannot convict would let a cheat be a reference.
     outcome = judged(claimed, truth, replace(options, tests=()), seed, None, progress).outcome
+    far = _times_as_far(node, truth, nonces[:_MEASURED_ON])
+    is_left_out = outcome.verdict is SequentialResult.FRAUD or far > _TOO_FAR
+    says = "is left out" if is_left_out else "counts"
+    if not is_left_out and outcome.verdict is not SequentialResult.HONEST:
+        says += " because you trust it"
     tests = "; ".join(f"{each.test}: {each.text}" for each in outcome.opinions)
-    text = f"{node.title} {_SAYS.get(outcome.verdict, _TRUSTED)}: by the checkpoint, {tests}"
-    figures = {"name": node.name, "left_out": str(outcome.verdict is SequentialResult.FRAUD)}
+    text = f"{node.title} {says}: errors {far:.2g} times ours; {tests}"
+    figures = {"name": node.name, "left_out": str(is_left_out), "times_ours": far}
     return Opinion(REFERENCE, outcome.verdict, outcome.nonces_used, text, figures)
+
+
+def _times_as_far(node: KnownNode, truth: Truth, nonces: Sequence[int]) -> float:
+    """How long its errors are beside those of our own run, the median."""
+    if truth.validator is None:
+        raise AssertionError("a checkpoint has a validator")
+    theirs, ours = truth.errors_of(node.vectors, nonces), truth.validator.errors(OWN, nonces)
+    return float(np.median([np.linalg.norm(theirs[n]) / np.linalg.norm(ours[n]) for n in nonces]))
