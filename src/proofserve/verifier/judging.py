@@ -161,7 +161,7 @@ def judges_of(
 
 
 def tests_of(
-    options: JudgingOptions, suspects: Sequence[str] | None, *, trusts_nodes: bool = False
+    options: JudgingOptions, suspects: Sequence[str] | None, *, trusts_nodes: bool
 ) -> tuple[str, ...]:
     """The tests that run: by default all that can, or the count where only a threshold is given.
 

@@ -227,8 +227,9 @@ def command(
 
     With --model and --reference, once or more, these nodes count as measured honest
     ones: the node is cleared by the bits of one, or by its footprint if no emulated
-    kernel has it, and not convicted by what one explains. The checkpoint judges
-    them first, and leaves out one that it convicts.
+    kernel has it, and not convicted by what one explains; paired runs without a
+    calibration. The checkpoint judges them first, and leaves out one that it
+    convicts.
 
     There is no default threshold.
 
