@@ -261,8 +261,7 @@ def command(
         tests, threshold = _tests(test or (), trusts_engine, figures, plan)
         judging = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
         wanted = Selection(block_hash, public_key, lane)
-        drawn_by = seed or fresh_seed()
-        sample = drawn_by, nonces
+        sample = seed or fresh_seed(), nonces
         with session.interrupts.allowed():
             session.line.step(f"reading {source}" if source else "loading torch")
             if source is None:

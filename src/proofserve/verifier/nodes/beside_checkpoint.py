@@ -15,7 +15,7 @@ import numpy as np
 from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.judges import OWN, Opinion
+from proofserve.verifier.judges import OWN, Figures, Opinion
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
 from proofserve.verifier.nodes.judging import cleared_by_bits
 from proofserve.verifier.nodes.sources import KnownNode, WitnessError, Witnesses
@@ -86,7 +86,7 @@ def _vetted(
         says += " because you trust it"
     tests = "; ".join(f"{each.test}: {each.text}" for each in outcome.opinions)
     text = f"{node.title} {says}: errors {far:.2g} times ours; {tests}"
-    figures = {"name": node.name, "left_out": str(is_left_out), "times_ours": far}
+    figures: Figures = {"name": node.name, "left_out": str(is_left_out), "times_ours": far}
     return Opinion(REFERENCE, outcome.verdict, outcome.nonces_used, text, figures)
 
 
