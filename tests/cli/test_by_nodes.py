@@ -128,8 +128,8 @@ def test_a_reference_is_judged_by_the_checkpoint_first(
     assert result.exit_code == 0, result.output
     first, second, *tests = report["findings"]
     assert (first["test"], first["result"]) == ("reference", "honest")
-    assert (first["figures"]["name"], first["figures"]["left_out"]) == (mine.url, "False")
-    assert (second["result"], second["figures"]["left_out"]) == ("fraud", "True")
+    assert (first["figures"]["name"], first["figures"]["left_out"]) == (mine.url, False)
+    assert (second["result"], second["figures"]["left_out"]) == ("fraud", True)
     assert "is left out: errors" in second["text"]
     assert {each["test"] for each in tests} == {"paired", "direction", "footprint"}
     assert report["threshold_from"].endswith(

@@ -45,14 +45,22 @@ def judged_beside_checkpoint(
     """
     sample = replace(claimed, nonces=tuple(known.sample))
     vet = partial(_vetted, sample, truth, options, seed, progress)
-    said = {each.name: vet(each) for each in known.references}
-    trusted = [e for e in known.references if said[e.name].figures["left_out"] == "False"]
+    said = [vet(each) for each in known.references]
+    trusted = [
+        each
+        for each, opinion in zip(known.references, said, strict=True)
+        if not opinion.figures["left_out"]
+    ]
     report = cleared_by_bits(sample, replace(known, references=trusted), options, seed)
     if report is None:
-        errors = {f"the reference {e.title}": partial(truth.errors_of, e.vectors) for e in trusted}
+        # Two files in two folders may have one name.
+        errors = {
+            f"reference {number}, {each.title}": partial(truth.errors_of, each.vectors)
+            for number, each in enumerate(trusted, 1)
+        }
         report = judged(sample, replace(truth, trusted=errors), options, seed, None, progress)
     names = ", ".join(each.title for each in trusted)
-    outcome = replace(report.outcome, opinions=(*said.values(), *report.outcome.opinions))
+    outcome = replace(report.outcome, opinions=(*said, *report.outcome.opinions))
     origin = f"{report.origin}; trusted: {names or 'none'}"
     return replace(report, claimed=claimed, outcome=outcome, origin=origin)
 
@@ -80,13 +88,15 @@ def _vetted(
     # Whatever tests judge the node: one that cannot convict would let a cheat be a reference.
     outcome = judged(claimed, truth, replace(options, tests=()), seed, None, progress).outcome
     far = _times_as_far(node, truth, nonces[:_MEASURED_ON])
-    is_left_out = outcome.verdict is SequentialResult.FRAUD or far > _TOO_FAR
+    # A calibration knows itself how long honest errors are.
+    is_too_far = options.calibration is None and far > _TOO_FAR
+    is_left_out = outcome.verdict is SequentialResult.FRAUD or is_too_far
     says = "is left out" if is_left_out else "counts"
     if not is_left_out and outcome.verdict is not SequentialResult.HONEST:
         says += " because you trust it"
     tests = "; ".join(f"{each.test}: {each.text}" for each in outcome.opinions)
     text = f"{node.title} {says}: errors {far:.2g} times ours; {tests}"
-    figures: Figures = {"name": node.name, "left_out": str(is_left_out), "times_ours": far}
+    figures: Figures = {"name": node.name, "left_out": is_left_out, "times_ours": far}
     return Opinion(REFERENCE, outcome.verdict, outcome.nonces_used, text, figures)
 
 
