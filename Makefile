@@ -31,7 +31,7 @@ $(READY): scripts/setup.py $(TORCH) $(HASHED) requirements/uv.lock pyproject.tom
 demo: $(READY) ## Serve a small model (MODEL=smollm2: a real one), chat, prove, and tell honest proofs from forged.
 	$(BIN)/proofserve demo $(MODEL:%=--model %)
 
-demo-fleet: $(READY) ## A fleet of real servers: one is killed and replaced, one cheats and is cordoned.
+demo-fleet: $(READY) ## A fleet of real servers: one is killed and replaced, one cheats, and the others find it.
 	$(BIN)/proofserve fleet demo
 
 # What most processes of the tests import.

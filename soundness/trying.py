@@ -12,7 +12,7 @@ from proofserve.lab.report import Progress
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.verdict.footprint import cosine
 from proofserve.verifier.calibration_file import CalibrationFile, read
-from proofserve.verifier.judges import BankRun, Chances, Vectors, lacks_footprint
+from proofserve.verifier.judges import BankRun, Chances, Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,
@@ -20,6 +20,7 @@ from proofserve.verifier.noise import (
     checked,
     measured_calibration,
 )
+from proofserve.verifier.own_run import lacks_footprint
 from proofserve.verifier.populations import HonestPopulations, RunFigures, nearest, uncalibrated
 from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode

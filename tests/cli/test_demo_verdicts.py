@@ -10,11 +10,11 @@ from rich.console import Console
 
 from proofserve.cli import demo
 from proofserve.cli.model import checkpoint
-from proofserve.cli.recompute import claims_of_vectors
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.models.trained import DENSE
 from proofserve.verifier.judges import OWN
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.verifier.verification import claims_of_vectors
 from support.four_bits import one_thread
 
 pytestmark = pytest.mark.usefixtures("few_kernels")

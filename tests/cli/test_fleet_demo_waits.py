@@ -1,36 +1,28 @@
 """What the demo of a fleet makes of verdicts that are wrong, and of processes that end."""
 
 import io
+import re
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from rich.console import Console
 
-from proofserve.cli.fleet_demo import CHEAT, FIRST, REPLACEMENT, DemoFleet, DemoProcesses
+from proofserve.cli.fleet_demo import CHEAT, EXPECTED, DemoFleet, DemoProcesses
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError
 
 
-def verdict_of(outcome: str) -> dict[str, Any]:
-    figures = {"distance": None, "threshold": None} if outcome == "abstained" else {}
-    return {"outcome": outcome, "nonces": 3, "distance": 0.5, "threshold": 0.02} | {
-        "reason": f"why it is {outcome}",
-        **figures,
-    }
-
-
 def shown(tmp_path: Path, cheat: str, state: str) -> tuple[bool, str]:
     """Whether all is as it should be, and what is printed, when the cheat has this verdict."""
-    outcomes = {FIRST: "honest", CHEAT: cheat, REPLACEMENT: "honest"}
     members = [
         {"name": name, "state": state if name == CHEAT else "ready", "stored": 99, "lane": 1}
-        | {"verdict": verdict_of(outcome), "wish_reason": "convicted by verdict 7"}
-        for name, outcome in outcomes.items()
+        | {"verdict": {"outcome": outcome, "nonces": 3, "reason": f"why it is {outcome}"}}
+        | {"wish_reason": "unproved in 1 of its newest 20 jobs"}
+        for name, outcome in (EXPECTED | {CHEAT: cheat}).items()
     ]
     snapshot = {"members": members, "verification": {"jobs": {"queued": 0}}}
     transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=snapshot))
@@ -46,27 +38,30 @@ def shown(tmp_path: Path, cheat: str, state: str) -> tuple[bool, str]:
     return right, console.export_text()
 
 
-def test_a_convicted_cheat_is_waited_for_until_it_is_cordoned(tmp_path: Path) -> None:
-    right, text = shown(tmp_path, "fraud", "cordoned")
+def test_a_cheat_that_is_found_is_waited_for_until_it_is_cordoned(tmp_path: Path) -> None:
+    right, text = shown(tmp_path, "unproved", "cordoned")
     assert right
     assert "should not be" not in text
-    assert "server 3: convicted by verdict 7" in text
+    assert "server 4: unproved in 1 of its newest 20 jobs" in text
 
 
-@pytest.mark.parametrize("outcome", ["honest", "undecided", "unproved", "abstained"])
-def test_a_cheat_that_is_not_convicted_is_shown_at_once(tmp_path: Path, outcome: str) -> None:
+@pytest.mark.parametrize("outcome", ["honest", "undecided", "abstained"])
+def test_a_cheat_that_is_not_found_is_shown_at_once(tmp_path: Path, outcome: str) -> None:
     right, text = shown(tmp_path, outcome, "ready")
     assert not right
-    assert f"{outcome}  (should not be): why it is {outcome}" in text
+    assert re.search(rf"{outcome}  \(should not be\) +3  why it is {outcome}", text), text
     assert "Cordoned" not in text
 
 
-def test_a_worker_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_a_worker_that_ends_is_named_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_MODEL", str(tmp_path / "nothing"))
     with Interrupts() as interrupts, ProgressLine(Console(quiet=True)) as line:
         session = CommandSession(Console(quiet=True), interrupts, line)
         with closing(DemoProcesses(tmp_path, session, "float32")) as processes:
             # It finds no checkpoint there.
-            processes.worker(tmp_path / "nothing")
+            processes.worker()
             with pytest.raises(LabError, match=r"(?s)the worker has ended with 2:.*--model"):
                 until_it_ends(processes)
 

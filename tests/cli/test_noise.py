@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 from cli.challenged import OPERATOR, challenged_node
 from lab.stub_node import stub_node
 from proofserve.cli.main import app
-from proofserve.cli.recompute import claims_of_vectors
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import ProgressLine
 from proofserve.engines.reference.kernels import PROFILES, SERVED
@@ -22,6 +21,7 @@ from proofserve.verifier.claims import Selection, document, from_file
 from proofserve.verifier.judges import OWN, BankRun
 from proofserve.verifier.orders import order_for
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.verifier.verification import claims_of_vectors
 from support.four_bits import one_thread
 from support.models import SmallModels
 

@@ -236,4 +236,4 @@ def test_a_validator_without_suspects_says_so(tmp_path: Path) -> None:
     assert validator.names == ()
     options = JudgingOptions(tests=("direction",))
     with pytest.raises(LabError, match="--test direction: there are no suspects"):
-        judges_of(options, 10, validator, 128)
+        judges_of(options, 10, validator.as_truth(128, 8))

@@ -6,10 +6,11 @@ import pytest
 from proofserve.engines.reference.kernels import SERVED
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.error_judges import FootprintJudge, PairedJudge
+from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge
 from proofserve.verifier.judging import references_on
 from verifier.toy_null import (
+    CARD,
     ON_RANKS,
     REFERENCE,
     SECOND,
@@ -162,3 +163,90 @@ def test_large_errors_convict_beside_several_ranks_too(kept: float, beside: bool
     assert ON_RANKS in bank.ran
     assert (own.reference == ON_RANKS) is beside
     assert judge.opinion().result is SequentialResult.FRAUD
+
+
+# -- nodes that the validator trusts ---------------------------------------------------------------
+
+# Two nodes with it are 0.64 alike.
+ON_A_CARD = Kernel(kept=0.64, like=CARD)
+
+
+@pytest.mark.parametrize("calibrated", [True, False], ids=["calibrated", "uncalibrated"])
+def test_a_node_with_a_kernel_that_nobody_emulates_is_cleared_beside_its_like(
+    calibrated: bool,
+) -> None:
+    bank = ToyBank(KERNELS)
+    known = gathered(bank, KERNELS) if calibrated else None
+    node = claims(bank.errors_by(ON_A_CARD, range(60), 300))
+    trusted = {"mine": bank.errors_by(ON_A_CARD, range(60), 301)}
+    alone, beside = (
+        FootprintJudge(own_run(bank, known, trusted=of), CHANCES) for of in ({}, trusted)
+    )
+    judged_in_groups(alone, [*node])
+    assert alone.opinion().result is not SequentialResult.HONEST
+    bank.ran.clear()
+    judged_in_groups(beside, [*node])
+    assert beside.opinion().result is SequentialResult.HONEST
+    assert beside.opinion().figures["kernel"] == "mine"
+    # Its footprint saves the runs of all other kernels.
+    assert ON_RANKS not in bank.ran
+    cheat = FootprintJudge(own_run(bank, known, trusted=trusted), CHANCES)
+    judged_in_groups(cheat, claims(bank.errors_by(ON_A_CARD, range(60), 302, "int8")))
+    assert cheat.opinion().result is not SequentialResult.HONEST
+
+
+def test_a_node_whose_kernel_is_emulated_is_judged_beside_that_all_the_same() -> None:
+    """A liar may know the order in which a trusted node adds up, and not ours."""
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, None, trusted={"mine": bank.errors_by(SERVER, range(60), 300)})
+    # Its very bits where it does not lie.
+    judged_in_groups(FootprintJudge(own, CHANCES), claims(bank.errors_by(SERVER, range(60), 300)))
+    assert own.reference == REFERENCE
+
+
+def test_errors_as_long_as_those_of_a_trusted_node_convict_nobody() -> None:
+    bank = ToyBank(KERNELS)
+    large = Kernel(size=4.0, kept=0.0)
+    node = claims(bank.errors_by(large, range(40), 300))
+    for trusted, found in (
+        ({}, SequentialResult.FRAUD),
+        ({"mine": bank.errors_by(large, range(40), 301)}, SequentialResult.UNDECIDED),
+        ({"mine": bank.errors_by(SERVER, range(40), 301)}, SequentialResult.FRAUD),
+    ):
+        judge = PairedJudge(own_run(bank, gathered(bank, KERNELS), trusted=trusted), CHANCES)
+        judged_in_groups(judge, [*node])
+        assert judge.opinion().result is found, trusted.keys()
+
+
+def test_what_a_trusted_node_errs_explains_a_suspects_direction() -> None:
+    bank = ToyBank(KERNELS)
+    leaning = Kernel(like=CARD, lean=0.6)
+    node = claims(bank.errors_by(leaning, range(30), 300))
+    trusted = {"mine": bank.errors_by(leaning, range(30), 301)}
+    results = []
+    for of in ({}, trusted):
+        judge = DirectionJudge(bank, own_run(bank, None, trusted=of), CHANCES)
+        judged_in_groups(judge, [*node])
+        results.append(judge.opinion().result)
+    assert results[0] is SequentialResult.FRAUD
+    assert results[1] is not SequentialResult.FRAUD
+
+
+@pytest.mark.parametrize(
+    ("size", "found"),
+    [(1.0, SequentialResult.UNDECIDED), (3.0, SequentialResult.UNDECIDED), (20.0, "fraud")],
+)
+def test_without_a_calibration_gross_errors_convict_beside_a_trusted_node(
+    size: float, found: str
+) -> None:
+    """Also where the trusted node is finer by far than our own run."""
+    bank = ToyBank(KERNELS)
+    node = claims(bank.errors_by(Kernel(size=size, kept=0.0), range(40), 300))
+    for theirs in (Kernel(size=0.1, kept=0.0), SERVER):
+        trusted = {"mine": bank.errors_by(theirs, range(40), 301)}
+        judge = PairedJudge(own_run(bank, None, trusted=trusted), CHANCES)
+        judged_in_groups(judge, [*node])
+        assert judge.opinion().result == found
+    alone = PairedJudge(own_run(bank, None), CHANCES)
+    judged_in_groups(alone, [*node])
+    assert alone.opinion().result is SequentialResult.UNDECIDED

@@ -11,7 +11,8 @@ from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.protocol.verdict.suspicion import Compared
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
-from proofserve.verifier.judges import Chances, Judge, OwnRun, Vectors
+from proofserve.verifier.judges import Chances, Judge, Vectors
+from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import uncalibrated
 from proofserve.verifier.simulation import (
     Draws,

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.verifier.judges import BankRun, OwnRun, Vectors
+from proofserve.verifier.judges import BankRun, Vectors
 from proofserve.verifier.noise import RunMeasurement
+from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import (
     HonestPopulations,
     HonestRuns,
@@ -43,6 +45,8 @@ class Kernel:
 
 
 _OURS = (REFERENCE, SECOND, ON_RANKS)
+# A kernel that nobody emulates.
+CARD = "a card"
 # What a node keeps of a footprint whose weights are others.
 LOST = 0.05
 # Of a run, what does not depend on the order in which it adds up: two runs are 0.64 alike.
@@ -117,6 +121,8 @@ class ToyBank:
         first = _unit(np.random.default_rng([nonce, 1]))
         if reference == REFERENCE:
             return first
+        if reference == CARD:
+            return _unit(np.random.default_rng([nonce, 29]))
         common = 0.35 / COMMON**2
         own = _unit(np.random.default_rng([nonce, 1 + _OURS.index(reference)]))
         other = common * first + np.sqrt(1 - common**2) * own
@@ -157,22 +163,36 @@ def toy_null(
     return populations(gathered(bank, kernels, nonces), REFERENCE, room)
 
 
-def own_run(bank: ToyBank, known: HonestRuns | None, said: str | None = None) -> OwnRun:
+def own_run(
+    bank: ToyBank,
+    known: HonestRuns | None,
+    said: str | None = None,
+    trusted: Mapping[str, Vectors] | None = None,
+) -> OwnRun:
     """Our own run of either reference, with what a calibration ``known`` says, or without one.
 
-    ``said`` is the one that the node says it has, None if it says nothing.
+    ``said`` is the one that the node says it has, None if it says nothing. ``trusted`` are errors
+    of other nodes.
     """
+    errors = trusted or {}
     first = bank.references if said is None else (said,)
     others = [name for name in (*bank.references, ON_RANKS) if name not in first]
 
     def null(name: str) -> HonestPopulations:
         if known is None:
             return uncalibrated(name, WIDTH)
+        if name in errors:
+            return populations(known, REFERENCE).of_node(name, WIDTH)
         if name != ON_RANKS:
             return populations(known, name)
         return populations(known, REFERENCE).on_ranks(name, WIDTH)
 
-    return OwnRun(bank, null, first, ORDERS, others)
+    functions = {name: partial(_chosen, of) for name, of in errors.items()}
+    return OwnRun(bank, null, first, ORDERS, others, functions)
+
+
+def _chosen(errors: Vectors, nonces: Sequence[int]) -> Vectors:
+    return {nonce: errors[nonce] for nonce in nonces}
 
 
 def _unit(drawn: np.random.Generator) -> NDArray[np.float64]:

@@ -28,6 +28,7 @@ from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import BankRun
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.orders import workload_of
+from proofserve.verifier.verification import claims_of_vectors
 
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
@@ -135,7 +136,7 @@ def verify(
             raise LabError(f"--kernel {served}: choose from {', '.join(node.kernels)}")
         session.line.step(f"computing {nonces} nonces as {served} does")
         vectors = node.vectors(BankRun(kernels=served), range(nonces))
-        claims = tuple(recompute.claims_of_vectors(vectors))
+        claims = tuple(claims_of_vectors(vectors))
         claimed = ClaimedArtifacts(work.block.hash, work.public_key, tuple(vectors), claims)
         validator = node.with_other(proofs_of(work, forward_batch))
         truth = validator.as_truth(work.scheme.width, forward_batch)

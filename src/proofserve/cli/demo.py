@@ -36,7 +36,7 @@ from proofserve.verifier.claims import ClaimedArtifacts, kernel_facts
 from proofserve.verifier.judges import OWN, BankRun, Chances
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
 from proofserve.verifier.orders import workload_of
-from proofserve.verifier.verification import Verification
+from proofserve.verifier.verification import Verification, claims_of_vectors
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointValidator
@@ -282,7 +282,7 @@ class DemoValidator:
         if self._other:
             self._session.line.step(f"emulating {OTHER_KERNEL}")
             by_kernel = self._validator.vectors(BankRun(kernels=OTHER_KERNEL), nonces)
-            other_node = recompute.claims_of_vectors(by_kernel)
+            other_node = claims_of_vectors(by_kernel)
             yield f"an honest node: {OTHER_KERNEL}", other_node, {HONEST}
             count = f"{len(claims[::TAMPER_EVERY])} of {len(claims)}"
             yield f"a copy with {count} altered", tampered(claims, WIDTH, TAMPER_EVERY), forged
@@ -298,7 +298,7 @@ class DemoValidator:
     def _served_by(self, name: str, nonces: Sequence[int]) -> list[Claim]:
         """What a node answers that serves the weights ``name`` and claims the published ones."""
         self._session.line.step(f"computing the same nonces with {name}")
-        return recompute.claims_of_vectors(self._forger.vectors(replace(OWN, weights=name), nonces))
+        return claims_of_vectors(self._forger.vectors(replace(OWN, weights=name), nonces))
 
 
 def _latency(replies: Sequence[Reply]) -> str:

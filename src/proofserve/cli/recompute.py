@@ -6,24 +6,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
+from proofserve.cli.validator.by_nodes import NodeOptions
 from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work, vectors_of
 from proofserve.lab.report import LabError
-from proofserve.protocol.codec import encode
 from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, kernel_facts, read_file
-from proofserve.verifier.judges import Vectors
 from proofserve.verifier.judging import (
     ChosenTests,
     JudgingOptions,
@@ -97,12 +94,6 @@ def claims_of_model(
 def warn_of_few_values(work: Workload, session: CommandSession) -> None:
     if (warning := cost_of_few_values(work.scheme)) is not None:
         session.tell(warning, "yellow")
-
-
-def claims_of_vectors(vectors: Vectors) -> list[Claim]:
-    """The artifacts of a node that has these vectors."""
-    texts = encode(np.stack(list(vectors.values())))
-    return [Claim(nonce, text) for nonce, text in zip(vectors, texts, strict=True)]
 
 
 def validator_setup(
@@ -231,8 +222,8 @@ def vllm_ranks(name: str) -> int | None:
 class EngineOptions:
     """What recomputes for ``verify``: the checkpoint ``model``, the node ``url``, or both.
 
-    ``engine`` names a vLLM that ``verify`` starts with the checkpoint, in place of a node. Raises
-    LabError, which says what to give, for other choices.
+    ``engine`` names a vLLM that ``verify`` starts with the checkpoint, in place of a node;
+    ``nodes`` are trusted beside it. Raises LabError, which says what to give, for other choices.
     """
 
     model: Path | None
@@ -242,6 +233,7 @@ class EngineOptions:
     forward_batch: int
     suspects: Sequence[Path] | None
     api_key: str | None = field(default=None, repr=False)
+    nodes: NodeOptions | None = None
 
     def __post_init__(self) -> None:
         if self.model is None and self.url is None:
@@ -288,6 +280,9 @@ class EngineOptions:
             if self.model is not None:
                 self.plan(claimed, work, options, sample[1], session)
             truth = self._truth(work, options, session, stack)
+            if self.nodes is not None:
+                order = order_for(work)
+                return self.nodes.report(claimed, order, options, sample, session.line, truth)
             others = judged(claimed, truth, options, *sample, session.line)
         return others.after(exact) if exact else others
 

@@ -25,12 +25,12 @@ from proofserve.verifier.judges import (
     Figures,
     Judge,
     KernelBank,
-    OwnRun,
     Standing,
     Vectors,
     evidence_text,
     few,
 )
+from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import LEAST_REACH
 
 Floats = NDArray[np.float64]
@@ -327,6 +327,9 @@ class PairedJudge(_ErrorJudge):
         self._judged: list[tuple[int, float]] = []
         self._ratios: list[float] = []
 
+    def _beside(self) -> object:
+        return self._own.reference, [len(each.ratios) for each in self._own.members]
+
     def _begin_again(self) -> None:
         # Beside another kernel's run other kernels are the honest ones.
         self._evidence, self._ratios = {}, []
@@ -340,9 +343,9 @@ class PairedJudge(_ErrorJudge):
         self._weigh(error.nonce, error.distance)
 
     def _weigh(self, nonce: int, length: float) -> None:
-        ratio = self._own.ratio(nonce, length)
+        ratio = self._own.excess(nonce, length)
         self._ratios.append(ratio)
-        for member in self._own.honest.members:
+        for member in self._own.members:
             evidence = self._evidence.setdefault(member.name, Evidence(SizeBets.count))
             evidence.add(member.sizes.log_factors(np.array([ratio]))[0])
 

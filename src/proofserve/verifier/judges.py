@@ -1,13 +1,14 @@
 """The tests that reach a verdict, each from the errors of one nonce after the other.
 
 A node is honest if it is one of the honest populations, so what convicts speaks against all of
-them. Those of errors beside our own run are in ``error_judges``, the exact one in ``verification``.
+them. Those of errors beside our ``own_run`` are in ``error_judges``, the exact one in
+``verification``.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -17,11 +18,7 @@ from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside, judge, power
-from proofserve.protocol.verdict.footprint import cosine, emulated_footprint
-from proofserve.protocol.verdict.scale import ScaleFit
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.protocol.verdict.suspicion import Compared, explained
-from proofserve.verifier.populations import HonestPopulations
 
 T = TypeVar("T")
 Vector = NDArray[np.float32]
@@ -199,177 +196,6 @@ def few(names: Sequence[str], most: int = 3) -> str:
     """The first of ``names``, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
-
-
-# Nonces after which a node without a footprint may have that of other kernels or of several ranks,
-# and of them those on which all of these are tried.
-_LOOKED_AT, _TRIED_ON = 9, 3
-# A reference that is so many standard deviations behind is none: with less a node of SmolLM2 got
-# another kernel's, and no verdict, 9 times in 100.
-_BEHIND: Final = 2.0
-
-
-def lacks_footprint(mean: float, nonces: int, width: int) -> bool:
-    """Whether a ``mean`` cosine is less than what is cleared of an emulation, and not by chance."""
-    known = emulated_footprint(width)
-    return mean < KEPT_IN_ALL * known.mean - _BEHIND * known.sd / math.sqrt(nonces)
-
-
-@dataclass(slots=True)
-class _Beside:
-    """A reference's run in the first order: lengths of its errors, cosines with the node's.
-
-    ``figures`` are means of the node's cosines with the run in every order, ``twins`` cosines of
-    the runs in two orders; a reference that never led has none. All are by nonce.
-    """
-
-    lengths: dict[int, float] = field(default_factory=dict)
-    cosines: dict[int, float] = field(default_factory=dict)
-    figures: dict[int, float] = field(default_factory=dict)
-    twins: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def likeness(self) -> float:
-        return float(np.mean(list(self.cosines.values())))
-
-
-class OwnRun:
-    """The validator's own honest run, beside which all tests judge a node.
-
-    Its ``reference`` is the one of ``references`` whose errors are most like the node's so far;
-    those that are too far behind are computed no more. Where none has a footprint, ``others`` are
-    tried. ``null`` says what honest means beside it. It adds up in ``orders`` that no node knew
-    when it published, or a liar could have exactly our errors where it does not lie: in one, or in
-    two, whose mean cosine spreads less.
-    """
-
-    def __init__(
-        self,
-        bank: KernelBank,
-        null: Callable[[str], HonestPopulations],
-        references: Sequence[str],
-        orders: Sequence[int | None] = (None,),
-        others: Sequence[str] = (),
-    ) -> None:
-        self._bank = bank
-        self._orders = orders
-        self._others = others
-        self._null = null
-        self._beside = {name: _Beside() for name in references}
-        self._theirs: dict[int, Vector] = {}
-        self._honest: HonestPopulations | None = None
-        self.reference = references[0]
-
-    @property
-    def honest(self) -> HonestPopulations:
-        """Raises LabError as ``null``."""
-        if self._honest is None:
-            found, twins = self._null(self.reference), self._beside[self.reference].twins
-            width = min(map(len, self._theirs.values()), default=0)
-            self._honest = found.expecting([*twins.values()], width) if twins else found
-        return self._honest
-
-    def expect(self, nonces: Sequence[int]) -> None:
-        runs = {self._run(name): nonces for name in self._beside}
-        if self._theirs or len(self._beside) == 1:
-            # Only the reference that leads is run in every order.
-            runs |= {self._run(self.reference, order): nonces for order in self._orders}
-        self._bank.expect(runs)
-
-    def _run(self, reference: str, order: int | None = None) -> BankRun:
-        return BankRun(kernels=reference, order=self._orders[0] if order is None else order)
-
-    def compare(self, theirs: Sequence[ClaimError]) -> None:
-        """Compute ours of the nonces of ``theirs`` that have a vector. Raises EngineFault."""
-        known = self._theirs
-        new = {e.nonce: e.error for e in theirs if e.error is not None and e.nonce not in known}
-        if not new:
-            return
-        if self._others and len(known) >= _LOOKED_AT and self._lacks(self.reference):
-            self._look_at_others()
-        self._theirs |= new
-        for name in self._beside:
-            self._see(name, tuple(new))
-        likeness = {name: of.likeness for name, of in self._beside.items()}
-        self.reference = max(likeness, key=likeness.__getitem__)
-        # By chance a cosine of v values has a variance of 1 / v, a difference of two twice that.
-        values = sum(map(len, self._theirs.values()))
-        least = likeness[self.reference] - _BEHIND * math.sqrt(2.0 / values)
-        self._beside = {name: of for name, of in self._beside.items() if likeness[name] >= least}
-        self._compare_in_every_order()
-        self._honest = None
-
-    def _see(self, name: str, nonces: Sequence[int]) -> None:
-        of = self._beside[name]
-        for nonce, ours in self._bank.errors(self._run(name), nonces).items():
-            of.lengths[nonce] = float(np.linalg.norm(ours))
-            of.cosines[nonce] = cosine(self._theirs[nonce], ours)
-
-    def _lacks(self, name: str) -> bool:
-        of, width = self._beside[name], min(map(len, self._theirs.values()))
-        return lacks_footprint(of.likeness, len(of.cosines), width)
-
-    def _look_at_others(self) -> None:
-        """Add those that have a footprint on the first nonces, and on all of them.
-
-        Beside too few ranks two kernels are about as unlike the node: so all of them are tried.
-        """
-        others, self._others = self._others, ()
-        nonces = tuple(self._theirs)
-        first, rest = nonces[:_TRIED_ON], nonces[_TRIED_ON:]
-        self._bank.expect({self._run(name): first for name in others})
-        for name in others:
-            self._beside[name] = _Beside()
-            for some in (first, rest):
-                self._see(name, some)
-                if self._lacks(name):
-                    del self._beside[name]
-                    break
-
-    def _compare_in_every_order(self) -> None:
-        """Of the nonces that lack it: all, where another reference leads than before."""
-        of, theirs = self._beside[self.reference], self._theirs
-        lacking = tuple(nonce for nonce in of.cosines if nonce not in of.figures)
-        first, *others = (
-            self._bank.errors(self._run(self.reference, order), lacking) for order in self._orders
-        )
-        for nonce in lacking:
-            again = [cosine(theirs[nonce], other[nonce]) for other in others]
-            of.figures[nonce] = float(np.mean([of.cosines[nonce], *again]))
-            for other in others:
-                of.twins[nonce] = cosine(first[nonce], other[nonce])
-
-    def cosine(self, nonce: int) -> float:
-        """Of the node's error with ours; 0 for a claim without a vector, which has no footprint."""
-        return self._beside[self.reference].figures.get(nonce, 0.0)
-
-    def compared(self, nonce: int, other: Vector) -> Compared:
-        """The node's error of a nonce beside ``other``, in the honest unit."""
-        theirs = self._theirs[nonce]
-        ratios = (self.ratio(nonce, float(np.linalg.norm(each))) for each in (theirs, other))
-        return Compared(*np.array([*ratios, cosine(theirs, other)])[:, np.newaxis])
-
-    def explained(self, nonces: Sequence[int], fit: ScaleFit) -> Mapping[int, float]:
-        """As ``explained`` of honest runs: of the references, and without a calibration of all.
-
-        Raises EngineFault.
-        """
-        bank, calibrated = self._bank, bool(self.honest.members)
-        known = bank.references if calibrated else bank.kernels
-        runs = [self._run(name) for name in sorted({*known, self.reference})]
-        self._bank.expect(dict.fromkeys(runs, nonces))
-        errors = [self._bank.errors(run, nonces) for run in runs]
-        return {
-            n: float(explained([self.compared(n, of[n]) for of in errors], fit)[0]) for n in nonces
-        }
-
-    def ratio(self, nonce: int, length: float) -> float:
-        """A ``length`` of one of the nonces that were compared, in the honest unit.
-
-        Infinite lengths, of claims without a vector, need no such nonce.
-        """
-        own = np.array([self._beside[self.reference].lengths.get(nonce, 1.0)])
-        return float(self.honest.unit.ratios(np.array([length]), own)[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ from proofserve.verifier.judges import (
     CountRule,
     Judge,
     KernelBank,
-    OwnRun,
 )
+from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import HonestPopulations, uncalibrated
 from proofserve.verifier.verification import ExactJudge, Truth, Verification, settled, verify
 
@@ -140,32 +140,38 @@ class JudgingOptions:
 def judges_of(
     options: JudgingOptions,
     sample: int,
-    validator: KernelBank | None,
-    width: int,
+    truth: Truth,
     orders: Sequence[int | None] = (None,),
     ran_on: Mapping[str, object] | None = None,
 ) -> list[Judge[ClaimError]]:
     """A judge for each test, which together convict an honest node with a chance of alpha at most.
 
-    Vectors have ``width`` values; ``orders`` are as of ``OwnRun``, ``ran_on`` as of
-    ``ClaimedArtifacts``. Raises as ``tests_of``, and ProtocolError for a number out of range.
+    ``orders`` are as of ``OwnRun``, ``ran_on`` as of ``ClaimedArtifacts``. Raises as ``tests_of``,
+    and ProtocolError for a number out of range.
     """
-    tests = tests_of(options, validator.names if validator else None)
-    chances = options.chances().of_vectors(width)
+    validator = truth.validator
+    suspects = validator.names if validator else None
+    tests = tests_of(options, suspects, trusts_nodes=bool(truth.trusted))
+    chances = options.chances().of_vectors(truth.width)
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
     own = None
     if validator is not None:
-        own = _own_run(options.calibration, validator, width, orders, ran_on or {})
+        own = _own_run(options.calibration, validator, truth, orders, ran_on or {})
     return [_judge(test, options, shared, sample, own, validator) for test in tests]
 
 
-def tests_of(options: JudgingOptions, suspects: Sequence[str] | None) -> tuple[str, ...]:
+def tests_of(
+    options: JudgingOptions, suspects: Sequence[str] | None, *, trusts_nodes: bool
+) -> tuple[str, ...]:
     """The tests that run: by default all that can, or the count where only a threshold is given.
 
     ``suspects`` are those of the checkpoint, None without one. Raises LabError for a test that is
     unknown or cannot be run here.
     """
     obstacles = {test: _obstacle(test, options, suspects) for test in TESTS}
+    if trusts_nodes:
+        # They are measured in the nonces that are judged.
+        obstacles[PAIRED] = ""
     for test in options.tests:
         if test not in TESTS:
             raise LabError(f"--test {test}: choose from {', '.join(TESTS)}")
@@ -184,10 +190,11 @@ def tests_of(options: JudgingOptions, suspects: Sequence[str] | None) -> tuple[s
 def _own_run(
     measured: CalibrationFile | None,
     bank: KernelBank,
-    width: int,
+    truth: Truth,
     orders: Sequence[int | None],
     ran_on: Mapping[str, object],
 ) -> OwnRun:
+    width = truth.width
     known: Sequence[str] = bank.references
     if measured is not None:
         known = [each for each in known if each in measured.references] or measured.references
@@ -197,6 +204,8 @@ def _own_run(
     def null(reference: str) -> HonestPopulations:
         if measured is None:
             return uncalibrated(reference, width)
+        if reference in truth.trusted:
+            return measured.honest(known[0]).of_node(reference, width)
         if reference not in several:
             return measured.honest(reference)
         # Beside its own run a server on several ranks errs as one on a single rank does.
@@ -204,7 +213,7 @@ def _own_run(
         return measured.honest(one).on_ranks(reference, width)
 
     others = [name for name in (*known, *several) if name not in first]
-    return OwnRun(bank, null, first, orders, others)
+    return OwnRun(bank, null, first, orders, others, truth.trusted)
 
 
 def references_on(
@@ -349,8 +358,8 @@ class VerdictReport:
         """Why there is no verdict, and which command ends that."""
         return (
             "No verdict: no kernel that is known explains these errors, and no fraud that is known."
-            " If a node of this kind is trusted, measure it: proofserve calibrate noise MODEL"
-            " --other URL --out FILE"
+            " If you trust a node of this kind, name it by --reference URL, or measure it:"
+            " proofserve calibrate noise MODEL --other URL --out FILE"
         )
 
     def _excluded_share(self) -> float | None:
@@ -380,7 +389,7 @@ def judged(
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, seed, most)
     orders, ran_on = orders_by(seed), claimed.ran_on
-    judges = judges_of(options, len(sample), truth.validator, truth.width, orders, ran_on)
+    judges = judges_of(options, len(sample), truth, orders, ran_on)
     return VerdictReport(
         outcome=settled(verify(claimed, sample, truth, judges, progress), claimed, truth),
         claimed=claimed,

@@ -32,6 +32,7 @@ LEAST_REACH: Final = 0.5
 # Of 20 emulated kernels on three trained models the largest are 1.5 times ours; ``nu1`` and ``nu2``
 # say that they point anywhere in 24 dimensions, while those of 128 values had 40 to 120.
 DIMENSIONS: Final = 24.0
+WIDEST: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,15 @@ class Population:
     sizes: SizeBets
 
 
+def measured_here(name: str, ratios: Floats) -> Population:
+    """The lengths [n] of a trusted node in the nonces so far, where there is no calibration.
+
+    They are taken to be as long as those of the widest kernel that is emulated, at least.
+    """
+    wide = ratios * max(1.0, WIDEST / float(np.median(ratios)))
+    return Population(name, wide, SizeBets(fitted(wide), wide, CONVICTING))
+
+
 @dataclass(frozen=True, slots=True)
 class HonestPopulations:
     """The honest kernels beside our own run of ``reference``; empty ``members`` without any known.
@@ -108,6 +118,10 @@ class HonestPopulations:
     def on_ranks(self, reference: str, width: int) -> "HonestPopulations":
         """The same beside our run on several ranks, ``reference``, whose own footprint clears."""
         return replace(self, reference=reference, footprints={reference: emulated_footprint(width)})
+
+    def of_node(self, reference: str, width: int) -> "HonestPopulations":
+        """The same beside a trusted node, whose errors may be longer than any that was measured."""
+        return replace(self.on_ranks(reference, width), unit=Unit(), reaches={})
 
     def without(self, name: str) -> "HonestPopulations":
         """The same, with one of the members left out."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol import ARTIFACT, DEFAULT_SCHEME, SKETCH_2
+from proofserve.protocol.codec import encode
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -22,6 +23,8 @@ from proofserve.verifier.judges import (
     Opinion,
     Recompute,
     Standing,
+    Vectors,
+    as_sent,
 )
 
 # Nonces are judged in growing groups, because the first ones show which kernel the node has and
@@ -41,7 +44,8 @@ class Truth:
     Of a model that ``is_dense`` it is known that it mixes no experts. ``validator`` has other
     vectors of the checkpoint, None if an engine recomputes. An engine has a ``name``, and
     ``facts``: the fields of ``KernelFacts``, None for what it does not say. ``unit`` is what a
-    reader calls that of which the vectors are.
+    reader calls that of which the vectors are. ``trusted`` are the errors of nodes that count as
+    measured honest ones, by name.
     """
 
     vectors: Recompute
@@ -53,6 +57,12 @@ class Truth:
     name: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
     unit: str = "nonces"
+    trusted: Mapping[str, Recompute] = field(default_factory=dict)
+
+    def errors_of(self, node: Vectors, nonces: Sequence[int]) -> Vectors:
+        """Of a node's vectors, float32 [width] each."""
+        ours = self.vectors(nonces)
+        return {nonce: node[nonce] - as_sent(ours[nonce]) for nonce in nonces}
 
     @property
     def mixes_experts(self) -> bool:
@@ -257,6 +267,12 @@ def leaves_open(exact: Verification) -> bool:
     if opinion is None or opinion.result is not SequentialResult.UNDECIDED:
         return False
     return opinion.figures["equal"] != opinion.nonces
+
+
+def claims_of_vectors(vectors: Vectors) -> list[Claim]:
+    """The artifacts of a node that has these vectors."""
+    texts = encode(np.stack(list(vectors.values())))
+    return [Claim(nonce, text) for nonce, text in zip(vectors, texts, strict=True)]
 
 
 def settled(found: Verification, claimed: ClaimedArtifacts, ours: Truth) -> Verification:

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from proofserve.cli.session import CommandSession
 from proofserve.lab.records import Work
-from proofserve.lab.report import LabError
+from proofserve.lab.report import LabError, Progress
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
+from proofserve.verifier.nodes.beside_checkpoint import judged_beside_checkpoint
 from proofserve.verifier.nodes.judging import judged_by_nodes
 from proofserve.verifier.nodes.sources import NONCES, NodeSource, witnesses_of
+from proofserve.verifier.verification import Truth
 
-_ABOUT_WEIGHTS: Final = (
-    *("model", "calibration", "dist_threshold", "recompute_url", "engine", "test", "suspect"),
-    "plan",
-)
+# Options that references have no part in, and those that need a checkpoint.
+_ALONE: Final = ("dist_threshold", "recompute_url", "engine", "plan")
+_ABOUT_WEIGHTS: Final = ("calibration", "test", "suspect")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,13 @@ class NodeOptions:
     ) -> Self | None:
         """By what a command was given, None without a node; ``judged`` are the judged one's places.
 
-        Raises LabError for an option that is about weights, and for a node that would judge itself.
+        Raises LabError for options that do not go together, too few references, and for a node that
+        would judge itself.
         """
         references, suspects = references or (), suspects or ()
         if not (references or suspects):
             return None
-        if used := next((name for name in _ABOUT_WEIGHTS if options.get(name)), None):
-            option = f"--{used.replace('_', '-')}"
-            raise LabError(f"{option} is about weights; with --reference nothing is recomputed")
+        _require_together(references, suspects, options)
         named = [NodeSource(_name_of(place), place, api_key) for place in references]
         for text in suspects:
             name, _, place = text.partition("=")
@@ -64,19 +63,38 @@ class NodeOptions:
         order: Work,
         options: JudgingOptions,
         sample: tuple[str, int | None],
-        session: CommandSession,
+        line: Progress,
+        truth: Truth | None = None,
     ) -> VerdictReport:
         """The verdict; ``sample`` is the seed that draws it, and how many nonces it has at most.
 
-        Raises LabError, ProtocolError, and NodeError for a reference that does not answer.
+        ``truth`` is a checkpoint's, None without one. Raises LabError, ProtocolError, WitnessError
+        for a reference that does not answer, and the errors of our own recomputation.
         """
         seed, most = sample
         drawn = seed, NONCES if most is None else most
-        with session.interrupts.allowed():
-            known = witnesses_of(
-                claimed, order, self.references, self.suspects, drawn, session.line
-            )
+        known = witnesses_of(claimed, order, self.references, self.suspects, drawn, line)
+        if truth is None:
             return judged_by_nodes(claimed, known, options, seed)
+        return judged_beside_checkpoint(claimed, known, truth, options, seed, line)
+
+
+def _require_together(
+    references: Sequence[str], suspects: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """Raises LabError as ``given``."""
+    has_model = bool(options.get("model"))
+    wrong = _ALONE if has_model else (*_ABOUT_WEIGHTS, *_ALONE)
+    if used := next((name for name in wrong if options.get(name)), None):
+        why = "give --model too" if used in _ABOUT_WEIGHTS else "leave one of the two out"
+        raise LabError(f"--{used.replace('_', '-')} does not go with --reference: {why}")
+    if has_model and suspects:
+        raise LabError("--suspect-node does not go with --model: give the checkpoint as --suspect")
+    if not has_model and len(references) < 2:
+        raise LabError(
+            "--reference: give two nodes or files at least, as one has no other to be near;"
+            " beside --model one is enough"
+        )
 
 
 def _name_of(place: str) -> str:

@@ -139,10 +139,11 @@ def command(
                 judging = JudgingOptions((), of_one, beta, share, threshold=measured)
                 order = calibrated_order(measured)
                 others = reference, suspect_node, reference_api_key
-                if (nodes := NodeOptions.given(*others, ctx.params, {url})) is not None:
+                nodes = NodeOptions.given(*others, ctx.params, {url})
+                if nodes is not None and model is None:
                     judge = _by_nodes(nodes, judging, session)
                 else:
-                    setup = Path(model or _no_model()), device, forward_batch, suspect
+                    setup = model or _no_model(), device, forward_batch, suspect, nodes
                     judge = _by_weights(setup, order, judging, nonces if plan else None, session)
                 challenger = _Challenger(tally.url, api_key, order, nonces, deadline, judge)
                 _challenge(challenger, tally, every, json, session)
@@ -166,26 +167,28 @@ def _by_nodes(nodes: NodeOptions, judging: JudgingOptions, session: CommandSessi
     """What other nodes say about the same nonces."""
 
     def judge(found: challenge.ChallengeAnswer) -> VerdictReport:
-        return nodes.report(found.claimed, found.order, judging, (fresh_seed(), None), session)
+        with session.interrupts.allowed():
+            sample = fresh_seed(), None
+            return nodes.report(found.claimed, found.order, judging, sample, session.line)
 
     return judge
 
 
 def _by_weights(
-    setup: tuple[Path, str, int, Sequence[Path] | None],
+    setup: tuple[Path, str, int, Sequence[Path] | None, NodeOptions | None],
     order: Work,
     judging: JudgingOptions,
     planned: int | None,
     session: CommandSession,
 ) -> _Judge:
-    """Loads a checkpoint once; ``setup`` has its folder, a device, a batch and suspects.
+    """Loads a checkpoint once; ``setup`` has its folder, a device, a batch, suspects, and nodes.
 
     If so many nonces are ``planned``, only tells what they cost, and raises typer.Exit.
     """
     # It imports torch, which other nodes in the place of weights do not need.
     from proofserve.cli import recompute  # noqa: PLC0415
 
-    model, device, forward_batch, suspects = setup
+    model, device, forward_batch, suspects, nodes = setup
     work, measured = workload_of(order), judging.calibration
     recompute.warn_of_few_values(work, session)
     made = recompute.validator_setup(model, device, suspects, measured)
@@ -199,8 +202,10 @@ def _by_weights(
         measured.require(work, [model.name], checkpoint_shape(model), digest)
 
     def judge(found: challenge.ChallengeAnswer) -> VerdictReport:
-        ours = truth(workload_of(found.order))
-        return judged(found.claimed, ours, judging, fresh_seed(), None, session.line)
+        ours, sample = truth(workload_of(found.order)), (fresh_seed(), None)
+        if nodes is not None:
+            return nodes.report(found.claimed, found.order, judging, sample, session.line, ours)
+        return judged(found.claimed, ours, judging, *sample, session.line)
 
     return judge
 

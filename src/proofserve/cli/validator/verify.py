@@ -164,7 +164,8 @@ def command(
         ),
     ] = None,
     nonces: Annotated[
-        int | None, typer.Option(help="Size of the sample; all nonces if unset.", min=1)
+        int | None,
+        typer.Option(help="Size of the sample; if unset all nonces, 64 with --reference.", min=1),
     ] = None,
     sequential: Annotated[
         bool,
@@ -209,7 +210,7 @@ def command(
 
     By default footprint and direction run, with a calibration paired too, and
     with a threshold alone only the count. A node whose kernel is emulated badly
-    has no verdict until a calibration has one of its kind.
+    has no verdict until a calibration, or a --reference, is of its kind.
 
     A missing, repeated, malformed or non-finite artifact is a mismatch. So is a
     nonce of the lane that is left out below the last claimed one. A node and
@@ -224,6 +225,12 @@ def command(
     two generations of cards or more: beside one generation nothing convicts, and
     two convict by a suspect alone, and clear by bits alone.
 
+    With --model and --reference, once or more, these nodes count as measured honest
+    ones: the node is cleared by the bits of one, or by its footprint if no emulated
+    kernel has it, and not convicted by what one explains; paired runs without a
+    calibration. The checkpoint judges them first, and leaves out one that it
+    convicts.
+
     There is no default threshold.
 
     \b
@@ -234,6 +241,7 @@ def command(
         --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
     proofserve verify http://node:8000 --model ./model --suspect ./model-awq
+    proofserve verify http://node:8000 --model ./model-awq --reference http://mine:8000
     proofserve verify received.sqlite --open http://node:8000 --model ./model
         --calibration calibration.json
     proofserve verify http://node:8000 --reference http://mine:8000
@@ -245,16 +253,15 @@ def command(
     """
     with open_session(EXIT_NO_VERDICT) as session, _unproved(session, json):
         places, others = {source, open_url}, (reference, suspect_node, reference_api_key)
-        judge = NodeOptions.given(*others, ctx.params, places) or _engines(
-            places, model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
-        )
+        nodes = NodeOptions.given(*others, ctx.params, places)
+        setup = model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
+        judge = nodes if nodes and model is None else _engines(places, *setup, nodes)
         trusts_engine = recompute_url is not None or engine is not None
         figures = dist_threshold, calibration, p_mismatch
         tests, threshold = _tests(test or (), trusts_engine, figures, plan)
         judging = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
         wanted = Selection(block_hash, public_key, lane)
-        drawn_by = seed or fresh_seed()
-        sample = drawn_by, nonces
+        sample = seed or fresh_seed(), nonces
         with session.interrupts.allowed():
             session.line.step(f"reading {source}" if source else "loading torch")
             if source is None:
@@ -268,7 +275,8 @@ def command(
         is_file = open_url is None and not _is_url(source or "")
         order = _order_of(claimed, given, judging.calibration, is_file)
         if isinstance(judge, NodeOptions):
-            report = judge.report(claimed, order, judging, sample, session)
+            with session.interrupts.allowed():
+                report = judge.report(claimed, order, judging, sample, session.line)
         elif plan:
             _end_with_plan(judge, claimed, workload_of(order), (judging, nonces), session)
         else:

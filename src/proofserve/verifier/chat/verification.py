@@ -223,9 +223,9 @@ class ChatChecker:
         options = JudgingOptions(**asdict(replace(chances, kept=_KEPT)), threshold=self._measured)
         claimed = blocks.claims()
         unit = f"blocks of {BLOCK_TOKENS} tokens"
-        ours = Truth(validator.truth, blocks.width, AT_ONCE, unit=unit)
+        ours = Truth(validator.truth, blocks.width, AT_ONCE, validator=validator, unit=unit)
         orders = orders_by(self._seed)
-        judges = judges_of(options, len(blocks), validator, blocks.width, orders)
+        judges = judges_of(options, len(blocks), ours, orders)
         return verify(claimed, claimed.nonces, ours, judges, progress)
 
 

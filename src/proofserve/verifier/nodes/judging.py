@@ -40,17 +40,26 @@ def judged_by_nodes(
 ) -> VerdictReport:
     """The verdict, and what was found, as of ``judged``; ``seed`` drew the sample.
 
-    Raises UnprovedError for another checkpoint than the references', ProtocolError for a number out
-    of range.
+    Raises LabError for references that are one witness, UnprovedError for another checkpoint than
+    theirs, ProtocolError for a number out of range.
     """
+    known.require_different()
     for reference in known.references:
         claimed.require_digest(reference.weights_digest)
+    cleared = cleared_by_bits(claimed, known, options, seed)
+    return cleared or judged_by_distance(claimed, known, options, seed)
+
+
+def cleared_by_bits(
+    claimed: ClaimedArtifacts, known: Witnesses, options: JudgingOptions, seed: str
+) -> VerdictReport | None:
+    """The verdict if a node has the bits of one of the references; other bits say nothing."""
     for reference in known.references:
         exact = ExactJudge(options.chances(), reference.facts, claimed.ran_on)
         same = _report(claimed, known, reference, [exact], options, seed)
         if same.outcome.verdict is SequentialResult.HONEST:
             return replace(same, origin=f"those whose bits are equal to those of {reference.name}")
-    return judged_by_distance(claimed, known, options, seed)
+    return None
 
 
 def judged_by_distance(

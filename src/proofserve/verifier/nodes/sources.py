@@ -95,6 +95,22 @@ class Witnesses:
     suspects: Sequence[KnownNode]
     sample: Sequence[int]
 
+    def require_different(self) -> None:
+        """Raise LabError for two references that are one witness, or serve different weights."""
+        digests = {each.weights_digest: each.name for each in self.references}
+        digests.pop(None, None)
+        if len(digests) > 1:
+            said = "; ".join(f"{name} {digest}" for digest, name in digests.items())
+            raise LabError(f"weights_digest: the references serve different weights: {said}")
+        for one, other in combinations(self.references, 2):
+            if are_alike(one, other, self.sample):
+                equal = equal_bits(one, other, self.sample)
+                raise LabError(
+                    f"{one.name} and {other.name} have equal bits in {equal} of {len(self.sample)}"
+                    " nonces: they are one witness; leave one out, and give another if two do not"
+                    " remain"
+                )
+
 
 def witnesses_of(
     claimed: ClaimedArtifacts,
@@ -106,12 +122,10 @@ def witnesses_of(
 ) -> Witnesses:
     """What all of them say about a sample of ``claimed``: the seed that draws it, and its size.
 
-    Nodes are asked side by side, once each. Raises LabError naming the source, for less than two
-    references, other work, too few common nonces, or nodes that are one; and WitnessError for one
-    that is down, late or refuses, and for a vector that is none.
+    Nodes are asked side by side, once each. Raises LabError naming the source, for other work and
+    too few common nonces; and WitnessError for one that is down, late or refuses, and for a vector
+    that is none.
     """
-    if len(references) < 2:
-        raise LabError("--reference: give two nodes or files at least; one has no other to be near")
     files = {each: _read(each, order) for each in (*references, *suspects) if not each.is_node}
     common = set(claimed.nonces).intersection(*({*of.vectors} for of in files.values()))
     seed, most = drawn
@@ -123,9 +137,7 @@ def witnesses_of(
         )
     live = [each for each in (*references, *suspects) if each.is_node]
     known = files | _ask(live, order, sample, progress)
-    found = Witnesses([known[each] for each in references], [known[e] for e in suspects], sample)
-    _require_different(found.references, sample)
-    return found
+    return Witnesses([known[each] for each in references], [known[e] for e in suspects], sample)
 
 
 def _read(source: NodeSource, order: Work) -> KnownNode:
@@ -196,17 +208,3 @@ def equal_bits(one: KnownNode, other: KnownNode, nonces: Sequence[int]) -> int:
 def are_alike(one: KnownNode, other: KnownNode, nonces: Sequence[int]) -> bool:
     """Whether two nodes are one witness."""
     return equal_bits(one, other, nonces) >= SAME * len(nonces)
-
-
-def _require_different(references: Sequence[KnownNode], sample: Sequence[int]) -> None:
-    digests = {each.weights_digest: each.name for each in references if each.weights_digest}
-    if len(digests) > 1:
-        said = "; ".join(f"{name} {digest}" for digest, name in digests.items())
-        raise LabError(f"weights_digest: the references serve different weights: {said}")
-    for one, other in combinations(references, 2):
-        if are_alike(one, other, sample):
-            equal = equal_bits(one, other, sample)
-            raise LabError(
-                f"{one.name} and {other.name} have equal bits in {equal} of {len(sample)} nonces:"
-                " they are one witness; leave one out, and give another if two do not remain"
-            )

@@ -24,12 +24,12 @@ from proofserve.verifier.judges import (
     Figures,
     Judge,
     Opinion,
-    OwnRun,
     Standing,
     Vectors,
     evidence_text,
 )
 from proofserve.verifier.noise import RunMeasurement
+from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, HonestRuns, populations
 from proofserve.verifier.probe.readings import ReadAnswer, Readings
 from proofserve.verifier.simulation import convictions, draws, node_figures
