@@ -17,6 +17,7 @@ from proofserve.protocol.receipts.record import Receipt
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.chat.findings import GapKind
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.judges import Chances
@@ -27,10 +28,11 @@ CHANCES = Chances(alpha=1e-6, beta=1e-3)
 # ``honest`` reads by torch's own kernels in bfloat16, of whose footprint our emulation has 0.46:
 # less than of a server's, so without a measured node of its kind it gets no verdict.
 SERVER = "vLLM on x86 with bfloat16"
-FRAUD, HONEST, UNDECIDED, UNEXPLAINED = (
+FRAUD, HONEST, UNDECIDED, UNPROVED, UNEXPLAINED = (
     SequentialResult.FRAUD,
     SequentialResult.HONEST,
     SequentialResult.UNDECIDED,
+    SequentialResult.UNPROVED,
     SequentialResult.UNEXPLAINED,
 )
 
@@ -77,7 +79,7 @@ def test_an_honest_node_is_cleared(model: Path, checker: ChatChecker, honest: Wr
     assert outcome.verdict is HONEST
     assert outcome.answers == len(chats)
     assert not outcome.failures
-    assert not outcome.unknown
+    assert not outcome.gaps
 
 
 @pytest.mark.parametrize(
@@ -145,12 +147,13 @@ def test_one_altered_token_is_convicted(checker: ChatChecker, honest: Writer) ->
 def test_too_few_tokens_are_no_verdict(checker: ChatChecker, honest: Writer) -> None:
     outcome = judged(checker, honest.chat(0, tokens=9))
     assert outcome.verdict is UNDECIDED
-    assert outcome.unknown == ("9 tokens are fewer than a block of 16",)
+    assert outcome.notes == ("9 tokens are fewer than a block of 16",)
 
 
 def test_answers_without_a_receipt_are_counted(checker: ChatChecker, honest: Writer) -> None:
     outcome = judged(checker, honest.chat(0), replace(honest.chat(1), receipts=()))
-    assert (outcome.answers, outcome.without_receipt) == (1, 1)
+    assert (outcome.answers, outcome.counts) == (1, {GapKind.MISSING: 1})
+    assert outcome.verdict is UNPROVED
 
 
 @pytest.mark.usefixtures("few_kernels")
@@ -207,13 +210,13 @@ def test_a_calibration_of_other_sketches_is_refused(checker: ChatChecker, honest
         judged(checker, short.chat(0), honest.chat(1))
 
 
-def test_a_receipt_of_another_checkpoint_is_not_checked(
+def test_a_receipt_of_another_checkpoint_clears_nobody(
     checker: ChatChecker, honest: Writer
 ) -> None:
     change = partial(replace, weights_digest="00" * 32)
     outcome = judged(checker, honest.chat(0, change=change))
-    assert outcome.verdict is UNDECIDED
-    assert "weights_digest" in outcome.unknown[0]
+    assert outcome.verdict is UNPROVED
+    assert "1 other weights, of 1 answers" in outcome.unproved
 
 
 def test_unchanged_is_honest_alone_too(checker: ChatChecker, honest: Writer) -> None:

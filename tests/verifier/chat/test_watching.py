@@ -15,16 +15,17 @@ from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.chat.conversation import Conversation
-from proofserve.verifier.chat.statements import FailedCheck
+from proofserve.verifier.chat.findings import FailedCheck, Gap, GapKind
 from proofserve.verifier.chat.verification import ChatVerification, Watch, distinct
 from proofserve.verifier.judges import Chances, Opinion
 from proofserve.verifier.verification import Verification
 from support.provider import WEIGHTS, Node
 
-FRAUD, HONEST, UNDECIDED = (
+FRAUD, HONEST, UNDECIDED, UNPROVED = (
     SequentialResult.FRAUD,
     SequentialResult.HONEST,
     SequentialResult.UNDECIDED,
+    SequentialResult.UNPROVED,
 )
 CHANCES = Chances(1e-6, 1e-3)
 outcome_of = partial(ChatVerification, origin="of a file", seed="a seed")
@@ -43,7 +44,10 @@ class Clears:
         bad = (FailedCheck("answer", "it lies"),) if "cheat" in names else ()
         clear = HONEST if len(names) >= self.needed else UNDECIDED
         sketches = Verification(clear, (), ())
-        return outcome_of(bad, sketches, None, len(names), 0, (), len(names))
+        missing = sum(chat.without_receipt for chat in window)
+        choices = sum(len(chat.choices) for chat in window)
+        gaps = (Gap(GapKind.MISSING, "no receipt"),) * missing
+        return outcome_of(bad, sketches, None, choices - missing, gaps, choices)
 
 
 @pytest.fixture
@@ -75,22 +79,26 @@ def test_the_chances_of_all_windows_add_up_to_alpha(node: Node) -> None:
     assert {chances.beta for _, chances in judge.asked} == {1e-3}
 
 
-def test_totals_count_chats_answers_and_missing_receipts(node: Node) -> None:
-    watch = Watch(Clears(9), CHANCES)
+def test_missing_receipts_count_over_all_windows(node: Node) -> None:
+    """One in ten is too many, whether or not each window by itself is cleared."""
+    watch = Watch(Clears(1), CHANCES)
     chat = node.chat("one")
     two = replace(chat, choices=(*chat.choices, replace(chat.choices[0], index=1)))
-    watch.add([chat, two])
-    watch.add([replace(two, receipts=())])
-    totals = watch
-    assert (totals.chats, totals.answers, totals.without_receipt) == (3, 5, 3)
+    for _ in range(19):
+        assert watch.add([chat]) is HONEST
+    assert watch.add([two]) is HONEST
+    assert watch.add([replace(chat, receipts=())]) is UNPROVED
+    assert watch.unproved == "2 missing, of 22 answers: 9%, more than 5%"
+    assert (watch.chats, watch.answers, watch.honest) == (21, 22, 21)
+    for _ in range(18):
+        found = watch.add([chat])
+    assert found is HONEST
 
 
 def test_a_second_receipt_does_not_stand_for_a_missing_one(node: Node) -> None:
-    watch = Watch(Clears(9), CHANCES)
     chat, other = node.chat("one"), node.chat("two", choice=5)
-    watch.add([replace(chat, receipts=(*chat.receipts, *other.receipts))])
-    watch.add([replace(chat, receipts=other.receipts)])
-    assert watch.without_receipt == 1
+    assert replace(chat, receipts=(*chat.receipts, *other.receipts)).without_receipt == 0
+    assert replace(chat, receipts=other.receipts).without_receipt == 1
 
 
 def test_the_record_is_json_from_the_start(node: Node) -> None:
@@ -101,15 +109,16 @@ def test_the_record_is_json_from_the_start(node: Node) -> None:
     assert found == {
         "chats": 2,
         "answers": 2,
-        "answers_without_receipt": 0,
+        "gaps": {},
+        "unproved": "",
         "times_cleared": 0,
         "unreadable": 0,
         "last": {
             "verdict": "fraud",
             "choices": 2,
             "answers": 2,
-            "without_receipt": 0,
-            "not_checked": [],
+            "gaps": [],
+            "notes": [],
             "failures": [{"check": "answer", "text": "it lies"}],
             "findings": [],
             "figures_from": "of a file",
@@ -120,12 +129,14 @@ def test_the_record_is_json_from_the_start(node: Node) -> None:
 
 def test_a_report_says_why_and_what_is_missing() -> None:
     failures = (FailedCheck("prompt", "the node read 3 tokens"),)
-    outcome = outcome_of(failures, None, None, 3, 1, ("x choice 0: adapter",), 6)
+    gaps = (Gap(GapKind.MISSING, "no receipt"), Gap(GapKind.UNCHECKED, "x choice 0: adapter"))
+    outcome = outcome_of(failures, None, None, 3, gaps, 6)
     lines = list(outcome.lines())
     assert lines == [
         "3 answers with a receipt checked (seed a seed)",
-        "1 of 6 answers have no receipt (17%)",
+        "  unproved: 1 missing, 1 not checked, of 6 answers: 33%, more than 5%",
         "  prompt    fraud: the node read 3 tokens",
+        "  missing: no receipt",
         "  not checked: x choice 0: adapter",
         "Honest figures: of a file.",
     ]
@@ -134,7 +145,7 @@ def test_a_report_says_why_and_what_is_missing() -> None:
 
 def test_a_report_of_tokens_alone_asks_for_more() -> None:
     tokens = Opinion("tokens", UNDECIDED, 64, "64 tokens fit", {})
-    lines = list(outcome_of((), None, tokens, 1, 0, (), 1).lines())
+    lines = list(outcome_of((), None, tokens, 1, (), 1).lines())
     assert lines[1:] == [
         "  tokens    undecided: 64 tokens fit",
         "More answers are needed: give several files.",
@@ -144,7 +155,7 @@ def test_a_report_of_tokens_alone_asks_for_more() -> None:
 
 def test_a_report_of_what_no_kernel_explains_says_what_to_measure() -> None:
     unexplained = SequentialResult.UNEXPLAINED
-    outcome = outcome_of((), Verification(unexplained, (), ()), None, 1, 0, (), 1)
+    outcome = outcome_of((), Verification(unexplained, (), ()), None, 1, (), 1)
     assert outcome.verdict is unexplained
     said = " ".join(outcome.lines())
     assert "measure it: proofserve calibrate chat MODEL --url URL --out FILE" in said
@@ -155,7 +166,7 @@ def test_a_report_of_what_no_kernel_explains_says_what_to_measure() -> None:
 def test_tokens_convict_but_never_clear(
     result: SequentialResult, verdict: SequentialResult
 ) -> None:
-    outcome = outcome_of((), None, Opinion("tokens", result, 1, "", {}), 1, 0, (), 1)
+    outcome = outcome_of((), None, Opinion("tokens", result, 1, "", {}), 1, (), 1)
     assert outcome.verdict is verdict
 
 

@@ -23,7 +23,9 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, read, request
-from proofserve.verifier.chat.statements import FailedCheck, LogFollower, NodeFacts, PublicLog
+from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck
+from proofserve.verifier.chat.public_log import LogFollower, PublicLog
+from proofserve.verifier.chat.statements import LATE_MS, NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification, Watch
 from proofserve.verifier.judges import ALPHA, BETA, Chances
 
@@ -38,6 +40,23 @@ Fetch = Callable[[], Conversation]
 
 ChatCalibration = Annotated[
     Path | None, typer.Option("--calibration", help="A file of `calibrate chat --out`.")
+]
+LateAfter = Annotated[
+    float,
+    typer.Option(
+        help="A receipt is late if the client's side first saw it, or its log entry, so many"
+        " seconds after the answer.",
+        min=0.0,
+    ),
+]
+MostGaps = Annotated[
+    float,
+    typer.Option(
+        help="Honest is nobody of whose answers a larger share has no receipt, a late one, or one"
+        " that cannot be checked.",
+        min=0.0,
+        max=1.0,
+    ),
 ]
 CheckedModel = Annotated[Path, typer.Option("--model", help="The checkpoint that was promised.")]
 
@@ -70,6 +89,8 @@ def verify_chat(
             " If unset, a new one: a node that knows the seed knows the parts."
         ),
     ] = None,
+    late_after: LateAfter = LATE_MS / 1e3,
+    most_gaps: MostGaps = MOST_GAPS,
     alpha: options.Alpha = ALPHA,
     beta: options.Beta = BETA,
     json: options.Json = None,
@@ -77,12 +98,12 @@ def verify_chat(
     """Check answers by their receipts, and reach a verdict: honest or fraud.
 
     A file is a JSON object with "request" (the body that the client sent), "response" (what it
-    got) and "receipts" (of GET /v1/receipts/ID). `watch-chat` and the Python client write such
-    files. Ask with "return_token_ids": true, because a text can have several token ids.
+    got), "receipts" (of GET /v1/receipts/ID), and by the client's own clock in Unix milliseconds
+    "ended_ms" of the answer and "seen_ms" of the receipts. The Python client writes such files. Ask with "return_token_ids": true, because a text can have several token ids.
 
     \b
     signature  it is the node's, over this receipt
-    log        the receipt entered the public log within a minute of the answer
+    log        the receipt is under a root of the node's log
     prompt     the node read the prompt of the request, by the checkpoint's template
     answer     the receipt is of these tokens
     sampling   the tokens were drawn by the parameters of the request
@@ -92,7 +113,8 @@ def verify_chat(
     tokens     whether the model itself wrote the answer, not a cheaper one
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
-    tokens. 3: no verdict: an option, a file or the recomputation is wrong, or
+    tokens, or unproved: too many receipts are missing, late or cannot be
+    checked. 3: no verdict: an option, a file or the recomputation is wrong, or
     neither an honest kernel nor a fraud that is known explains the errors.
 
     Without a calibration direction and tokens convict only what goes further
@@ -121,9 +143,10 @@ def verify_chat(
         setup = validator_setup(model, device, suspect)
         measured = read_calibration(calibration) if calibration else None
         chosen_by = seed or fresh_seed()
-        checker = ChatChecker(setup, measured, chosen_by)
+        checker = ChatChecker(setup, measured, chosen_by, most_gaps)
         seen = seen_log(log, chats, key) if log else None
-        facts = NodeFacts(checker.weights_digest, key, seen)
+        late_ms = int(late_after * 1000)
+        facts = NodeFacts(checker.weights_digest, key, seen, late_ms=late_ms)
         outcome = checker.outcome(chats, facts, chances, session.line)
         show(session, outcome.verdict, outcome.lines())
         if seed:
@@ -189,7 +212,8 @@ def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | 
     first, last = min(places), max(places)
     with reading(path) as received:
         forked = received.forked(key, first)
-        entries = received.log(key, first, last)
+        came = received.log(key, first, last)
+    entries = [each for each, _ in came]
     # A receiver stores signed entries only, so another one is the file's fault, not the node's.
     for each in (*forked, *entries):
         if not is_signed(each.entry.hash, each.signature, key):
@@ -209,7 +233,8 @@ def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | 
             " read the log from the node: --log URL"
         )
     try:
-        return PublicLog(tuple(entries), key)
+        seen_ms = {each.entry.index: int(at * 1000) for each, at in came}
+        return PublicLog(entries, key, seen_ms)
     except ProtocolError as error:
         return FailedCheck("log", f"{path}: {error}")
 
@@ -245,6 +270,8 @@ def watch_chat(
             " provider that knows it can tell these chats from others."
         ),
     ] = None,
+    late_after: LateAfter = LATE_MS / 1e3,
+    most_gaps: MostGaps = MOST_GAPS,
     alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = ALPHA,
     beta: options.Beta = BETA,
 ) -> None:
@@ -257,7 +284,7 @@ def watch_chat(
 
     Answers count together until they clear the node; then it begins anew. It
     ends with exit code 1 at the first verdict of fraud; else, at the end of
-    --for, with that of the last check: 0 honest, 2 undecided, 3 if no known
+    --for, with that of the last check: 0 honest, 2 undecided or unproved, 3 if no known
     kernel and no known fraud explains the errors. A chat that the provider does
     not answer, or a file that is none, is told and counted.
 
@@ -272,15 +299,16 @@ def watch_chat(
         measured = read_calibration(calibration) if calibration else None
         setup = validator_setup(model, device, suspect)
         seed = seed or fresh_seed()
-        checker = ChatChecker(setup, measured, seed)
+        checker = ChatChecker(setup, measured, seed, most_gaps)
         follower = LogFollower(log) if log else None
 
         def judge(window: Sequence[Conversation], present: Chances) -> ChatVerification:
             seen = follower.seen(window) if follower else None
-            known = NodeFacts(checker.weights_digest, log=seen)
+            late_ms = int(late_after * 1000)
+            known = NodeFacts(checker.weights_digest, log=seen, late_ms=late_ms)
             return checker.outcome(window, known, present, session.line)
 
-        watch = Watch(judge, chances)
+        watch = Watch(judge, chances, most_gaps)
         with ReceiptClient(url, api_key) as client:
             source = _kept(chats, share, seed) if chats else _asked(client, seed)
             verdict = _watch(watch, source, every, seconds, out, session)

@@ -1,5 +1,6 @@
 """The verdict over chat answers, by receipts, sketches and tokens, and what it calls honest."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
@@ -21,12 +22,8 @@ from proofserve.verifier.chat.answers import (
     judge_tokens,
 )
 from proofserve.verifier.chat.conversation import Conversation
-from proofserve.verifier.chat.statements import (
-    CheckedChats,
-    FailedCheck,
-    NodeFacts,
-    checked_answers,
-)
+from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck, Gap, GapKind, leave_open
+from proofserve.verifier.chat.statements import CheckedChats, NodeFacts, checked_answers
 from proofserve.verifier.judges import Chances, Opinion
 from proofserve.verifier.judging import JudgingOptions, judges_of, orders_by
 from proofserve.verifier.noise import (
@@ -64,27 +61,43 @@ NO_CALIBRATION = (
 class ChatVerification:
     """``sketches`` is None if the answers together have no whole block of tokens.
 
-    Of all ``choices``, ``answers`` were checked, and ``without_receipt`` had none. ``unknown`` says
-    of each answer that could not be checked why. ``origin`` says where the honest figures come
-    from, and ``seed`` chose parts of long answers.
+    Of all ``choices``, ``answers`` were checked, and ``gaps`` say why others show nothing: beyond a
+    share of ``most_gaps`` nobody is cleared. ``notes`` are for a reader. ``origin`` says where the
+    honest figures come from, and ``seed`` chose parts of long answers.
     """
 
     failures: tuple[FailedCheck, ...]
     sketches: Verification | None
     tokens: Opinion | None
     answers: int
-    without_receipt: int
-    unknown: tuple[str, ...]
+    gaps: tuple[Gap, ...]
     choices: int
+    notes: tuple[str, ...] = ()
+    most_gaps: float = MOST_GAPS
     origin: str = NO_CALIBRATION
     seed: str = ""
 
     @property
     def verdict(self) -> SequentialResult:
-        """One failure is enough to convict; only the sketches can clear."""
+        """One failure is enough to convict; whoever owes too much is not cleared."""
+        found = self.of_answers
+        owes = found is not SequentialResult.FRAUD and self.unproved
+        return SequentialResult.UNPROVED if owes else found
+
+    @property
+    def of_answers(self) -> SequentialResult:
+        """By those that were checked alone; only their sketches can clear."""
         sketches = self.sketches.verdict if self.sketches else SequentialResult.UNDECIDED
         of_tokens = self.tokens is not None and self.tokens.result is SequentialResult.FRAUD
         return SequentialResult.FRAUD if self.failures or of_tokens else sketches
+
+    @property
+    def counts(self) -> Counter[GapKind]:
+        return Counter(gap.kind for gap in self.gaps)
+
+    @property
+    def unproved(self) -> str:
+        return leave_open(self.counts, self.choices, self.most_gaps)
 
     @property
     def opinions(self) -> tuple[Opinion, ...]:
@@ -93,15 +106,16 @@ class ChatVerification:
 
     def lines(self) -> Iterator[str]:
         yield f"{self.answers} answers with a receipt checked (seed {self.seed})"
-        if self.without_receipt:
-            of, share = self.choices, self.without_receipt / self.choices
-            yield f"{self.without_receipt} of {of} answers have no receipt ({share:.0%})"
+        if unproved := self.unproved:
+            yield f"  unproved: {unproved}"
         for failure in self.failures:
             yield f"  {failure.check:9} fraud: {failure.text}"
         for opinion in self.opinions:
             yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
-        for reason in self.unknown:
-            yield f"  not checked: {reason}"
+        for gap in self.gaps:
+            yield f"  {gap.kind}: {gap.text}"
+        for note in self.notes:
+            yield f"  {note}"
         if self.verdict is SequentialResult.UNDECIDED:
             yield "More answers are needed: give several files."
         if self.verdict is SequentialResult.UNEXPLAINED:
@@ -113,8 +127,8 @@ class ChatVerification:
             "verdict": self.verdict,
             "choices": self.choices,
             "answers": self.answers,
-            "without_receipt": self.without_receipt,
-            "not_checked": list(self.unknown),
+            "gaps": [asdict(each) for each in self.gaps],
+            "notes": list(self.notes),
             "failures": [asdict(each) for each in self.failures],
             "findings": [asdict(each) for each in self.opinions],
             "figures_from": self.origin,
@@ -125,12 +139,17 @@ class ChatVerification:
 class ChatChecker:
     """Honest servers serve as ``measured``, or else ``setup``, says.
 
-    ``seed`` chooses the compared parts of long answers: a node must not know it beforehand. Raises
-    LabError and CheckpointError if the checkpoint or the calibration cannot be used.
+    ``seed`` chooses the compared parts of long answers: a node must not know it beforehand.
+    ``most_gaps`` is the largest share of answers that may show nothing. Raises LabError and
+    CheckpointError if the checkpoint or the calibration cannot be used.
     """
 
     def __init__(
-        self, setup: "ValidatorSetup", measured: CalibrationFile | None, seed: str
+        self,
+        setup: "ValidatorSetup",
+        measured: CalibrationFile | None,
+        seed: str,
+        most_gaps: float = MOST_GAPS,
     ) -> None:
         # This imports transformers, which takes seconds.
         from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator  # noqa: PLC0415
@@ -138,6 +157,7 @@ class ChatChecker:
         self._setup = setup
         self._measured = measured
         self._seed = seed
+        self._most_gaps = most_gaps
         self._tokenizer = CheckpointTokenizer(setup.model)
         self.validator = CheckpointValidator(setup.serving_as(measured))
         if (digest := self.validator.weights_digest) is None:
@@ -149,21 +169,23 @@ class ChatChecker:
     ) -> ChatVerification:
         """The verdict over all ``chats``. Raises EngineFault if a forward fails."""
         checked, measured = self._checked(chats, known), self._measured
+        answers, repeated = distinct(checked.answers)
         found = ChatVerification(
             failures=checked.failures,
             sketches=None,
             tokens=None,
-            answers=len(checked.answers),
-            without_receipt=sum(chat.without_receipt for chat in chats),
-            unknown=checked.unknown,
-            choices=sum(len(chat.choices) for chat in chats),
+            answers=len(answers),
+            gaps=checked.gaps,
+            choices=checked.choices,
+            notes=tuple(repeated),
+            most_gaps=self._most_gaps,
             origin=measured.origin if measured else NO_CALIBRATION,
             seed=self._seed,
         )
-        if found.failures or not checked.answers:
+        if found.failures or not answers:
             return found
-        self._require_fit(checked.answers)
-        blocks = Blocks(checked.answers, self._seed)
+        self._require_fit(answers)
+        blocks = Blocks(answers, self._seed)
         validator = self.validator.with_other(blocks.forwards)
         # Tokens and sketches each have half of alpha.
         half = replace(chances, alpha=chances.alpha / 2)
@@ -174,7 +196,7 @@ class ChatChecker:
         if not len(blocks):
             count = sum(len(answer.output) for answer in blocks.answers)
             fewer = f"{count} tokens are fewer than a block of {BLOCK_TOKENS}"
-            return replace(found, unknown=(*found.unknown, fewer))
+            return replace(found, notes=(*found.notes, fewer))
         sketches = self._of_sketches(blocks, validator, half, progress)
         return replace(found, sketches=sketches)
 
@@ -191,21 +213,18 @@ class ChatChecker:
         """
         checked = self._checked(chats, NodeFacts(self.weights_digest))
         failed = (f"{each.check}: {each.text}" for each in checked.failures)
-        for text in (*failed, *checked.unknown):
+        for text in (*failed, *(f"{gap.kind}: {gap.text}" for gap in checked.gaps)):
             raise LabError(f"the server is not honest, or not of this checkpoint: {text}")
         shape = checkpoint_shape(self._setup.model)
         about = {"model": name, "shape": shape, "kv_dtype": self._setup.kv_dtype}
-        blocks = Blocks(checked.answers, self._seed)
+        blocks = Blocks(distinct(checked.answers)[0], self._seed)
         validator = self.validator.with_other(blocks.forwards)
         return chat_calibration(about, servers, blocks, validator, progress)
 
     def _checked(self, chats: Sequence[Conversation], known: NodeFacts) -> CheckedChats:
-        """``checked_answers``, without those that repeat another one."""
         network = self.validator.published
         known = replace(known, vocabulary=network.vocabulary, longest=network.max_seq_len)
-        found = checked_answers(chats, self._tokenizer, known)
-        answers, repeated = distinct(found.answers)
-        return replace(found, answers=tuple(answers), unknown=(*found.unknown, *repeated))
+        return checked_answers(chats, self._tokenizer, known)
 
     def _require_fit(self, answers: Sequence[Answer]) -> None:
         lengths = sorted({answer.scheme.k_dim for answer in answers})
@@ -294,7 +313,7 @@ def calibration_lines(made: CalibrationFile, chats: int) -> Iterator[str]:
     yield from left_out_lines(made.left_out)
 
 
-def distinct(answers: Sequence[Answer]) -> tuple[list[Answer], list[str]]:
+def distinct(answers: Sequence[Answer]) -> tuple[tuple[Answer, ...], list[str]]:
     """``answers`` less those that repeat another's tokens, and so its errors; which these are."""
     first: dict[tuple[tuple[int, ...], tuple[int, ...]], Answer] = {}
     repeated = []
@@ -302,7 +321,7 @@ def distinct(answers: Sequence[Answer]) -> tuple[list[Answer], list[str]]:
         kept = first.setdefault((answer.prompt, answer.output), answer)
         if kept is not answer:
             repeated.append(f"{answer.name}: the same chat as {kept.name}; both count as one")
-    return list(first.values()), repeated
+    return tuple(first.values()), repeated
 
 
 class Watch:
@@ -312,15 +331,24 @@ class Watch:
     that cheats later is judged by later answers alone. The chances of all windows together to
     convict an honest node add up to ``chances.alpha``: window w has 1/(w (w + 1)). ``honest``
     counts the windows that cleared the node, ``unreadable`` chats that could not be asked or read.
+    Beyond a share of ``most_gaps`` among all answers of the watch nobody is honest.
     """
 
     def __init__(
-        self, judge: Callable[[Sequence[Conversation], Chances], ChatVerification], chances: Chances
+        self,
+        judge: Callable[[Sequence[Conversation], Chances], ChatVerification],
+        chances: Chances,
+        most_gaps: float = MOST_GAPS,
     ) -> None:
         self._judge = judge
         self._chances = chances
+        self._most_gaps = most_gaps
         self._window: list[Conversation] = []
-        self.chats = self.answers = self.without_receipt = self.unreadable = self.honest = 0
+        # Of the windows before.
+        self._gaps: Counter[GapKind] = Counter()
+        self.gaps: Counter[GapKind] = Counter()
+        self.unproved = ""
+        self.chats = self.answers = self.unreadable = self.honest = 0
         self.last: ChatVerification | None = None
 
     def add(self, chats: Sequence[Conversation]) -> SequentialResult:
@@ -330,18 +358,21 @@ class Watch:
         self._window += chats
         self.chats += len(chats)
         self.answers += sum(len(chat.choices) for chat in chats)
-        self.without_receipt += sum(chat.without_receipt for chat in chats)
         self.last = outcome = self._judge(self._window, chances)
-        if outcome.verdict is SequentialResult.HONEST:
+        gaps = self._gaps + outcome.counts
+        if outcome.of_answers is SequentialResult.HONEST:
             self.honest += 1
-            self._window = []
-        return outcome.verdict
+            self._window, self._gaps = [], gaps
+        self.gaps, self.unproved = gaps, leave_open(gaps, self.answers, self._most_gaps)
+        owes = outcome.of_answers is not SequentialResult.FRAUD and self.unproved
+        return SequentialResult.UNPROVED if owes else outcome.of_answers
 
     def record(self) -> dict[str, object]:
         return {
             "chats": self.chats,
             "answers": self.answers,
-            "answers_without_receipt": self.without_receipt,
+            "gaps": self.gaps,
+            "unproved": self.unproved,
             "unreadable": self.unreadable,
             "times_cleared": self.honest,
             "last": self.last.record() if self.last else None,
