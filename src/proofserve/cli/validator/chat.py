@@ -5,6 +5,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -23,10 +24,13 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, read, request
+from proofserve.verifier.chat.evidence_file import EvidenceFile
 from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck
 from proofserve.verifier.chat.public_log import LogFollower, PublicLog
 from proofserve.verifier.chat.statements import LATE_MS, NodeFacts
-from proofserve.verifier.chat.verification import ChatChecker, ChatVerification, Watch
+from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
+from proofserve.verifier.chat.watching import Watch
+from proofserve.verifier.chat.writers import WRITERS
 from proofserve.verifier.judges import ALPHA, BETA, Chances
 
 verify_app, watch_app = typer.Typer(), typer.Typer()
@@ -56,6 +60,16 @@ MostGaps = Annotated[
         " that cannot be checked.",
         min=0.0,
         max=1.0,
+    ),
+]
+RuleOut = Annotated[
+    int,
+    typer.Option(
+        metavar="BITS",
+        help="Honest is nobody before the tokens have ruled out writers whose weights have so many"
+        " bits, or fewer: 4 or 8. 0 asks for none; the report names them in any case.",
+        min=0,
+        max=8,
     ),
 ]
 CheckedModel = Annotated[Path, typer.Option("--model", help="The checkpoint that was promised.")]
@@ -91,6 +105,7 @@ def verify_chat(
     ] = None,
     late_after: LateAfter = LATE_MS / 1e3,
     most_gaps: MostGaps = MOST_GAPS,
+    rule_out: RuleOut = 0,
     alpha: options.Alpha = ALPHA,
     beta: options.Beta = BETA,
     json: options.Json = None,
@@ -99,7 +114,8 @@ def verify_chat(
 
     A file is a JSON object with "request" (the body that the client sent), "response" (what it
     got), "receipts" (of GET /v1/receipts/ID), and by the client's own clock in Unix milliseconds
-    "ended_ms" of the answer and "seen_ms" of the receipts. The Python client writes such files. Ask with "return_token_ids": true, because a text can have several token ids.
+    "ended_ms" of the answer and "seen_ms" of the receipts. The Python client writes such files.
+    Ask with "return_token_ids": true, because a text can have several token ids.
 
     \b
     signature  it is the node's, over this receipt
@@ -147,7 +163,7 @@ def verify_chat(
         seen = seen_log(log, chats, key) if log else None
         late_ms = int(late_after * 1000)
         facts = NodeFacts(checker.weights_digest, key, seen, late_ms=late_ms)
-        outcome = checker.outcome(chats, facts, chances, session.line)
+        outcome = checker.outcome(chats, facts, chances, session.line, rule_out)
         show(session, outcome.verdict, outcome.lines())
         if seed:
             session.tell(GIVEN_SEED)
@@ -260,6 +276,10 @@ def watch_chat(
         str | None, typer.Option(help="The node, if URL is a gateway: follow its public log.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the running report here.")] = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(help="Keep here what answers showed, and go on with what is there."),
+    ] = None,
     suspect: options.Suspects = None,
     api_key: options.ApiKey = None,
     device: options.Device = "cpu",
@@ -272,6 +292,7 @@ def watch_chat(
     ] = None,
     late_after: LateAfter = LATE_MS / 1e3,
     most_gaps: MostGaps = MOST_GAPS,
+    rule_out: RuleOut = 0,
     alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = ALPHA,
     beta: options.Beta = BETA,
 ) -> None:
@@ -306,9 +327,13 @@ def watch_chat(
             seen = follower.seen(window) if follower else None
             late_ms = int(late_after * 1000)
             known = NodeFacts(checker.weights_digest, log=seen, late_ms=late_ms)
-            return checker.outcome(window, known, present, session.line)
+            return checker.readers(window, known, present, session.line)
 
-        watch = Watch(judge, chances, most_gaps)
+        rests_on = {"weights": checker.weights_digest, "alpha": alpha, "beta": beta}
+        rests_on["writers"] = [*WRITERS]
+        file = EvidenceFile(evidence, rests_on) if evidence else None
+        writers = checker.writers(replace(chances, alpha=alpha / 2), rule_out)
+        watch = Watch(judge, writers, chances, most_gaps, file, seed)
         with ReceiptClient(url, api_key) as client:
             source = _kept(chats, share, seed) if chats else _asked(client, seed)
             verdict = _watch(watch, source, every, seconds, out, session)
@@ -326,19 +351,25 @@ def _watch(
     """The verdict of fraud that ends the watch, else the last one."""
     until = math.inf if seconds is None else time.monotonic() + seconds
     verdict = SequentialResult.UNDECIDED
-    while (began := time.monotonic()) < until:
-        if fetches := next(source):
-            verdict = _check(watch, fetches, session)
-            if out is not None:
-                # A reader never sees half a report.
-                half = out.with_name(f".{out.name}.part")
-                write_json(half, watch.record())
-                half.replace(out)
-            if verdict is SequentialResult.FRAUD:
-                break
-        session.line.rest(f"{watch.chats} chats; the next check is in {every:g} s")
-        time.sleep(max(0.0, min(began + every, until) - time.monotonic()))
-    return verdict
+    if watch.convicted:
+        session.tell("an earlier watch convicted this provider, by the same evidence", "red")
+        return SequentialResult.FRAUD
+    try:
+        while (began := time.monotonic()) < until:
+            if fetches := next(source):
+                verdict = _check(watch, fetches, session)
+                if out is not None:
+                    # A reader never sees half a report.
+                    half = out.with_name(f".{out.name}.part")
+                    write_json(half, watch.record())
+                    half.replace(out)
+                if verdict is SequentialResult.FRAUD:
+                    break
+            session.line.rest(f"{watch.chats} chats; the next check is in {every:g} s")
+            time.sleep(max(0.0, min(began + every, until) - time.monotonic()))
+    finally:
+        watch.close()
+    return SequentialResult.FRAUD if watch.convicted else verdict
 
 
 def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> SequentialResult:
@@ -360,6 +391,8 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
         else:
             if watch.last is not None:
                 show(session, verdict, watch.last.lines())
+                if watch.unproved:
+                    session.tell(f"over all answers: {watch.unproved}")
     if verdict is SequentialResult.HONEST and len(fresh) < len(fetches):
         return SequentialResult.UNDECIDED
     return verdict
