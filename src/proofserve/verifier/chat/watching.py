@@ -79,6 +79,7 @@ class Watch:
         """The verdict with ``chats``, which are judged with the next ones if the judge raises."""
         fresh = {key_of(chat): chat for chat in chats}
         new = [chat for key, chat in fresh.items() if key not in self._known]
+        self._unkept += [key for key in fresh if key not in self._known]
         self._known |= fresh.keys()
         self._open += new
         self.chats += len(new)
@@ -93,7 +94,7 @@ class Watch:
             self.honest += 1
             self.window += 1
             self._open, self._gaps = [], self.gaps
-        self._keep([*fresh], read)
+        self._keep(read)
         if self.convicted:
             return SequentialResult.FRAUD
         return SequentialResult.UNPROVED if self.unproved else outcome.of_answers
@@ -102,13 +103,12 @@ class Watch:
         """Read with the alternatives what waits for it, and keep it. That may convict, too."""
         compared = self._writers.compare()
         self.convicted |= self._writers.finding().convicts
-        self._keep([], compared)
+        self._keep(compared)
 
-    def _keep(self, keys: Sequence[str], compared: Sequence[AnyRead]) -> None:
+    def _keep(self, compared: Sequence[AnyRead]) -> None:
         """Chats are kept together with their answers, once all is known of these."""
         if self._file is None:
             return
-        self._unkept += keys
         line: dict[str, object] = {"window": self.window, "convicted": self.convicted}
         if not self._writers.waiting:
             answers = [line_of(each, self._writers.by_writers(each)) for each in compared]
