@@ -128,6 +128,20 @@ def test_kept_chats_are_checked_and_nothing_is_sent(model: Path, tmp_path: Path)
     assert served.bodies == []
 
 
+def test_a_watch_goes_on_with_what_it_kept(model: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats"
+    fill(chats, 3)
+    kept = ("--chats", chats, "--for", 0.3, "--evidence", tmp_path / "evidence")
+    first = watched(model, "http://unused", tmp_path, *kept)[1]
+    write(chats / "one more.json", Node().chat("one more"))
+    again = watched(model, "http://unused", tmp_path, *kept)[1]
+    assert (first["chats"], first["gaps"]) == (3, {"other weights": 3})
+    assert (again["chats"], again["gaps"]) == (4, {"other weights": 4})
+    other = run("http://unused", "--model", model, *kept, "--alpha", 0.1)
+    assert other.exit_code == NO_VERDICT
+    assert "alpha: the file has 1e-06, this watch 0.1" in " ".join(other.output.split())
+
+
 def test_a_share_of_kept_chats_is_checked(model: Path, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     fill(chats, 40)
