@@ -56,8 +56,8 @@ LateAfter = Annotated[
 MostGaps = Annotated[
     float,
     typer.Option(
-        help="Honest is nobody of whose answers a larger share has no receipt, a late one, or one"
-        " that cannot be checked.",
+        help="No provider is honest if a larger share of its answers has no receipt, a late one, or"
+        " one that cannot be checked.",
         min=0.0,
         max=1.0,
     ),
@@ -66,8 +66,8 @@ RuleOut = Annotated[
     int,
     typer.Option(
         metavar="BITS",
-        help="Honest is nobody before the tokens have ruled out writers whose weights have so many"
-        " bits, or fewer: 4 or 8. 0 asks for none; the report names them in any case.",
+        help="No provider is honest before its tokens have ruled out writers whose weights have so"
+        " many bits, or fewer: 4 or 8. 0 asks for none; the report names them in any case.",
         min=0,
         max=8,
     ),

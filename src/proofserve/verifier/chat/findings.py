@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Of all answers, with a gap: beyond it nobody is cleared.
+# Of all answers, with a gap: beyond it no node is cleared.
 MOST_GAPS = 0.05
 
 
@@ -20,11 +20,11 @@ class GapKind(StrEnum):
     """Why an answer shows nothing."""
 
     MISSING = "missing"
-    # Nobody saw the receipt, or a root over it, soon after the answer.
+    # The client's side did not see the receipt, or a root over it, soon after the answer.
     LATE = "late"
     # It ends where neither the model nor the request ended it.
     CUT = "cut"
-    # The receipt is of an adapter or of weights that nobody asked for.
+    # The receipt is of an adapter or of weights that the client did not ask for.
     OTHER = "other weights"
     UNCHECKED = "not checked"
 
@@ -41,6 +41,6 @@ def leave_open(gaps: Mapping[GapKind, int], choices: int, most: float) -> str:
     """Why the ``gaps`` of so many ``choices`` keep a node from being cleared; empty if not."""
     named = ", ".join(f"{count} {kind}" for kind, count in sorted(gaps.items()) if count)
     if gaps.get(GapKind.OTHER):
-        return f"{named}, of {choices} answers: receipts are of weights that nobody asked for"
+        return f"{named}, of {choices} answers: receipts are of weights that were not asked for"
     share = sum(gaps.values()) / max(1, choices)
     return f"{named}, of {choices} answers: {share:.0%}, more than {most:.0%}" * (share > most)

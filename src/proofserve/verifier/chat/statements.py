@@ -2,7 +2,7 @@
 
 The checks, in their order: ``signature``, ``log``, ``prompt``, ``answer`` and ``sampling``. One
 that fails convicts: the node signed what it did not do, or the receipt is none. What honest nodes
-may do too, now and then, is a gap: it is counted by its name, and too much of it clears nobody.
+may do too, now and then, is a gap: it is counted by its name, and too much of it clears no node.
 """
 
 from collections.abc import Mapping, Sequence

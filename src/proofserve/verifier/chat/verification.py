@@ -60,7 +60,7 @@ class ChatVerification:
     """``sketches`` say who read the answers; None if these together have no whole block of tokens.
 
     ``writer`` says who wrote them. Of all ``choices``, ``answers`` were checked, and ``gaps`` say
-    why others show nothing: beyond a share of ``most_gaps`` nobody is cleared. ``notes`` are for a
+    why others show nothing: beyond a share of ``most_gaps`` no node is cleared. ``notes`` are for a
     reader. ``origin`` says where the honest figures come from, and ``seed`` chose parts of long
     answers.
     """
@@ -78,7 +78,7 @@ class ChatVerification:
 
     @property
     def verdict(self) -> SequentialResult:
-        """One failure is enough to convict; whoever owes too much is not cleared."""
+        """One failure is enough to convict; a node that owes too much is not cleared."""
         found = self.of_answers
         owes = found is not SequentialResult.FRAUD and self.unproved
         return SequentialResult.UNPROVED if owes else found

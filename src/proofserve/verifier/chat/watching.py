@@ -27,7 +27,7 @@ class Watch:
     *Written by*: the tokens of all answers count together; ``writers`` have the other half.
 
     ``honest`` counts the windows that cleared the node, ``unreadable`` chats that could not be
-    asked or read. Beyond a share of ``most_gaps`` among all answers nobody is honest. With a
+    asked or read. Beyond a share of ``most_gaps`` among all answers no node is honest. With a
     ``file`` of an earlier watch it goes on: the same chats count once, and alpha is spent once.
     """
 
