@@ -116,5 +116,5 @@ def receipts_hold(model: Path, chats: Sequence[Conversation], progress: Progress
     found = checker.outcome(chats, known, chances, progress)
     said = [f"{each.check}: {each.text}" for each in found.failures]
     said += [f"{each.test} {each.result}: {each.text}" for each in found.opinions]
-    passed = found.verdict is SequentialResult.HONEST and not found.without_receipt
+    passed = found.verdict is SequentialResult.HONEST and not found.gaps
     return Check("receipts", passed, f"{found.verdict}; {'; '.join(said)}")

@@ -36,7 +36,7 @@ def kept(folder: Path) -> list[Conversation]:
 def honest(chat: Conversation) -> int:
     """The number of its answers, all of which fit their receipts."""
     found = checked_answers([chat], TOKENIZER, NodeFacts(WEIGHTS))
-    assert (found.failures, found.unknown) == ((), ())
+    assert (found.failures, found.gaps) == ((), ())
     return len(found.answers)
 
 

@@ -32,7 +32,7 @@ def post(client: httpx.Client, key: str, body: dict[str, Any]) -> str:
 
 def stored(path: Path, key: SigningKey = KEY, first: int = 0, last: int = TO_THE_END) -> list[Any]:
     with reader.reading(path) as received:
-        return received.log(key.public_key, first, last)
+        return [entry for entry, _ in received.log(key.public_key, first, last)]
 
 
 def test_entries_are_stored_once(client: httpx.Client, path: Path) -> None:
@@ -144,7 +144,7 @@ def test_it_takes_what_a_node_posts(url: str, path: Path, tmp_path: Path) -> Non
 
     def of_key(key: bytes) -> list[Any]:
         with reader.reading(path) as received:
-            return received.log(key, 0, TO_THE_END)
+            return [entry for entry, _ in received.log(key, 0, TO_THE_END)]
 
     key, entries = anyio.run(serve)
     assert len(entries) == 3

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +20,9 @@ from proofserve.verifier.chat.conversation import Conversation, conversation
 from proofserve.verifier.validator import CheckpointTokenizer
 from proofserve.wire.receipts import signed_receipt_body
 from support.decoders import decoder_of
+from support.provider import CREATED_MS, SEEN_AFTER_MS
 
 KEY = SigningKey.new()
-CREATED_MS = 1_700_000_000_000
 SKETCH_KEY = "2026-01-01-00"
 
 Change = Callable[[Receipt], Receipt]
@@ -52,7 +53,8 @@ class Writer:
         """An answer drawn at ``temperature``; request and receipt state ``stated``."""
         said = temperature if stated is None else stated
         text = " ".join(f"word{(number * 7 + i) % 90}" for i in range(12))
-        request = {"messages": [{"role": "user", "content": text}], "temperature": said}
+        request: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+        request |= {"temperature": said, "max_tokens": tokens}
         prompt = self.tokenizer.prompt_ids(request)
         output, states = _decoded(self.writes, prompt, tokens, temperature, number)
         if self.reads is not None:
@@ -80,7 +82,9 @@ class Writer:
         )
         choice = {"index": 0, "message": {"content": None}, "token_ids": list(output)}
         body = signed_receipt_body(signed(change(receipt)))
-        return conversation(name, request, {"id": name, "choices": [choice]}, [body])
+        response = {"id": name, "choices": [choice]}
+        times = (receipt.created_ms, receipt.created_ms + SEEN_AFTER_MS)
+        return conversation(name, request, response, [body], *times)
 
 
 def signed(receipt: Receipt) -> SignedReceipt:

@@ -22,6 +22,8 @@ from proofserve.verifier.chat.conversation import Conversation, conversation
 from proofserve.wire.receipts import signed_entry_body, signed_receipt_body
 
 CREATED_MS = 1_700_000_000_000
+# By the client's clock, after an answer's end.
+SEEN_AFTER_MS = 2000
 WEIGHTS = "ab" * 32
 K_DIM = 16
 END = 1
@@ -107,7 +109,9 @@ class Node:
         made = self.receipt(name, request, ids, **changes)
         choice = {"index": 0, "message": {"content": text}, "token_ids": list(ids)}
         response = {"id": name, "choices": [choice]}
-        return conversation(name, request, response, [signed_receipt_body(self.sign(made))])
+        signed = [signed_receipt_body(self.sign(made))]
+        ended_ms = made.created_ms
+        return conversation(name, request, response, signed, ended_ms, ended_ms + SEEN_AFTER_MS)
 
 
 def with_receipt(chat: Conversation, signed: SignedReceipt) -> Conversation:

@@ -73,7 +73,7 @@ def test_a_receipt_survives_the_way_through_json() -> None:
     assert read == SIGNED
     require_signatures(read)
     assert read.inclusion is not None
-    require_inclusion(read.receipt.digest, read.receipt.created_ms, read.inclusion)
+    require_inclusion(read.receipt.digest, read.inclusion)
 
 
 def test_a_receipt_outside_the_log_has_no_inclusion() -> None:

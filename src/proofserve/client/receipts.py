@@ -48,6 +48,11 @@ MOST_WAITING = 1000
 LONGEST_NAME = 200
 
 
+def now_ms() -> int:
+    """Unix time in milliseconds."""
+    return int(time.time() * 1000)
+
+
 class KeptExchange(httpx.SyncByteStream, httpx.AsyncByteStream):
     """A chat request as it was sent, and the stream of its answer, whose bytes are copied.
 
@@ -63,6 +68,8 @@ class KeptExchange(httpx.SyncByteStream, httpx.AsyncByteStream):
         self._encoding = ""
         self._parts: list[bytes] = []
         self._reported = False
+        # By this machine's clock; None until the answer has ended.
+        self.ended_ms: int | None = None
 
     def copy(self, response: httpx.Response) -> None:
         """Keep what the client reads of a successful ``response``."""
@@ -93,6 +100,7 @@ class KeptExchange(httpx.SyncByteStream, httpx.AsyncByteStream):
     def _report(self) -> None:
         if not self._reported:
             self._reported = True
+            self.ended_ms = now_ms()
             self._ended(self)
 
     def _report_last_event(self) -> None:
@@ -226,8 +234,9 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
 class Recorder(AbstractContextManager["Recorder"]):
     """Writes ``folder``/RESPONSE_ID.RANDOM.json for a random ``share`` (0 to 1) of the chats.
 
-    A file has "request", "response" and "receipts"; the latter are empty if none came in time. The
-    requests of kept chats also ask for token ids, unless the server refuses that.
+    A file has "request", "response" and "receipts", which are empty if none came in time, and by
+    this machine's clock "ended_ms" of the answer and "seen_ms" of its receipts. The requests of
+    kept chats also ask for token ids, unless the server refuses that.
 
     Raises ValueError for a share outside 0..1, and OSError if the folder cannot be made. The end
     of the context waits for the last receipts.
@@ -280,7 +289,8 @@ class Recorder(AbstractContextManager["Recorder"]):
                 return
             response_id = str(response["id"])
             receipts = self._receipts(kept, response_id)
-            body = {"request": kept.request, "response": response, "receipts": receipts}
+            times = {"ended_ms": kept.ended_ms, "seen_ms": now_ms()}
+            body = {"request": kept.request, "response": response, "receipts": receipts, **times}
             name = "".join(c if c.isalnum() or c in "-_" else "_" for c in response_id)
             # A server that gives two answers the same id must not replace the first one.
             unique = f"{name[:LONGEST_NAME]}.{secrets.token_hex(4)}"

@@ -30,11 +30,11 @@ _ROOTS = """
     SELECT first_index, count, root, previous_root FROM roots WHERE round = ? ORDER BY first_index
 """
 _ENTRIES = """
-    SELECT body FROM log_entries WHERE public_key = :key AND number BETWEEN :first AND :last
-    ORDER BY number
+    SELECT body, received_at FROM log_entries
+    WHERE public_key = :key AND number BETWEEN :first AND :last ORDER BY number
 """
 _FORKED = """
-    SELECT body FROM log_entries WHERE public_key = :key AND number IN (
+    SELECT body, received_at FROM log_entries WHERE public_key = :key AND number IN (
         SELECT number FROM log_entries WHERE fork = 1 AND public_key = :key AND number >= :first)
     ORDER BY number, received_at
 """
@@ -128,21 +128,23 @@ class ReceivedArtifacts:
         """Each nonce with its vector, and the number that the node gave the callback with it."""
         return self._connection.execute(_ARTIFACTS, source).fetchall()
 
-    def log(self, public_key: bytes, first: int, last: int) -> list[SignedEntry]:
+    def log(self, public_key: bytes, first: int, last: int) -> list[tuple[SignedEntry, float]]:
         """The entries of a node's log with indices ``first`` to ``last``, as far as they came.
 
-        They are as the file has them: nothing is verified.
+        With the Unix time in seconds at which each came. They are as the file has them: nothing is
+        verified.
         """
         return self._entries(_ENTRIES, {"key": public_key.hex(), "first": first, "last": last})
 
     def forked(self, public_key: bytes, first: int) -> list[SignedEntry]:
         """The entries, from index ``first``, that have another one with their index beside them."""
-        return self._entries(_FORKED, {"key": public_key.hex(), "first": first})
+        found = self._entries(_FORKED, {"key": public_key.hex(), "first": first})
+        return [entry for entry, _ in found]
 
-    def _entries(self, query: str, values: Mapping[str, object]) -> list[SignedEntry]:
+    def _entries(self, query: str, values: Mapping[str, object]) -> list[tuple[SignedEntry, float]]:
         try:
             rows = self._connection.execute(query, values)
-            return [signed_entry(json.loads(body)) for (body,) in rows]
+            return [(signed_entry(json.loads(body)), at) for body, at in rows]
         except ValueError as error:
             raise ReceiverFileError(f"an entry of a log in the file is damaged: {error}") from error
 

@@ -112,13 +112,6 @@ class LeftOutCheck(_Strict):
     convicted: dict[Name, int]
 
 
-class GreedyLimit(_Strict):
-    """At most a share ``rate`` of honest greedy tokens is more than ``gap`` below the largest."""
-
-    gap: Annotated[float, Field(gt=0.0)]
-    rate: Annotated[float, Field(gt=0.0, lt=0.5)]
-
-
 class CalibrationFile(_Strict):
     """Honest runs of one model, on the same nonces of one block and key.
 
@@ -130,7 +123,7 @@ class CalibrationFile(_Strict):
 
     In a calibration of chat (scheme receipt-v1) a block of ``seq_len`` tokens stands for a nonce,
     and ``groups`` says of each to which conversation it belongs, because blocks of one are alike
-    (``dependence``). Only there ``greedy`` may be not None.
+    (``dependence``).
     """
 
     format: Literal["proofserve-calibration"]
@@ -152,7 +145,6 @@ class CalibrationFile(_Strict):
     p_mismatch: float = Field(gt=0.0, lt=1.0)
     left_out: LeftOutCheck | None
     groups: list[int] | None = None
-    greedy: GreedyLimit | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

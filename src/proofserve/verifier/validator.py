@@ -187,25 +187,6 @@ class CheckpointValidator:
         made, truth = self.vectors(BankRun(name), nonces), self.truth(nonces)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
 
-    def states(
-        self, prompt: Sequence[int], output: Sequence[int], kernel: str | None = None
-    ) -> NDArray[np.float32]:
-        """The states [tokens, hidden] behind the tokens of an answer. Raises EngineFault."""
-        (states,) = states_of(self._reader(kernel), [(prompt, output)])
-        found: NDArray[np.float32] = states.cpu().numpy()
-        return found
-
-    def logits(self, states: NDArray[np.float32], kernel: str | None = None) -> NDArray[np.float32]:
-        """[n, vocabulary] of ``states`` [n, hidden]."""
-        on_device = torch.from_numpy(states).to(self.published.device)
-        made = logits_of(self._reader(kernel), on_device)
-        found: NDArray[np.float32] = made.cpu().numpy()
-        return found
-
-    def _reader(self, kernel: str | None) -> Network:
-        """The network as it is published, with roundings that it declares; or with a kernel."""
-        return self.published if kernel is None else self.network(BankRun(kernels=kernel))
-
     def read(self, run: BankRun, chats: Sequence[Chat]) -> Iterator[NDArray[np.float32]]:
         """For each prompt and its output [tokens, vocabulary]: what chose each token.
 

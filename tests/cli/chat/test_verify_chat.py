@@ -109,7 +109,7 @@ def test_files_without_receipts_are_no_verdict_on_the_node(model: Path, files: l
         changed(path, ["receipts"], [])
     result = run(*files[:2], "--model", model)
     assert result.exit_code == UNDECIDED
-    assert "2 of 2 answers have no receipt (100%)" in result.output
+    assert "2 missing, of 2 answers: 100%, more than 5%" in said(result)
 
 
 def test_the_public_log_is_asked(model: Path, written: list[Conversation], tmp_path: Path) -> None:

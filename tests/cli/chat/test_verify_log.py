@@ -21,7 +21,8 @@ from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.receiver.store import ReceiverStore
 from proofserve.verifier.chat.conversation import Conversation, write
-from proofserve.verifier.chat.statements import FailedCheck, PublicLog
+from proofserve.verifier.chat.findings import FailedCheck
+from proofserve.verifier.chat.public_log import PublicLog
 from proofserve.verifier.validator import CheckpointTokenizer
 from support.chats import KEY, Writer
 from support.four_bits import one_thread

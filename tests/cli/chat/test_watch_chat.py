@@ -57,7 +57,7 @@ def test_it_asks_chats_of_its_own_until_the_log_forks(model: Path, tmp_path: Pat
     assert {body["temperature"] for body in served.bodies} == {0.0, 1.0}
     assert all(body["return_token_ids"] and body["top_p"] == 1.0 for body in served.bodies)
     assert set(served.keys) == {"Bearer secret"}
-    assert report["answers_without_receipt"] == report["times_cleared"] == 0
+    assert report["times_cleared"] == 0
     assert "it forks: the node showed another entry" in report["last"]["failures"][0]["text"]
     # Its receipts are of another checkpoint, and say so.
     assert f"weights_digest: the receipt has {WEIGHTS}" in result.output
@@ -79,8 +79,8 @@ def test_missing_receipts_are_counted(model: Path, tmp_path: Path) -> None:
     with provider(gone=503) as (_, url):
         result, report = watched(model, url, tmp_path, "--for", 0.3)
     assert result.exit_code == UNDECIDED
-    assert report["answers_without_receipt"] == report["answers"] == report["chats"] >= 1
-    assert "have no receipt (100%)" in result.output
+    assert report["gaps"]["missing"] == report["answers"] == report["chats"] >= 1
+    assert "missing, of 1 answers: 100%" in result.output
 
 
 def test_a_provider_that_fails_for_a_while_does_not_end_it(model: Path, tmp_path: Path) -> None:
@@ -126,6 +126,20 @@ def test_kept_chats_are_checked_and_nothing_is_sent(model: Path, tmp_path: Path)
     assert (report["chats"], report["answers"], report["unreadable"]) == (3, 3, 1)
     assert "broken.json" in result.output
     assert served.bodies == []
+
+
+def test_a_watch_goes_on_with_what_it_kept(model: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats"
+    fill(chats, 3)
+    kept = ("--chats", chats, "--for", 0.3, "--evidence", tmp_path / "evidence")
+    first = watched(model, "http://unused", tmp_path, *kept)[1]
+    write(chats / "one more.json", Node().chat("one more"))
+    again = watched(model, "http://unused", tmp_path, *kept)[1]
+    assert (first["chats"], first["gaps"]) == (3, {"other weights": 3})
+    assert (again["chats"], again["gaps"]) == (4, {"other weights": 4})
+    other = run("http://unused", "--model", model, *kept, "--alpha", 0.1)
+    assert other.exit_code == NO_VERDICT
+    assert "alpha: the file has 1e-06, this watch 0.1" in " ".join(other.output.split())
 
 
 def test_a_share_of_kept_chats_is_checked(model: Path, tmp_path: Path) -> None:

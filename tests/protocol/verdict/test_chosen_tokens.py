@@ -6,13 +6,13 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.chosen_tokens import (
     TILTS,
-    TokenEvidence,
     greedy_gap,
+    greedy_log_bets,
     kernel_log_means,
     moved_apart,
     token_log_factors,
 )
-from proofserve.protocol.verdict.evidence import RareEvidence
+from proofserve.protocol.verdict.evidence import Evidence, RareEvidence, RenewedEvidence
 
 VOCABULARY = 100
 
@@ -53,26 +53,27 @@ def test_how_far_a_kernel_moves_the_two_largest_logits_apart() -> None:
     assert moved_apart(logits, moved).tolist() == [0.75, 0.0]
 
 
+def log_evidence(log_p: NDArray[np.float64], tokens: NDArray[np.int64]) -> float:
+    evidence = Evidence(len(TILTS))
+    evidence.add(token_log_factors(log_p, tokens).sum(axis=0))
+    return evidence.log
+
+
 def test_an_honest_answer_is_not_convicted() -> None:
     for seed in range(200):
-        evidence, log_p = TokenEvidence(), distributions(100, seed)
-        evidence.read(log_p, drawn(log_p, 1000 + seed))
-        assert evidence.log < math.log(1e3)
+        log_p = distributions(100, seed)
+        assert log_evidence(log_p, drawn(log_p, 1000 + seed)) < math.log(1e3)
 
 
 def test_another_model_s_tokens_convict() -> None:
-    evidence, log_p = TokenEvidence(), distributions(100, 0)
-    evidence.read(log_p, drawn(distributions(100, 1), 2))
-    assert evidence.log > math.log(1e6)
+    log_p = distributions(100, 0)
+    assert log_evidence(log_p, drawn(distributions(100, 1), 2)) > math.log(1e6)
 
 
 def test_tokens_that_are_always_the_likeliest_convict_too() -> None:
     # Greedy, where the receipt claims a temperature of 1.
-    evidence = TokenEvidence()
-    for seed in range(4):
-        log_p = distributions(100, seed)
-        evidence.read(log_p, log_p.argmax(axis=1))
-    assert evidence.log > math.log(1e6)
+    log_p = np.concatenate([distributions(100, seed) for seed in range(4)])
+    assert log_evidence(log_p, log_p.argmax(axis=1)) > math.log(1e6)
 
 
 def test_a_token_that_the_sampling_excludes_says_nothing_here() -> None:
@@ -82,6 +83,22 @@ def test_a_token_that_the_sampling_excludes_says_nothing_here() -> None:
     assert not factors[1].any()
     assert np.isfinite(factors).all()
     assert factors[0].any()
+
+
+@pytest.mark.parametrize("rough", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("sharper", [0.8, 1.0, 1.2])
+def test_a_greedy_bet_never_pays_an_honest_server(rough: float, sharper: float) -> None:
+    """Up to twice as rough as our own run, and whether or not the writer's logits are sharper."""
+    draw, noise = np.random.default_rng(0), 0.06
+    logits = draw.normal(0, 0.5, (20_000, 40))
+    writer = sharper * logits + draw.normal(0, noise, logits.shape)
+    # Two logits move apart by the root of two times what each moves.
+    served = logits + draw.normal(0, rough * noise / math.sqrt(2), logits.shape)
+    bets = greedy_log_bets(logits, writer, noise)
+    rows = np.arange(len(logits))
+    assert bets[rows, served.argmax(axis=1)].sum() < 0.0
+    assert np.exp(bets[rows, served.argmax(axis=1)]).mean() < 1.0
+    assert bets[rows, (writer + served - logits).argmax(axis=1)].sum() > 0.0 or sharper != 1.0
 
 
 SHARES = (0.5, 0.1, 0.02)
@@ -106,3 +123,26 @@ def test_evidence_is_small_at_the_honest_rate(seed: int) -> None:
 def test_a_greedy_gap_is_zero_for_the_largest_logit() -> None:
     logits = np.array([[1.0, 3.0, 2.0], [5.0, 0.0, 4.5]])
     assert greedy_gap(logits, np.array([1, 2])).tolist() == [0.0, 0.5]
+
+
+def test_who_begins_to_cheat_after_a_thousand_honest_answers_is_convicted_soon() -> None:
+    evidence = RenewedEvidence(2)
+    for _ in range(1000):
+        evidence.add(np.array([-1.0, -0.3]))
+    assert evidence.log < 0.0
+    for _ in range(32 + 22):
+        evidence.add(np.array([1.0, 0.3]))
+    assert evidence.log > math.log(1e6)
+
+
+def test_renewed_evidence_begins_at_1_and_seldom_grows_by_chance() -> None:
+    assert RenewedEvidence(3).log == pytest.approx(0.0)
+    draw, peaks = np.random.default_rng(0), []
+    for _ in range(100):
+        evidence, peak = RenewedEvidence(1), 0.0
+        for step in draw.normal(-0.5, 1.0, 200):
+            evidence.add(np.array([step]))
+            peak = max(peak, evidence.log)
+        peaks.append(peak)
+    # By Ville's inequality at most one in ten, up to chance.
+    assert np.mean(np.array(peaks) > math.log(10)) <= 0.15

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from proofserve.lab.report import Progress
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts
-from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks, greedy_limit
+from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
 from proofserve.verifier.chat.verification import calibration_lines, chat_calibration
 from proofserve.verifier.judges import OWN, BankRun, Vectors
 from proofserve.verifier.noise import checked
@@ -83,17 +83,6 @@ class MadeUpValidator:
 
     def kernel_facts(self, kernel: str) -> KernelFacts:
         return facts(kernel, emulated=True)
-
-    def states(self, _prompt: object, output: Sequence[int], _kernel: str | None = None) -> Floats:
-        return np.array(output, np.float32)[:, np.newaxis]
-
-    def logits(self, states: Floats, kernel: str | None = None) -> Floats:
-        """The likeliest token is the one that was chosen, and for "rough" kernels the next one."""
-        tokens = states[:, 0].astype(int)
-        made = np.zeros((len(tokens), VOCABULARY), np.float32)
-        made[np.arange(len(tokens)), tokens] = 1.0
-        made[np.arange(len(tokens)), (tokens + 1) % VOCABULARY] = 2.0 if kernel == "rough" else 0.7
-        return made
 
     def _vectors(
         self, nonces: Sequence[int], of: Mapping[str, float], of_errors: bool = False
@@ -187,15 +176,3 @@ def test_the_output_names_kernels_and_the_check_without_each(made: CalibrationFi
     assert "left out" in lines[-1]
     assert made.left_out is not None
     assert made.left_out.convicted == {}
-
-
-def test_the_greedy_gap_is_that_of_the_roughest_kernel(blocks: Blocks) -> None:
-    """Servers chose the likeliest token; a kernel would choose one that is 0.3 less likely."""
-    reader = MadeUpValidator(blocks)
-    limit = greedy_limit(blocks.answers, blocks.answers[:16], reader, Progress())
-    assert limit is not None
-    assert limit.gap == pytest.approx(1.5 * 0.3)
-    assert limit.rate == pytest.approx(5 / (16 * 64))
-    alone = replace(reader, kernels=("fine",))
-    assert greedy_limit(blocks.answers, blocks.answers[:16], alone, Progress()).gap == 0.01  # type: ignore[union-attr]
-    assert greedy_limit(blocks.answers[:12], (), reader, Progress()) is None

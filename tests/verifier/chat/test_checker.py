@@ -17,6 +17,7 @@ from proofserve.protocol.receipts.record import Receipt
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.chat.findings import GapKind
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.judges import Chances
@@ -27,10 +28,11 @@ CHANCES = Chances(alpha=1e-6, beta=1e-3)
 # ``honest`` reads by torch's own kernels in bfloat16, of whose footprint our emulation has 0.46:
 # less than of a server's, so without a measured node of its kind it gets no verdict.
 SERVER = "vLLM on x86 with bfloat16"
-FRAUD, HONEST, UNDECIDED, UNEXPLAINED = (
+FRAUD, HONEST, UNDECIDED, UNPROVED, UNEXPLAINED = (
     SequentialResult.FRAUD,
     SequentialResult.HONEST,
     SequentialResult.UNDECIDED,
+    SequentialResult.UNPROVED,
     SequentialResult.UNEXPLAINED,
 )
 
@@ -75,9 +77,9 @@ def test_an_honest_node_is_cleared(model: Path, checker: ChatChecker, honest: Wr
     chats = [server.chat(n, temperature=float(n % 2)) for n in range(8)]
     outcome = judged(checker, *chats)
     assert outcome.verdict is HONEST
-    assert outcome.answers == len(chats)
+    assert len(outcome.answers) == len(chats)
     assert not outcome.failures
-    assert not outcome.unknown
+    assert not outcome.gaps
 
 
 @pytest.mark.parametrize(
@@ -101,16 +103,15 @@ def test_a_cheap_writer_is_convicted_by_its_tokens_alone(
     cheat = replace(honest, writes=cheap, reads=served)
     outcome = judged(checker, *(cheat.chat(n, temperature=temperature) for n in range(2)))
     assert outcome.verdict is FRAUD
-    assert fraud_by(outcome) == {"tokens"}
-    assert outcome.tokens is not None
-    assert "of chat-" in outcome.tokens.text
+    assert fraud_by(outcome) >= {"tokens" if temperature else "greedy"}
+    assert outcome.read_by is not FRAUD
 
 
 def test_greedy_tokens_that_claim_to_be_drawn_are_convicted(
     checker: ChatChecker, honest: Writer
 ) -> None:
     chats = [honest.chat(n, temperature=0.0, stated=1.0) for n in range(12)]
-    assert fraud_by(judged(checker, *chats)) == {"tokens"}
+    assert "tokens" in fraud_by(judged(checker, *chats))
 
 
 def invented(receipt: Receipt) -> Receipt:
@@ -145,12 +146,13 @@ def test_one_altered_token_is_convicted(checker: ChatChecker, honest: Writer) ->
 def test_too_few_tokens_are_no_verdict(checker: ChatChecker, honest: Writer) -> None:
     outcome = judged(checker, honest.chat(0, tokens=9))
     assert outcome.verdict is UNDECIDED
-    assert outcome.unknown == ("9 tokens are fewer than a block of 16",)
+    assert outcome.notes == ("9 tokens are fewer than a block of 16",)
 
 
 def test_answers_without_a_receipt_are_counted(checker: ChatChecker, honest: Writer) -> None:
     outcome = judged(checker, honest.chat(0), replace(honest.chat(1), receipts=()))
-    assert (outcome.answers, outcome.without_receipt) == (1, 1)
+    assert (len(outcome.answers), outcome.counts) == (1, {GapKind.MISSING: 1})
+    assert outcome.verdict is UNPROVED
 
 
 @pytest.mark.usefixtures("few_kernels")
@@ -164,7 +166,6 @@ def test_without_a_calibration_a_suspect_is_named_and_an_honest_node_cleared(
     assert fraud_by(outcome) == {"direction"}
     assert "int4" in outcome.opinions[0].text
     assert "kernels were emulated" in outcome.origin
-    assert "Greedy" in outcome.origin
     server = with_kernel(model, honest, SERVER)
     assert judged(unsure, *(server.chat(n) for n in range(8))).verdict is HONEST
 
@@ -207,13 +208,13 @@ def test_a_calibration_of_other_sketches_is_refused(checker: ChatChecker, honest
         judged(checker, short.chat(0), honest.chat(1))
 
 
-def test_a_receipt_of_another_checkpoint_is_not_checked(
+def test_a_receipt_of_another_checkpoint_clears_nobody(
     checker: ChatChecker, honest: Writer
 ) -> None:
     change = partial(replace, weights_digest="00" * 32)
     outcome = judged(checker, honest.chat(0, change=change))
-    assert outcome.verdict is UNDECIDED
-    assert "weights_digest" in outcome.unknown[0]
+    assert outcome.verdict is UNPROVED
+    assert "1 other weights, of 1 answers" in outcome.unproved
 
 
 def test_unchanged_is_honest_alone_too(checker: ChatChecker, honest: Writer) -> None:

@@ -37,6 +37,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path, chat: Conversation) ->
     assert found.name == "one.json"
     assert found.receipts == chat.receipts
     assert (found.request, found.response) == (chat.request, chat.response)
+    assert (found.ended_ms, found.seen_ms) == (chat.ended_ms, chat.seen_ms) != (None, None)
     assert found.choices == (ChatChoice(0, "hello", (*map(ord, "hello"), 1)),)
 
 
@@ -124,7 +125,7 @@ def test_an_answer_whose_text_is_split(message: dict[str, Any], split: bool) -> 
 def test_a_text_completion_has_its_text() -> None:
     response = {"id": "one", "choices": [{"index": 1, "text": "x", "finish_reason": "stop"}]}
     chat = conversation("name", {}, response, [])
-    assert chat.choices == (ChatChoice(1, "x", None),)
+    assert chat.choices == (ChatChoice(1, "x", None, finish_reason="stop"),)
 
 
 def test_choices_without_a_receipt_are_counted(chat: Conversation) -> None:

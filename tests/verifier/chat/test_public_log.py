@@ -7,7 +7,8 @@ import pytest
 from proofserve.lab.report import LabError, NodeError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.signature import SigningKey
-from proofserve.verifier.chat.statements import FailedCheck, LogFollower, PublicLog
+from proofserve.verifier.chat.findings import FailedCheck
+from proofserve.verifier.chat.public_log import LogFollower, PublicLog
 from support.provider import Node, provider
 
 

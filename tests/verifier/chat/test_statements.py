@@ -9,13 +9,9 @@ import pytest
 from proofserve.protocol.receipts.record import Sampling, token_hash
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.verifier.chat.conversation import ChatChoice, Conversation
-from proofserve.verifier.chat.statements import (
-    CheckedChats,
-    FailedCheck,
-    NodeFacts,
-    PublicLog,
-    checked_answers,
-)
+from proofserve.verifier.chat.findings import FailedCheck, Gap, GapKind
+from proofserve.verifier.chat.public_log import PublicLog
+from proofserve.verifier.chat.statements import CheckedChats, NodeFacts, checked_answers
 from support.provider import END, TOKENIZER, WEIGHTS, Node, with_receipt
 
 KNOWN = NodeFacts(WEIGHTS)
@@ -38,14 +34,22 @@ def checked(chat: Conversation, known: NodeFacts = KNOWN) -> CheckedChats:
 def failure(chat: Conversation, known: NodeFacts = KNOWN) -> FailedCheck:
     """The only opinion about the chat."""
     found = checked(chat, known)
-    assert (found.answers, found.unknown, len(found.failures)) == ((), (), 1), found
+    assert {each.kind for each in found.gaps} <= {GapKind.MISSING}
+    assert (found.answers, len(found.failures)) == ((), 1), found
     return found.failures[0]
 
 
+def gap(chat: Conversation, known: NodeFacts = KNOWN) -> Gap:
+    """The only opinion about the chat."""
+    found = checked(chat, known)
+    assert (found.answers, found.failures, len(found.gaps)) == ((), (), 1), found
+    return found.gaps[0]
+
+
 def unknown(chat: Conversation) -> str:
-    found = checked(chat)
-    assert (found.answers, found.failures, len(found.unknown)) == ((), (), 1), found
-    return found.unknown[0]
+    found = gap(chat)
+    assert found.kind is GapKind.UNCHECKED
+    return found.text
 
 
 def choice_of(chat: Conversation, **changes: Any) -> Conversation:
@@ -59,7 +63,8 @@ def asked(chat: Conversation, **fields: Any) -> Conversation:
 def shows(node: Node, ids: tuple[int, ...], text: str | None, **fields: Any) -> Conversation:
     """A chat of which the client got ``ids`` and ``text``; ``fields`` are of its choice."""
     made = node.chat("shows")
-    receipt = node.receipt("shows", made.request, ids)
+    reason = "stop" if ids[-1:] == (END,) else "length"
+    receipt = node.receipt("shows", made.request, ids, finish_reason=reason)
     choice = ChatChoice(0, text, ids)
     return with_receipt(replace(made, choices=(replace(choice, **fields),)), node.sign(receipt))
 
@@ -67,7 +72,7 @@ def shows(node: Node, ids: tuple[int, ...], text: str | None, **fields: Any) -> 
 def test_an_honest_chat_is_an_answer(node: Node, chat: Conversation) -> None:
     known = NodeFacts(WEIGHTS, node.key.public_key, PublicLog(node.log(), node.key.public_key))
     found = checked(chat, known)
-    assert (found.failures, found.unknown) == ((), ())
+    assert (found.failures, found.gaps) == ((), ())
     answer = found.answers[0]
     receipt = chat.receipts[0].receipt
     assert answer.prompt == TOKENIZER.prompt_ids(chat.request)
@@ -172,17 +177,77 @@ def test_a_receipt_that_is_not_under_its_entry(node: Node, chat: Conversation) -
     assert found.text.startswith("path:")
 
 
-@pytest.mark.parametrize(
-    ("late_ms", "counts"), [(0, True), (60_000, True), (60_001, False), (-1, False)]
-)
-def test_a_backdated_log(node: Node, late_ms: int, counts: bool) -> None:
-    """An entry before its receipt, or later than a minute, proves nothing about the time."""
+@pytest.mark.parametrize(("after_ms", "late"), [(60_000, False), (61_000, True)])
+def test_a_late_receipt_by_the_clients_clock(node: Node, after_ms: int, late: bool) -> None:
+    """The node's clock says nothing: it may be wrong by minutes, or lie."""
     chat = node.chat("one")
-    late = with_receipt(chat, Node(key=node.key).sign(chat.receipts[0].receipt, late_ms))
-    if counts:
-        assert len(checked(late).answers) == 1
+    ended = chat.receipts[0].receipt.created_ms - 3_600_000
+    chat = replace(chat, ended_ms=ended, seen_ms=ended + after_ms)
+    if late:
+        text = "one choice 0: its receipt was there 61 s after its end, not within 60 s"
+        assert gap(chat) == Gap(GapKind.LATE, text)
+        assert len(checked(chat, replace(KNOWN, late_ms=61_000)).answers) == 1
     else:
-        assert failure(late).text.startswith("time_ms:")
+        assert len(checked(chat).answers) == 1
+
+
+def test_a_receipt_that_was_fetched_later_counts_if_its_root_was_seen_soon(
+    node: Node, chat: Conversation
+) -> None:
+    ended = chat.ended_ms
+    assert ended is not None
+    later = replace(chat, seen_ms=ended + 86_400_000)
+    assert gap(later).kind is GapKind.LATE
+    for after, found in ((60_000, 1), (60_001, 0)):
+        log = PublicLog(node.log(), node.key.public_key, {0: ended + after})
+        assert len(checked(later, NodeFacts(WEIGHTS, log=log)).answers) == found
+
+
+def test_without_a_clock_of_the_clients_nothing_is_known(node: Node, chat: Conversation) -> None:
+    """Its node can put yesterday's time into its log."""
+    for times in ({"ended_ms": None}, {"seen_ms": None}):
+        assert "did not note by its own clock" in unknown(replace(chat, **times))
+    late = with_receipt(chat, Node(key=node.key).sign(chat.receipts[0].receipt, 61_000))
+    found = gap(replace(late, seen_ms=None))
+    assert (found.kind, "entered the log 61 s after" in found.text) == (GapKind.LATE, True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason", "fields", "told", "said"),
+    [
+        ("hell", "length", {"max_tokens": 1000}, None, "it ends at 4 of 1000 tokens"),
+        ("hell", "length", {"max_tokens": 4}, None, ""),
+        ("hell", "length", {"max_tokens": 9, "max_completion_tokens": 4}, "length", ""),
+        ("hell", "length", {"max_tokens": 3}, None, "of which the request asked for 3 at most"),
+        ("hell", "length", {}, "stop", "the receipt says that it ended by length, the answer stop"),
+        ("hell", "stop", {}, None, "it stopped before a token or a text that ends an answer"),
+        ("hell", "stop", {"stop": "ell"}, "stop", ""),
+        ("hell", "stop", {"stop": ["x", "ell"]}, "stop", ""),
+        ("hell", "stop", {"stop_token_ids": [ord("l")]}, "tool_calls", ""),
+        ("hell", "abort", {}, None, "it ended by abort"),
+    ],
+)
+def test_how_an_answer_ended(
+    node: Node, ids: str, reason: str, fields: dict[str, Any], told: str | None, said: str
+) -> None:
+    tokens = tuple(map(ord, ids))
+    chat = asked(node.chat("one", ids, finish_reason=reason), **fields)
+    receipt = node.receipt("one", chat.request, tokens, finish_reason=reason)
+    chat = choice_of(with_receipt(chat, node.sign(receipt)), token_ids=tokens, finish_reason=told)
+    if said:
+        found = gap(chat)
+        assert found.kind is GapKind.CUT
+        assert said in found.text
+    else:
+        assert len(checked(chat).answers) == 1
+
+
+def test_an_answer_may_fill_the_model(node: Node) -> None:
+    chat = asked(node.chat("one", finish_reason="length"), max_tokens=1000)
+    tokens = len(TOKENIZER.prompt_ids(chat.request)) + 6
+    for longest, answers in ((tokens, 1), (tokens + 1, 0)):
+        known = NodeFacts(WEIGHTS, vocabulary=2**20, longest=longest)
+        assert len(checked(chat, known).answers) == answers
 
 
 def test_a_receipt_that_the_public_log_does_not_have(node: Node, chat: Conversation) -> None:
@@ -234,7 +299,7 @@ def test_a_template_that_writes_the_date_proves_nothing(node: Node) -> None:
 
     found = checked_answers([node.chat("one", prompt_sha256=token_hash((5,)))], Dated(), KNOWN)
     assert not found.failures
-    assert len(found.unknown) == 1
+    assert len(found.gaps) == 1
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32]])
@@ -244,13 +309,20 @@ def test_a_prompt_of_impossible_ids_is_named(chat: Conversation, ids: list[int])
     assert "request.prompt" in unknown(replace(chat, request=request))
 
 
-def test_an_adapter_is_not_checked(node: Node) -> None:
-    assert "adapter: tuned cannot be checked" in unknown(node.chat("one", adapter="tuned"))
+def test_an_adapter_is_not_checked_and_one_that_nobody_asked_for_is_other_weights(
+    node: Node,
+) -> None:
+    chat = node.chat("one", adapter="tuned")
+    assert "adapter: tuned cannot be checked" in unknown(asked(chat, model="tuned"))
+    found = gap(asked(chat, model="toy"))
+    assert found.kind is GapKind.OTHER
+    assert "the receipt has tuned, which the request did not name" in found.text
 
 
-def test_another_checkpoint_is_not_checked(node: Node) -> None:
-    found = unknown(node.chat("one", weights_digest="cd" * 32))
-    assert f"weights_digest: the receipt has {'cd' * 32}, the checkpoint {WEIGHTS}" in found
+def test_another_checkpoint_is_other_weights(node: Node) -> None:
+    found = gap(node.chat("one", weights_digest="cd" * 32))
+    assert found.kind is GapKind.OTHER
+    assert f"weights_digest: the receipt has {'cd' * 32}, the checkpoint {WEIGHTS}" in found.text
 
 
 def test_a_receipt_that_cannot_be_checked_hides_no_other(node: Node) -> None:
@@ -263,15 +335,15 @@ def test_a_receipt_that_cannot_be_checked_hides_no_other(node: Node) -> None:
     for receipts in [(lie, odd), (odd, lie)]:
         found = checked(replace(two, receipts=receipts))
         assert [each.check for each in found.failures] == ["answer"]
-        assert len(found.unknown) == 1
+        assert [each.kind for each in found.gaps] == [GapKind.OTHER]
 
 
 def test_two_choices_are_two_answers(node: Node) -> None:
     chat = node.chat("one")
     ids = tuple(map(ord, "other"))
     two = replace(chat, choices=(*chat.choices, ChatChoice(1, "other", ids)))
-    second = node.sign(node.receipt("one", chat.request, ids, choice=1))
-    found = checked(replace(two, receipts=(*chat.receipts, second)))
+    receipt = node.receipt("one", chat.request, ids, choice=1, finish_reason="length")
+    found = checked(replace(two, receipts=(*chat.receipts, node.sign(receipt))))
     assert [each.output for each in found.answers] == [(*map(ord, "hello"), END), ids]
 
 
@@ -294,16 +366,15 @@ def test_what_the_checkpoint_cannot_read_ends_no_check(node: Node) -> None:
     assert readable(chat, 0x1234, length).failures == (
         FailedCheck("answer", f"one choice 0: the model has no token {0x1234}"),
     )
-    [text] = readable(chat, 0x1235, length - 1).unknown
-    assert text == f"one choice 0: {length} tokens exceed the model's {length - 1}"
-    [text] = readable(asked(chat, prompt=[]), ord("<"), length).unknown
-    assert text == f"one choice 0: prompt: the model has no token {ord('u')}"
+    [found] = readable(chat, 0x1235, length - 1).gaps
+    assert found.text == f"one choice 0: {length} tokens exceed the model's {length - 1}"
+    [found] = readable(asked(chat, prompt=[]), ord("<"), length).gaps
+    assert found.text == f"one choice 0: prompt: the model has no token {ord('u')}"
 
 
 def test_an_answer_without_tokens_is_not_checked(node: Node) -> None:
     empty = node.chat("one")
     receipt = node.receipt("one", empty.request, ())
     chat = with_receipt(choice_of(empty, token_ids=(), text=""), node.sign(receipt))
-    assert readable(chat, 2**32, 100).unknown == (
-        "one choice 0: the prompt or the answer has no tokens",
-    )
+    [found] = readable(chat, 2**32, 100).gaps
+    assert found.text == "one choice 0: the prompt or the answer has no tokens"

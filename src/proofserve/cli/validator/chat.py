@@ -5,6 +5,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +24,13 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, read, request
-from proofserve.verifier.chat.statements import FailedCheck, LogFollower, NodeFacts, PublicLog
-from proofserve.verifier.chat.verification import ChatChecker, ChatVerification, Watch
+from proofserve.verifier.chat.evidence_file import EvidenceFile
+from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck
+from proofserve.verifier.chat.public_log import LogFollower, PublicLog
+from proofserve.verifier.chat.statements import LATE_MS, NodeFacts
+from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
+from proofserve.verifier.chat.watching import Watch
+from proofserve.verifier.chat.writers import WRITERS
 from proofserve.verifier.judges import ALPHA, BETA, Chances
 
 verify_app, watch_app = typer.Typer(), typer.Typer()
@@ -38,6 +44,33 @@ Fetch = Callable[[], Conversation]
 
 ChatCalibration = Annotated[
     Path | None, typer.Option("--calibration", help="A file of `calibrate chat --out`.")
+]
+LateAfter = Annotated[
+    float,
+    typer.Option(
+        help="A receipt is late if the client's side first saw it, or its log entry, so many"
+        " seconds after the answer.",
+        min=0.0,
+    ),
+]
+MostGaps = Annotated[
+    float,
+    typer.Option(
+        help="No provider is honest if a larger share of its answers has no receipt, a late one, or"
+        " one that cannot be checked.",
+        min=0.0,
+        max=1.0,
+    ),
+]
+RuleOut = Annotated[
+    int,
+    typer.Option(
+        metavar="BITS",
+        help="No provider is honest before its tokens have ruled out writers whose weights have so"
+        " many bits, or fewer: 4 or 8. 0 asks for none; the report names them in any case.",
+        min=0,
+        max=8,
+    ),
 ]
 CheckedModel = Annotated[Path, typer.Option("--model", help="The checkpoint that was promised.")]
 
@@ -70,6 +103,9 @@ def verify_chat(
             " If unset, a new one: a node that knows the seed knows the parts."
         ),
     ] = None,
+    late_after: LateAfter = LATE_MS / 1e3,
+    most_gaps: MostGaps = MOST_GAPS,
+    rule_out: RuleOut = 0,
     alpha: options.Alpha = ALPHA,
     beta: options.Beta = BETA,
     json: options.Json = None,
@@ -77,12 +113,13 @@ def verify_chat(
     """Check answers by their receipts, and reach a verdict: honest or fraud.
 
     A file is a JSON object with "request" (the body that the client sent), "response" (what it
-    got) and "receipts" (of GET /v1/receipts/ID). `watch-chat` and the Python client write such
-    files. Ask with "return_token_ids": true, because a text can have several token ids.
+    got), "receipts" (of GET /v1/receipts/ID), and by the client's own clock in Unix milliseconds
+    "ended_ms" of the answer and "seen_ms" of the receipts. The Python client writes such files.
+    Ask with "return_token_ids": true, because a text can have several token ids.
 
     \b
     signature  it is the node's, over this receipt
-    log        the receipt entered the public log within a minute of the answer
+    log        the receipt is under a root of the node's log
     prompt     the node read the prompt of the request, by the checkpoint's template
     answer     the receipt is of these tokens
     sampling   the tokens were drawn by the parameters of the request
@@ -92,7 +129,8 @@ def verify_chat(
     tokens     whether the model itself wrote the answer, not a cheaper one
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
-    tokens. 3: no verdict: an option, a file or the recomputation is wrong, or
+    tokens, or unproved: too many receipts are missing, late or cannot be
+    checked. 3: no verdict: an option, a file or the recomputation is wrong, or
     neither an honest kernel nor a fraud that is known explains the errors.
 
     Without a calibration direction and tokens convict only what goes further
@@ -121,10 +159,11 @@ def verify_chat(
         setup = validator_setup(model, device, suspect)
         measured = read_calibration(calibration) if calibration else None
         chosen_by = seed or fresh_seed()
-        checker = ChatChecker(setup, measured, chosen_by)
+        checker = ChatChecker(setup, measured, chosen_by, most_gaps)
         seen = seen_log(log, chats, key) if log else None
-        facts = NodeFacts(checker.weights_digest, key, seen)
-        outcome = checker.outcome(chats, facts, chances, session.line)
+        late_ms = int(late_after * 1000)
+        facts = NodeFacts(checker.weights_digest, key, seen, late_ms=late_ms)
+        outcome = checker.outcome(chats, facts, chances, session.line, rule_out)
         show(session, outcome.verdict, outcome.lines())
         if seed:
             session.tell(GIVEN_SEED)
@@ -189,7 +228,8 @@ def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | 
     first, last = min(places), max(places)
     with reading(path) as received:
         forked = received.forked(key, first)
-        entries = received.log(key, first, last)
+        came = received.log(key, first, last)
+    entries = [each for each, _ in came]
     # A receiver stores signed entries only, so another one is the file's fault, not the node's.
     for each in (*forked, *entries):
         if not is_signed(each.entry.hash, each.signature, key):
@@ -209,7 +249,8 @@ def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | 
             " read the log from the node: --log URL"
         )
     try:
-        return PublicLog(tuple(entries), key)
+        seen_ms = {each.entry.index: int(at * 1000) for each, at in came}
+        return PublicLog(entries, key, seen_ms)
     except ProtocolError as error:
         return FailedCheck("log", f"{path}: {error}")
 
@@ -235,6 +276,10 @@ def watch_chat(
         str | None, typer.Option(help="The node, if URL is a gateway: follow its public log.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the running report here.")] = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(help="Keep here what answers showed, and go on with what is there."),
+    ] = None,
     suspect: options.Suspects = None,
     api_key: options.ApiKey = None,
     device: options.Device = "cpu",
@@ -245,6 +290,9 @@ def watch_chat(
             " provider that knows it can tell these chats from others."
         ),
     ] = None,
+    late_after: LateAfter = LATE_MS / 1e3,
+    most_gaps: MostGaps = MOST_GAPS,
+    rule_out: RuleOut = 0,
     alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = ALPHA,
     beta: options.Beta = BETA,
 ) -> None:
@@ -257,7 +305,7 @@ def watch_chat(
 
     Answers count together until they clear the node; then it begins anew. It
     ends with exit code 1 at the first verdict of fraud; else, at the end of
-    --for, with that of the last check: 0 honest, 2 undecided, 3 if no known
+    --for, with that of the last check: 0 honest, 2 undecided or unproved, 3 if no known
     kernel and no known fraud explains the errors. A chat that the provider does
     not answer, or a file that is none, is told and counted.
 
@@ -272,15 +320,20 @@ def watch_chat(
         measured = read_calibration(calibration) if calibration else None
         setup = validator_setup(model, device, suspect)
         seed = seed or fresh_seed()
-        checker = ChatChecker(setup, measured, seed)
+        checker = ChatChecker(setup, measured, seed, most_gaps)
         follower = LogFollower(log) if log else None
 
         def judge(window: Sequence[Conversation], present: Chances) -> ChatVerification:
             seen = follower.seen(window) if follower else None
-            known = NodeFacts(checker.weights_digest, log=seen)
-            return checker.outcome(window, known, present, session.line)
+            late_ms = int(late_after * 1000)
+            known = NodeFacts(checker.weights_digest, log=seen, late_ms=late_ms)
+            return checker.readers(window, known, present, session.line)
 
-        watch = Watch(judge, chances)
+        rests_on = {"weights": checker.weights_digest, "alpha": alpha, "beta": beta}
+        rests_on["writers"] = [*WRITERS]
+        file = EvidenceFile(evidence, rests_on) if evidence else None
+        writers = checker.writers(replace(chances, alpha=alpha / 2), rule_out)
+        watch = Watch(judge, writers, chances, most_gaps, file, seed)
         with ReceiptClient(url, api_key) as client:
             source = _kept(chats, share, seed) if chats else _asked(client, seed)
             verdict = _watch(watch, source, every, seconds, out, session)
@@ -298,19 +351,25 @@ def _watch(
     """The verdict of fraud that ends the watch, else the last one."""
     until = math.inf if seconds is None else time.monotonic() + seconds
     verdict = SequentialResult.UNDECIDED
-    while (began := time.monotonic()) < until:
-        if fetches := next(source):
-            verdict = _check(watch, fetches, session)
-            if out is not None:
-                # A reader never sees half a report.
-                half = out.with_name(f".{out.name}.part")
-                write_json(half, watch.record())
-                half.replace(out)
-            if verdict is SequentialResult.FRAUD:
-                break
-        session.line.rest(f"{watch.chats} chats; the next check is in {every:g} s")
-        time.sleep(max(0.0, min(began + every, until) - time.monotonic()))
-    return verdict
+    if watch.convicted:
+        session.tell("an earlier watch convicted this provider, by the same evidence", "red")
+        return SequentialResult.FRAUD
+    try:
+        while (began := time.monotonic()) < until:
+            if fetches := next(source):
+                verdict = _check(watch, fetches, session)
+                if out is not None:
+                    # A reader never sees half a report.
+                    half = out.with_name(f".{out.name}.part")
+                    write_json(half, watch.record())
+                    half.replace(out)
+                if verdict is SequentialResult.FRAUD:
+                    break
+            session.line.rest(f"{watch.chats} chats; the next check is in {every:g} s")
+            time.sleep(max(0.0, min(began + every, until) - time.monotonic()))
+    finally:
+        watch.close()
+    return SequentialResult.FRAUD if watch.convicted else verdict
 
 
 def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> SequentialResult:
@@ -332,6 +391,8 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
         else:
             if watch.last is not None:
                 show(session, verdict, watch.last.lines())
+                if watch.unproved:
+                    session.tell(f"over all answers: {watch.unproved}")
     if verdict is SequentialResult.HONEST and len(fresh) < len(fetches):
         return SequentialResult.UNDECIDED
     return verdict

@@ -15,8 +15,6 @@ from proofserve.protocol.shake import u64
 
 _ENTRY = b"\x02"
 FIRST_PREVIOUS = bytes(32)
-# A receipt counts only if it entered the log within the minute of its answer's end.
-LATEST_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +60,11 @@ def inclusions(entry: LogEntry, digests: Sequence[bytes]) -> list[Inclusion]:
     return [Inclusion(entry, index, path) for index, path in enumerate(found)]
 
 
-def require_inclusion(digest: bytes, created_ms: int, found: Inclusion) -> None:
-    """Raise ProtocolError, naming what is wrong, unless the receipt is in the log and in time."""
+def require_inclusion(digest: bytes, found: Inclusion) -> None:
+    """Raise ProtocolError, naming what is wrong, unless the receipt is in the log's entry."""
     entry = found.entry
     if not opens(entry.root, entry.count, found.index, digest, found.path):
         raise ProtocolError("path", "it does not lead to the root of the log's entry")
-    late = entry.time_ms - created_ms
-    if not 0 <= late <= LATEST_MS:
-        raise ProtocolError(
-            "time_ms", f"the entry is {late} ms after the receipt, not 0..{LATEST_MS}"
-        )
 
 
 def require_chain(entries: Sequence[LogEntry]) -> None:

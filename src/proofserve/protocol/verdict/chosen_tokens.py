@@ -12,14 +12,17 @@ a kernel that is emulated on the same tokens is known, and taken off.
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.evidence import Evidence
-
 # Above 0 a bet on tokens that are too unlikely, below 0 on tokens that are too likely. The small
 # ones find a writer that is nearly as good as the model.
 TILTS = (-0.4, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.4)
 # What a kernel may add to the mean of a factor, as a logarithm for each unit of tilt, beyond what
 # the kernels add that are emulated: none of them is quite the server's.
 _ROUNDING = 0.02
+# Of one greedy token: it is never proof alone, and the likeliest never costs all.
+_MOST_BET, _MOST_COST = 4.0, 1.0 - 1e-6
+_SCALE = 1.5
+# Logits that honest rounding does not move at all.
+_LEAST_NOISE = 1e-6
 Floats = NDArray[np.float64]
 
 
@@ -27,8 +30,8 @@ def token_log_factors(log_p: Floats, tokens: NDArray[np.int64]) -> Floats:
     """What each token gives to every bet: float64 [n, len(TILTS)].
 
     ``log_p`` [n, vocabulary] are the logarithms of p, minus infinity where the sampling excludes
-    a token, ``tokens`` [n] those of the answer. An excluded token gives 0: ``TokenEvidence`` is
-    for tokens that can have been drawn.
+    a token, ``tokens`` [n] those of the answer. An excluded token gives 0: the bets are for
+    tokens that can have been drawn.
     """
     rows = np.arange(len(tokens))
     bets = [_log_bet(log_p, tilt)[rows, tokens] - _ROUNDING * abs(tilt) for tilt in TILTS]
@@ -62,23 +65,25 @@ def greedy_gap(logits: Floats, tokens: NDArray[np.int64]) -> Floats:
     return gaps
 
 
-class TokenEvidence(Evidence):
-    """Evidence that the tokens of one answer after the other were not drawn from p.
+def greedy_log_bets(logits: Floats, of_writer: Floats, noise: float) -> Floats:
+    """What each greedy token gives to a bet on a writer with other logits: [n, vocabulary].
 
-    Nor from what any emulated kernel makes of p, where these are given.
+    An honest server's rounding takes a token i that is g below the likeliest with a chance of at
+    most p_i, by softmax(logits / (1.5 ``noise``)): ``noise`` is the root mean square by which our
+    own honest rounding moves two logits apart, and normal errors up to 2.4 times as large stay
+    below the logistic distribution of this scale. With q of the writer likewise, i gives
+    b_i = min(q_i / p_i, e^4), and the likeliest token gives 1 - sum (b_i - 1)+ p_i over all others:
+    whatever such a server takes, the mean is at most 1.
     """
-
-    def __init__(self) -> None:
-        super().__init__(len(TILTS))
-
-    def read(self, log_p: Floats, tokens: NDArray[np.int64], most: Floats | None = None) -> None:
-        """One answer, or a part of one; shapes as of ``token_log_factors``.
-
-        ``most`` [tilts] is the largest of 0 and what each kernel gives over this part, in sums of
-        ``kernel_log_means``. The kernel that drew the tokens gave that much or less.
-        """
-        given = token_log_factors(log_p, tokens).sum(axis=0)
-        self.add(given if most is None else given - most)
+    scale = _SCALE * max(noise, _LEAST_NOISE)
+    scaled = logits / scale, of_writer / scale
+    log_p, log_q = (each - _log_sum(each)[:, np.newaxis] for each in scaled)
+    bets: Floats = np.minimum(log_q - log_p, _MOST_BET)
+    rows, top = np.arange(len(logits)), logits.argmax(axis=1)
+    more = np.maximum(np.expm1(bets), 0.0) * np.exp(log_p)
+    more[rows, top] = 0.0
+    bets[rows, top] = np.log1p(-np.minimum(more.sum(axis=1), _MOST_COST))
+    return bets
 
 
 def _log_bet(log_p: Floats, tilt: float) -> Floats:

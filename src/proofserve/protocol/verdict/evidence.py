@@ -37,6 +37,35 @@ class Evidence:
         return highest + math.log(float(np.exp(self._logs - highest).mean()))
 
 
+class RenewedEvidence:
+    """Evidence against a node that may begin to cheat at any time, after however many answers.
+
+    A mean of e-processes that begin after every ``EVERY`` answers, each with ``bets`` products: the
+    k-th, counted from 0, has a weight of 1/((k + 1)(k + 2)), and is 1 before it begins.
+    """
+
+    EVERY: Final = 32
+
+    def __init__(self, bets: int) -> None:
+        self._logs = np.zeros(bets)
+        self._began = [self._logs]
+        self._answers = 0
+
+    def add(self, log_factors: NDArray[np.float64]) -> None:
+        """Multiply every product [bets] by its factor for one more answer."""
+        self._logs = self._logs + log_factors
+        self._answers += 1
+        if self._answers % self.EVERY == 0:
+            self._began.append(self._logs)
+
+    @property
+    def log(self) -> float:
+        """The natural logarithm of the mean."""
+        k = np.arange(len(self._began))[:, np.newaxis]
+        logs = self._logs - np.array(self._began) - np.log((k + 1) * (k + 2) * len(self._logs))
+        return float(np.logaddexp(np.logaddexp.reduce(logs, axis=None), -math.log(len(k) + 1)))
+
+
 class RareEvidence(Evidence):
     """Evidence that something happens in more than a share ``rate`` of all cases.
 

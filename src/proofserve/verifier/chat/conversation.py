@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from proofserve.client.receipts import NOT_YET
+from proofserve.client.receipts import NOT_YET, now_ms
 from proofserve.lab.chats import prompt
 from proofserve.lab.report import LabError, NodeError, Progress, read_json, write_json
 from proofserve.protocol.errors import ProtocolError
@@ -46,11 +46,16 @@ class ChatChoice:
     token_ids: tuple[int, ...] | None
     split: bool = False
     reasoning: str = ""
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """``request`` is the body that the client sent; ``receipts`` one for each choice, or none."""
+    """``request`` is the body that the client sent; ``receipts`` one for each choice, or none.
+
+    By the client's own clock, Unix time in milliseconds: the answer ended at ``ended_ms``, and the
+    client had its receipts at ``seen_ms``. None if it did not note it.
+    """
 
     name: str
     request: Mapping[str, Any]
@@ -58,6 +63,8 @@ class Conversation:
     response_id: str
     choices: tuple[ChatChoice, ...]
     receipts: tuple[SignedReceipt, ...]
+    ended_ms: int | None = None
+    seen_ms: int | None = None
 
     @property
     def without_receipt(self) -> int:
@@ -67,6 +74,7 @@ class Conversation:
 
 
 _TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+_Milliseconds = Annotated[int, Field(strict=True, ge=0)]
 
 
 class _MessageBody(BaseModel):
@@ -81,6 +89,7 @@ class _ChoiceBody(BaseModel):
     message: _MessageBody | None = None
     text: str | None = None
     token_ids: list[_TokenId] | None = None
+    finish_reason: str | None = None
 
     def to_choice(self) -> ChatChoice:
         ids = None if self.token_ids is None else tuple(self.token_ids)
@@ -88,7 +97,7 @@ class _ChoiceBody(BaseModel):
         apart = message.reasoning or message.reasoning_content
         reasoning = apart if isinstance(apart, str) else ""
         split = bool(apart or message.tool_calls)
-        return ChatChoice(self.index, message.content, ids, split, reasoning)
+        return ChatChoice(self.index, message.content, ids, split, reasoning, self.finish_reason)
 
 
 class _Response(BaseModel):
@@ -102,10 +111,17 @@ class _File(BaseModel):
     request: dict[str, Any]
     response: dict[str, Any]
     receipts: list[dict[str, Any]]
+    ended_ms: _Milliseconds | None = None
+    seen_ms: _Milliseconds | None = None
 
 
 def conversation(
-    name: str, request: Mapping[str, Any], response: Mapping[str, Any], receipts: list[Any]
+    name: str,
+    request: Mapping[str, Any],
+    response: Mapping[str, Any],
+    receipts: list[Any],
+    ended_ms: int | None = None,
+    seen_ms: int | None = None,
 ) -> Conversation:
     """Raises LabError naming the field that is wrong; ``name`` stands before it."""
     try:
@@ -124,19 +140,21 @@ def conversation(
     # The evidence of an answer counts once.
     stated = [f"{each.receipt.choice} of {each.receipt.response_id}" for each in signed]
     _require_once(f"{name}: receipts: choice", stated)
-    return Conversation(name, request, response, parsed.id, choices, tuple(signed))
+    asked = (name, request, response, parsed.id)
+    return Conversation(*asked, choices, tuple(signed), ended_ms, seen_ms)
 
 
 def read(path: Path) -> Conversation:
     """The chat in a file of ``write``. Raises LabError naming the field that is wrong."""
     found = read_json(path, _File)
-    return conversation(path.name, found.request, found.response, found.receipts)
+    kept = (found.request, found.response, found.receipts, found.ended_ms, found.seen_ms)
+    return conversation(path.name, *kept)
 
 
 def write(path: Path, chat: Conversation) -> None:
     receipts = [signed_receipt_body(each) for each in chat.receipts]
     body = {"request": dict(chat.request), "response": dict(chat.response), "receipts": receipts}
-    write_json(path, body)
+    write_json(path, {**body, "ended_ms": chat.ended_ms, "seen_ms": chat.seen_ms})
 
 
 def _require_once(where: str, found: list[str]) -> None:
@@ -199,8 +217,10 @@ class ReceiptClient:
         """
         body = {**request, "return_token_ids": True}
         response = _object(self._good("POST", path, body))
+        ended_ms = now_ms()
         answered = conversation(name, body, response, [])
-        return conversation(name, body, response, self.receipts(answered.response_id))
+        receipts = self.receipts(answered.response_id)
+        return conversation(name, body, response, receipts, ended_ms, now_ms())
 
     def chats(
         self, requests: Sequence[Mapping[str, Any]], at_once: int, progress: Progress

@@ -1,7 +1,8 @@
 """What a receipt states, against the chat that its client had; no model is run here.
 
 The checks, in their order: ``signature``, ``log``, ``prompt``, ``answer`` and ``sampling``. One
-that fails convicts: the node signed what it did not do, or the receipt is none.
+that fails convicts: the node signed what it did not do, or the receipt is none. What honest nodes
+may do too, now and then, is a gap: it is counted by its name, and too much of it clears no node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from proofserve.lab.report import LabError
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import LogEntry, require_chain, require_inclusion
+from proofserve.protocol.receipts.log import require_inclusion
 from proofserve.protocol.receipts.record import Sampling, token_hash
-from proofserve.protocol.receipts.signature import (
-    SignedEntry,
-    SignedReceipt,
-    is_signed,
-    require_signatures,
-)
+from proofserve.protocol.receipts.signature import SignedReceipt, require_signatures
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.verifier.chat.answers import Answer
-from proofserve.verifier.chat.conversation import ChatChoice, Conversation, ReceiptClient
+from proofserve.verifier.chat.conversation import ChatChoice, Conversation
+from proofserve.verifier.chat.endings import why_cut, why_late
+from proofserve.verifier.chat.findings import FailedCheck, Gap, GapKind
+from proofserve.verifier.chat.public_log import PublicLog
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer
@@ -45,96 +44,8 @@ RESTRICTING = frozenset(
 )
 # vLLM raises a temperature above 0 to this one.
 LEAST_TEMPERATURE = 0.01
-
-
-@dataclass
-class FailedCheck(Exception):
-    """A statement of a receipt does not hold; ``text`` says what does not fit, for a reader."""
-
-    check: str
-    text: str
-
-
-class PublicLog:
-    """Entries in a row, signed by ``public_key``; the first may be any. Raises as ``add``."""
-
-    def __init__(self, entries: Sequence[SignedEntry], public_key: bytes) -> None:
-        self.public_key = public_key
-        self._entries: dict[int, LogEntry] = {}
-        self.add(entries)
-
-    @property
-    def first(self) -> int | None:
-        """The least index; None without entries."""
-        return min(self._entries, default=None)
-
-    @property
-    def last(self) -> int | None:
-        return max(self._entries, default=None)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, shown: Sequence[SignedEntry]) -> None:
-        """Add ``shown``, which have the last known entry among them.
-
-        Raises ProtocolError, and adds nothing, if they do not follow each other, a signature is
-        not the node's, the node now shows another entry in the place of a known one (the log
-        forks), or the last known one is gone.
-        """
-        require_chain([each.entry for each in shown])
-        places = {each.entry.index for each in shown}
-        if self.last is not None and self.last not in places:
-            raise ProtocolError("log", f"it forks: entry {self.last} is gone")
-        for each in shown:
-            index, known = each.entry.index, self._entries.get(each.entry.index)
-            if known is not None and known.hash != each.entry.hash:
-                raise ProtocolError("log", f"it forks: the node showed another entry {index}")
-            if known is None and not is_signed(each.entry.hash, each.signature, self.public_key):
-                raise ProtocolError("entry_signature", f"entry {index} is not signed by this node")
-        self._entries |= {each.entry.index: each.entry for each in shown}
-
-    def require(self, entry: LogEntry) -> None:
-        """Raise ProtocolError unless ``entry`` is the one in its place here."""
-        known = self._entries.get(entry.index)
-        if known is None:
-            raise ProtocolError("log", f"it has no entry {entry.index}")
-        if known.hash != entry.hash:
-            raise ProtocolError("log", f"it forks: it has another entry {entry.index}")
-
-
-class LogFollower:
-    """Reads the log of the node at ``url``, from the first entry that a receipt needs."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._log: PublicLog | None = None
-
-    def seen(self, chats: Sequence[Conversation]) -> PublicLog | FailedCheck | None:
-        """The log with its new entries; None if no receipt yet was in one.
-
-        A failure if the log forks, or its entries do not follow each other or are not signed by
-        the key of the receipts. Raises NodeError and LabError as ``ReceiptClient``.
-        """
-        logged = [each for chat in chats for each in chat.receipts if each.inclusion]
-        places = [each.inclusion.entry.index for each in logged if each.inclusion]
-        if not places:
-            return self._log
-        needed = min(places)
-        if self._log is not None and self._log.first is not None and self._log.last is not None:
-            # Receipts do not come in the order of the log. The last known entry comes once more,
-            # because the new ones have to follow it.
-            needed = needed if needed < self._log.first else self._log.last
-        with ReceiptClient(self._url) as node:
-            entries = node.log(after=needed - 1)
-        try:
-            if self._log is None:
-                self._log = PublicLog(entries, logged[0].public_key)
-            else:
-                self._log.add(entries)
-        except ProtocolError as error:
-            return FailedCheck("log", f"{self._url}: {error}")
-        return self._log
+# After an answer's end, by the client's own clock.
+LATE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +54,7 @@ class NodeFacts:
 
     ``weights_digest`` is that of its own checkpoint, in hexadecimal. ``log`` is a failure if the
     log as a whole does not hold. ``vocabulary`` and ``longest`` are the ids and the tokens that
-    this checkpoint can read.
+    this checkpoint can read. A receipt is late after ``late_ms``.
     """
 
     weights_digest: str
@@ -151,19 +62,20 @@ class NodeFacts:
     log: PublicLog | FailedCheck | None = None
     vocabulary: int | None = None
     longest: int | None = None
+    late_ms: int = LATE_MS
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedChats:
-    """``answers`` are those whose receipts state what the client saw.
+    """``answers`` are those whose receipts state what the client saw, of ``choices`` in all.
 
-    ``failures`` convict. ``unknown`` says of each receipt that cannot be checked why: it is of
-    another checkpoint or has a LoRA adapter, or the prompt's or answer's tokens are not certain.
+    ``failures`` convict. ``gaps`` are all others, one each.
     """
 
     answers: tuple[Answer, ...]
     failures: tuple[FailedCheck, ...]
-    unknown: tuple[str, ...]
+    gaps: tuple[Gap, ...]
+    choices: int
 
 
 def checked_answers(
@@ -172,23 +84,29 @@ def checked_answers(
     """What the receipts of ``chats`` are worth, each by itself."""
     answers: list[Answer] = []
     failures: list[FailedCheck] = []
-    unknown: list[str] = []
+    gaps: list[Gap] = []
+    for chat in chats:
+        no_receipt = Gap(GapKind.MISSING, f"{chat.name}: no receipt")
+        gaps += [no_receipt] * chat.without_receipt
     for chat, signed in [(each, signed) for each in chats for signed in each.receipts]:
         try:
             answers.append(Statement(chat, signed, tokenizer, known).checked())
         except FailedCheck as failure:
             failures.append(failure)
+        except Gap as gap:
+            gaps.append(gap)
         except LabError as error:
-            unknown.append(str(error))
-    return CheckedChats(tuple(answers), tuple(failures), tuple(unknown))
+            gaps.append(Gap(GapKind.UNCHECKED, str(error)))
+    choices = sum(len(chat.choices) for chat in chats)
+    return CheckedChats(tuple(answers), tuple(failures), tuple(gaps), choices)
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
     """A receipt beside the chat that its client had.
 
-    The methods raise FailedCheck if what it states does not hold, and LabError if that cannot be
-    told: servers may honestly read or show such a chat otherwise.
+    The methods raise FailedCheck if what it states does not hold, Gap if it says nothing, and
+    LabError if that cannot be told: servers may honestly read or show such a chat otherwise.
     """
 
     chat: Conversation
@@ -203,19 +121,18 @@ class Statement:
     def checked(self) -> Answer:
         receipt, known = self.signed.receipt, self.known
         self._signed_by_the_node()
-        self._logged_in_time()
-        if receipt.weights_digest != known.weights_digest:
-            theirs, ours = receipt.weights_digest, known.weights_digest
-            raise self._unsure(f"weights_digest: the receipt has {theirs}, the checkpoint {ours}")
-        if receipt.adapter is not None:
-            merged = "give a checkpoint with the adapter merged into its weights"
-            raise self._unsure(f"adapter: {receipt.adapter} cannot be checked; {merged}")
+        self._in_the_log()
+        self._of_the_weights()
         choice = self._choice()
         prompt, output = self._prompt_ids(), self.output_ids(choice)
         self._sampled_as_asked()
+        self._require_readable(prompt, output)
+        room = None if known.longest is None else known.longest - len(prompt)
+        reason = receipt.finish_reason
+        if cut := why_cut(self.chat.request, choice, reason, output, room, self.tokenizer):
+            raise self._gap(GapKind.CUT, cut)
+        self._made_at_once()
         scheme = ReceiptScheme(receipt.sketch_key, receipt.weights_digest, receipt.k_dim)
-        if known.vocabulary is not None and known.longest is not None:
-            self._require_readable(prompt, output, known.vocabulary, known.longest)
         return Answer(self.name, prompt, output, receipt.sampling, scheme, receipt.vectors)
 
     def _unsure(self, text: str) -> LabError:
@@ -232,18 +149,45 @@ class Statement:
         except ProtocolError as error:
             raise FailedCheck("signature", str(error)) from error
 
-    def _logged_in_time(self) -> None:
+    def _in_the_log(self) -> None:
         receipt, inclusion, log = self.signed.receipt, self.signed.inclusion, self.known.log
         if isinstance(log, FailedCheck):
             raise log
         if inclusion is None:
             raise FailedCheck("log", "the receipt is not in the log")
         try:
-            require_inclusion(receipt.digest, receipt.created_ms, inclusion)
+            require_inclusion(receipt.digest, inclusion)
             if log is not None:
                 log.require(inclusion.entry)
         except ProtocolError as error:
             raise FailedCheck("log", str(error)) from error
+
+    def _of_the_weights(self) -> None:
+        receipt, ours = self.signed.receipt, self.known.weights_digest
+        if receipt.weights_digest != ours:
+            theirs = receipt.weights_digest
+            text = f"weights_digest: the receipt has {theirs}, the checkpoint {ours}"
+            raise self._gap(GapKind.OTHER, text)
+        if receipt.adapter is None:
+            return
+        if receipt.adapter != self.chat.request.get("model"):
+            text = f"adapter: the receipt has {receipt.adapter}, which the request did not name"
+            raise self._gap(GapKind.OTHER, text)
+        merged = "give a checkpoint with the adapter merged into its weights"
+        raise self._unsure(f"adapter: {receipt.adapter} cannot be checked; {merged}")
+
+    def _made_at_once(self) -> None:
+        known = self.known
+        log = known.log if isinstance(known.log, PublicLog) else None
+        try:
+            late = why_late(self.chat, self.signed, log, known.late_ms)
+        except LabError as error:
+            raise self._unsure(str(error)) from error
+        if late:
+            raise self._gap(GapKind.LATE, late)
+
+    def _gap(self, kind: GapKind, text: str) -> Gap:
+        return Gap(kind, f"{self.name}: {text}")
 
     def _choice(self) -> ChatChoice:
         receipt, chat = self.signed.receipt, self.chat
@@ -255,13 +199,14 @@ class Statement:
                 return choice
         raise FailedCheck("answer", f"the response has no choice {receipt.choice}")
 
-    def _require_readable(
-        self, prompt: Sequence[int], output: Sequence[int], vocabulary: int, longest: int
-    ) -> None:
+    def _require_readable(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """The model can have chosen ``output``, and reads both."""
+        vocabulary, longest = self.known.vocabulary, self.known.longest
         tokens = len(prompt) + len(output) - 1
         if not prompt or not output:
             raise self._unsure("the prompt or the answer has no tokens")
+        if vocabulary is None or longest is None:
+            return
         if (most := max(prompt)) >= vocabulary:
             raise self._unsure(f"prompt: the model has no token {most}")
         if (most := max(output)) >= vocabulary:

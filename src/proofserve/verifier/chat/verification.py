@@ -1,6 +1,7 @@
 """The verdict over chat answers, by receipts, sketches and tokens, and what it calls honest."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Final
@@ -12,21 +13,11 @@ from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
-from proofserve.verifier.chat.answers import (
-    BLOCK_TOKENS,
-    LEAST_GREEDY_TOKENS,
-    Answer,
-    Blocks,
-    greedy_limit,
-    judge_tokens,
-)
+from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
 from proofserve.verifier.chat.conversation import Conversation
-from proofserve.verifier.chat.statements import (
-    CheckedChats,
-    FailedCheck,
-    NodeFacts,
-    checked_answers,
-)
+from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck, Gap, GapKind, leave_open
+from proofserve.verifier.chat.statements import CheckedChats, NodeFacts, checked_answers
+from proofserve.verifier.chat.writers import WRITERS, WriterFinding, Writers, written
 from proofserve.verifier.judges import Chances, Opinion
 from proofserve.verifier.judging import JudgingOptions, judges_of, orders_by
 from proofserve.verifier.noise import (
@@ -37,6 +28,7 @@ from proofserve.verifier.noise import (
 )
 from proofserve.verifier.populations import nearest
 from proofserve.verifier.verification import Truth, Verification, verify
+from proofserve.verifier.written.readings import Readings
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
@@ -51,57 +43,89 @@ WHAT_TO_MEASURE: Final = (
     " If a server of this kind is trusted, measure it: proofserve calibrate chat MODEL --url URL"
     " --out FILE"
 )
+READ_BY: Final = {
+    SequentialResult.HONEST: "these weights",
+    SequentialResult.FRAUD: "others, or not as the receipts say",
+    SequentialResult.UNDECIDED: "too few tokens to tell",
+    SequentialResult.UNEXPLAINED: "no honest kernel that is known, and no fraud that is known",
+}
 # Blocks that every emulated kernel computes, and those of each server on which suspects are
 # measured. They are those of whole conversations, whose blocks are alike.
 EMULATED_BLOCKS, BANK_BLOCKS = 256, 128
-NO_CALIBRATION = (
-    "none; kernels were emulated on the same answers. Greedy answers' tokens are not tested; for"
-    " that write a calibration by `calibrate chat`"
-)
+NO_CALIBRATION = "none; kernels were emulated on the same answers"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatVerification:
-    """``sketches`` is None if the answers together have no whole block of tokens.
+    """``sketches`` say who read the answers; None if these together have no whole block of tokens.
 
-    Of all ``choices``, ``answers`` were checked, and ``without_receipt`` had none. ``unknown`` says
-    of each answer that could not be checked why. ``origin`` says where the honest figures come
-    from, and ``seed`` chose parts of long answers.
+    ``writer`` says who wrote them. Of all ``choices``, ``answers`` were checked, and ``gaps`` say
+    why others show nothing: beyond a share of ``most_gaps`` no node is cleared. ``notes`` are for a
+    reader. ``origin`` says where the honest figures come from, and ``seed`` chose parts of long
+    answers.
     """
 
     failures: tuple[FailedCheck, ...]
     sketches: Verification | None
-    tokens: Opinion | None
-    answers: int
-    without_receipt: int
-    unknown: tuple[str, ...]
+    writer: WriterFinding | None
+    answers: tuple[Answer, ...]
+    gaps: tuple[Gap, ...]
     choices: int
+    notes: tuple[str, ...] = ()
+    most_gaps: float = MOST_GAPS
     origin: str = NO_CALIBRATION
     seed: str = ""
 
     @property
     def verdict(self) -> SequentialResult:
-        """One failure is enough to convict; only the sketches can clear."""
+        """One failure is enough to convict; a node that owes too much is not cleared."""
+        found = self.of_answers
+        owes = found is not SequentialResult.FRAUD and self.unproved
+        return SequentialResult.UNPROVED if owes else found
+
+    @property
+    def of_answers(self) -> SequentialResult:
+        """By those that were checked alone; only their sketches can clear."""
+        writer = self.writer
+        if writer is not None and writer.convicts:
+            return SequentialResult.FRAUD
+        cleared = self.read_by is SequentialResult.HONEST
+        untested = cleared and writer is not None and not writer.enough
+        return SequentialResult.UNDECIDED if untested else self.read_by
+
+    @property
+    def read_by(self) -> SequentialResult:
+        """Whether the published weights read the answers."""
         sketches = self.sketches.verdict if self.sketches else SequentialResult.UNDECIDED
-        of_tokens = self.tokens is not None and self.tokens.result is SequentialResult.FRAUD
-        return SequentialResult.FRAUD if self.failures or of_tokens else sketches
+        return SequentialResult.FRAUD if self.failures else sketches
+
+    @property
+    def counts(self) -> Counter[GapKind]:
+        return Counter(gap.kind for gap in self.gaps)
+
+    @property
+    def unproved(self) -> str:
+        return leave_open(self.counts, self.choices, self.most_gaps)
 
     @property
     def opinions(self) -> tuple[Opinion, ...]:
         of_sketches = self.sketches.opinions if self.sketches else ()
-        return (*of_sketches, self.tokens) if self.tokens else of_sketches
+        return (*of_sketches, *self.writer.opinions) if self.writer else of_sketches
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.answers} answers with a receipt checked (seed {self.seed})"
-        if self.without_receipt:
-            of, share = self.choices, self.without_receipt / self.choices
-            yield f"{self.without_receipt} of {of} answers have no receipt ({share:.0%})"
+        yield f"{len(self.answers)} answers with a receipt checked (seed {self.seed})"
+        if unproved := self.unproved:
+            yield f"  unproved: {unproved}"
         for failure in self.failures:
             yield f"  {failure.check:9} fraud: {failure.text}"
         for opinion in self.opinions:
-            yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
-        for reason in self.unknown:
-            yield f"  not checked: {reason}"
+            yield f"  {opinion.test:10} {opinion.result}: {opinion.text}"
+        yield f"read by: {READ_BY[self.read_by]}"
+        yield from self.writer.lines() if self.writer else ()
+        for gap in self.gaps:
+            yield f"  {gap.kind}: {gap.text}"
+        for note in self.notes:
+            yield f"  {note}"
         if self.verdict is SequentialResult.UNDECIDED:
             yield "More answers are needed: give several files."
         if self.verdict is SequentialResult.UNEXPLAINED:
@@ -112,9 +136,11 @@ class ChatVerification:
         return {
             "verdict": self.verdict,
             "choices": self.choices,
-            "answers": self.answers,
-            "without_receipt": self.without_receipt,
-            "not_checked": list(self.unknown),
+            "answers": len(self.answers),
+            "gaps": [asdict(each) for each in self.gaps],
+            "notes": list(self.notes),
+            "read_by": self.read_by,
+            "written_by": asdict(self.writer) if self.writer else None,
             "failures": [asdict(each) for each in self.failures],
             "findings": [asdict(each) for each in self.opinions],
             "figures_from": self.origin,
@@ -125,12 +151,17 @@ class ChatVerification:
 class ChatChecker:
     """Honest servers serve as ``measured``, or else ``setup``, says.
 
-    ``seed`` chooses the compared parts of long answers: a node must not know it beforehand. Raises
-    LabError and CheckpointError if the checkpoint or the calibration cannot be used.
+    ``seed`` chooses the compared parts of long answers: a node must not know it beforehand.
+    ``most_gaps`` is the largest share of answers that may show nothing. Raises LabError and
+    CheckpointError if the checkpoint or the calibration cannot be used.
     """
 
     def __init__(
-        self, setup: "ValidatorSetup", measured: CalibrationFile | None, seed: str
+        self,
+        setup: "ValidatorSetup",
+        measured: CalibrationFile | None,
+        seed: str,
+        most_gaps: float = MOST_GAPS,
     ) -> None:
         # This imports transformers, which takes seconds.
         from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator  # noqa: PLC0415
@@ -138,44 +169,68 @@ class ChatChecker:
         self._setup = setup
         self._measured = measured
         self._seed = seed
+        self._most_gaps = most_gaps
         self._tokenizer = CheckpointTokenizer(setup.model)
         self.validator = CheckpointValidator(setup.serving_as(measured))
         if (digest := self.validator.weights_digest) is None:
             raise LabError(f"{setup.model}: its weights have no digest: no safetensors files")
         self.weights_digest = digest
 
+    def writers(self, chances: Chances, bits: int = 0) -> Writers:
+        """A test of who writes answers, with ``chances``; ``bits`` are asked to be ruled out."""
+        names = [name for name in WRITERS if name in self.validator.names]
+        return Writers(Readings(self.validator, names), chances, bits)
+
     def outcome(
+        self,
+        chats: Sequence[Conversation],
+        known: NodeFacts,
+        chances: Chances,
+        progress: Progress,
+        bits: int = 0,
+    ) -> ChatVerification:
+        """The verdict over all ``chats``; writers of ``bits`` have to be ruled out, too.
+
+        Sketches and tokens each have half of alpha. Raises EngineFault if a forward fails.
+        """
+        half = replace(chances, alpha=chances.alpha / 2)
+        found = self.readers(chats, known, half, progress)
+        if found.failures or not found.answers:
+            return found
+        progress.step(f"reading the tokens of {len(found.answers)} answers")
+        writers = self.writers(half, bits)
+        writers.add([written(each, self._seed) for each in found.answers])
+        writers.compare()
+        return replace(found, writer=writers.finding())
+
+    def readers(
         self, chats: Sequence[Conversation], known: NodeFacts, chances: Chances, progress: Progress
     ) -> ChatVerification:
-        """The verdict over all ``chats``. Raises EngineFault if a forward fails."""
+        """Who read the answers of all ``chats``. Raises EngineFault if a forward fails."""
         checked, measured = self._checked(chats, known), self._measured
+        answers, repeated = distinct(checked.answers)
         found = ChatVerification(
             failures=checked.failures,
             sketches=None,
-            tokens=None,
-            answers=len(checked.answers),
-            without_receipt=sum(chat.without_receipt for chat in chats),
-            unknown=checked.unknown,
-            choices=sum(len(chat.choices) for chat in chats),
+            writer=None,
+            answers=answers,
+            gaps=checked.gaps,
+            choices=checked.choices,
+            notes=tuple(repeated),
+            most_gaps=self._most_gaps,
             origin=measured.origin if measured else NO_CALIBRATION,
             seed=self._seed,
         )
-        if found.failures or not checked.answers:
+        if found.failures or not answers:
             return found
-        self._require_fit(checked.answers)
-        blocks = Blocks(checked.answers, self._seed)
+        self._require_fit(answers)
+        blocks = Blocks(answers, self._seed)
         validator = self.validator.with_other(blocks.forwards)
-        # Tokens and sketches each have half of alpha.
-        half = replace(chances, alpha=chances.alpha / 2)
-        greedy = measured.greedy if measured else None
-        found = replace(
-            found, tokens=judge_tokens(blocks.answers, validator, greedy, half, progress)
-        )
         if not len(blocks):
             count = sum(len(answer.output) for answer in blocks.answers)
             fewer = f"{count} tokens are fewer than a block of {BLOCK_TOKENS}"
-            return replace(found, unknown=(*found.unknown, fewer))
-        sketches = self._of_sketches(blocks, validator, half, progress)
+            return replace(found, notes=(*found.notes, fewer))
+        sketches = self._of_sketches(blocks, validator, chances, progress)
         return replace(found, sketches=sketches)
 
     def calibration(
@@ -191,21 +246,18 @@ class ChatChecker:
         """
         checked = self._checked(chats, NodeFacts(self.weights_digest))
         failed = (f"{each.check}: {each.text}" for each in checked.failures)
-        for text in (*failed, *checked.unknown):
+        for text in (*failed, *(f"{gap.kind}: {gap.text}" for gap in checked.gaps)):
             raise LabError(f"the server is not honest, or not of this checkpoint: {text}")
         shape = checkpoint_shape(self._setup.model)
         about = {"model": name, "shape": shape, "kv_dtype": self._setup.kv_dtype}
-        blocks = Blocks(checked.answers, self._seed)
+        blocks = Blocks(distinct(checked.answers)[0], self._seed)
         validator = self.validator.with_other(blocks.forwards)
         return chat_calibration(about, servers, blocks, validator, progress)
 
     def _checked(self, chats: Sequence[Conversation], known: NodeFacts) -> CheckedChats:
-        """``checked_answers``, without those that repeat another one."""
         network = self.validator.published
         known = replace(known, vocabulary=network.vocabulary, longest=network.max_seq_len)
-        found = checked_answers(chats, self._tokenizer, known)
-        answers, repeated = distinct(found.answers)
-        return replace(found, answers=tuple(answers), unknown=(*found.unknown, *repeated))
+        return checked_answers(chats, self._tokenizer, known)
 
     def _require_fit(self, answers: Sequence[Answer]) -> None:
         lengths = sorted({answer.scheme.k_dim for answer in answers})
@@ -260,10 +312,7 @@ def chat_calibration(
         "public_key": "",
         "groups": list(groups),
     }
-    made = measured_calibration(validator, runs, plan, {**about, **work}, progress)
-    read = [blocks.answers[place] for place in blocks.answers_of(numbers[:EMULATED_BLOCKS])]
-    limit = greedy_limit(blocks.answers, read, validator, progress)
-    return made.model_copy(update={"greedy": limit})
+    return measured_calibration(validator, runs, plan, {**about, **work}, progress)
 
 
 def _in_turn(blocks: Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -287,14 +336,10 @@ def calibration_lines(made: CalibrationFile, chats: int) -> Iterator[str]:
         kept = float(run.footprints[reference].mean())
         said = f"errors {ratio:.2f} times, footprint {kept:.2f} of {reference}"
         yield f"{fields.facts.name} ({kind}): {said}"
-    if made.greedy is None:
-        yield f"greedy answers: fewer than {LEAST_GREEDY_TOKENS} tokens, so they are not tested"
-    else:
-        yield f"greedy answers: {made.greedy.gap:.3f} below the largest logit at most"
     yield from left_out_lines(made.left_out)
 
 
-def distinct(answers: Sequence[Answer]) -> tuple[list[Answer], list[str]]:
+def distinct(answers: Sequence[Answer]) -> tuple[tuple[Answer, ...], list[str]]:
     """``answers`` less those that repeat another's tokens, and so its errors; which these are."""
     first: dict[tuple[tuple[int, ...], tuple[int, ...]], Answer] = {}
     repeated = []
@@ -302,47 +347,4 @@ def distinct(answers: Sequence[Answer]) -> tuple[list[Answer], list[str]]:
         kept = first.setdefault((answer.prompt, answer.output), answer)
         if kept is not answer:
             repeated.append(f"{answer.name}: the same chat as {kept.name}; both count as one")
-    return list(first.values()), repeated
-
-
-class Watch:
-    """Checks one answer after the other, for as long as a validator likes.
-
-    Chats are added to a window until it clears the node; then a new window begins, so that a node
-    that cheats later is judged by later answers alone. The chances of all windows together to
-    convict an honest node add up to ``chances.alpha``: window w has 1/(w (w + 1)). ``honest``
-    counts the windows that cleared the node, ``unreadable`` chats that could not be asked or read.
-    """
-
-    def __init__(
-        self, judge: Callable[[Sequence[Conversation], Chances], ChatVerification], chances: Chances
-    ) -> None:
-        self._judge = judge
-        self._chances = chances
-        self._window: list[Conversation] = []
-        self.chats = self.answers = self.without_receipt = self.unreadable = self.honest = 0
-        self.last: ChatVerification | None = None
-
-    def add(self, chats: Sequence[Conversation]) -> SequentialResult:
-        """The verdict over the window with ``chats``, which stay in it if the judge raises."""
-        window = self.honest + 1
-        chances = Chances(self._chances.alpha / (window * (window + 1)), self._chances.beta)
-        self._window += chats
-        self.chats += len(chats)
-        self.answers += sum(len(chat.choices) for chat in chats)
-        self.without_receipt += sum(chat.without_receipt for chat in chats)
-        self.last = outcome = self._judge(self._window, chances)
-        if outcome.verdict is SequentialResult.HONEST:
-            self.honest += 1
-            self._window = []
-        return outcome.verdict
-
-    def record(self) -> dict[str, object]:
-        return {
-            "chats": self.chats,
-            "answers": self.answers,
-            "answers_without_receipt": self.without_receipt,
-            "unreadable": self.unreadable,
-            "times_cleared": self.honest,
-            "last": self.last.record() if self.last else None,
-        }
+    return tuple(first.values()), repeated

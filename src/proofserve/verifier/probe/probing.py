@@ -14,9 +14,10 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.probe.block_judges import BlockJudges
 from proofserve.verifier.probe.endpoint import Endpoint, Kind, LeftOut, ProbePrompt, RawAnswer
-from proofserve.verifier.probe.readings import ProbeAnswer, ReadAnswer, Readings, resolved
-from proofserve.verifier.probe.token_judges import GreedyJudge, LikelihoodJudge, TokenJudge
+from proofserve.verifier.probe.readings import ProbeAnswer, ReadProbe, resolved
 from proofserve.verifier.verification import CERTAIN, verdict_of
+from proofserve.verifier.written.judges import GreedyJudge, LikelihoodJudge, TokenJudge
+from proofserve.verifier.written.readings import Readings
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
@@ -72,14 +73,13 @@ def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePromp
         yield ProbePrompt(number, kind, text, greedy=number // len(kinds) % 2 == 1)
 
 
-def _score(readings: Readings, name: str, answers: Sequence[ReadAnswer]) -> float | None:
+def _score(readings: Readings, name: str, answers: Sequence[ReadProbe]) -> float | None:
     """By how much the tokens are likelier with the suspect; None if it does not explain them."""
     greedy = [each for each in answers if each.is_greedy]
     sampled = [each for each in answers if not each.is_greedy]
     left = sum(float(each.gaps.sum()) for each in readings.by_suspect(name, greedy))
     gaps = sum(float(each.gaps.sum()) for each in greedy)
-    pairs = zip(sampled, readings.by_suspect(name, sampled), strict=True)
-    likelier = sum(float((by.log_p - each.log_p).sum()) for each, by in pairs)
+    likelier = sum(each.log_ratio for each in readings.by_suspect(name, sampled))
     if gaps > 0.0 and left > EXPLAINED_GAPS * gaps:
         return None
     tokens = sum(len(each.log_p) for each in sampled)
@@ -89,7 +89,7 @@ def _score(readings: Readings, name: str, answers: Sequence[ReadAnswer]) -> floa
     return likelier + gaps - left
 
 
-def surprise_of(answers: Sequence[ReadAnswer]) -> float | None:
+def surprise_of(answers: Sequence[ReadProbe]) -> float | None:
     """That of all sampled tokens; None without any."""
     sampled = [each for each in answers if not each.is_greedy]
     tokens = sum(len(each.log_p) for each in sampled)
@@ -184,7 +184,7 @@ class Probing:
         self._tokens = tokens
         self._chances = chances
         self.readings = Readings(reader)
-        self.answers: list[ReadAnswer] = []
+        self.answers: list[ReadProbe] = []
         self.left_out: list[LeftOut] = []
         self.evidence: list[float] = []
         self.prompt_tokens = self.output_tokens = 0
@@ -262,7 +262,7 @@ class Probing:
         else:
             self._likelihood = LikelihoodJudge(self.readings, shared)
 
-    def _judge(self, read: ReadAnswer) -> None:
+    def _judge(self, read: ReadProbe) -> None:
         self.answers.append(read)
         self._drawn.add(read)
         self.greedy.add(read)

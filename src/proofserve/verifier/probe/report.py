@@ -13,7 +13,7 @@ from proofserve.lab.report import BLUE, GREEN, RED, drawn
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.probe.endpoint import ProbePrompt
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult, surprise_of
-from proofserve.verifier.probe.readings import ReadAnswer
+from proofserve.verifier.probe.readings import ReadProbe
 from proofserve.web import rendered
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class ProbeReport:
 
 def _row(
     prompt: ProbePrompt,
-    read: ReadAnswer | None = None,
+    read: ReadProbe | None = None,
     log_evidence: float | None = None,
     left_out: str | None = None,
 ) -> dict[str, Any]:

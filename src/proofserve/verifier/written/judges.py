@@ -1,4 +1,4 @@
-"""The tests that need nothing but the tokens of an endpoint's answers. They raise EngineFault."""
+"""Who wrote the answers: tests that need nothing but their tokens. They raise EngineFault."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.chosen_tokens import TILTS
-from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.evidence import SHARES, RenewedEvidence, mixed
 from proofserve.verifier.judges import Chances, Figures, Judge, Standing, evidence_text, few
-from proofserve.verifier.probe.readings import ReadAnswer, Readings
+from proofserve.verifier.written.readings import AnyRead, Readings
 
 # A greedy token may lie so many times as far below the likeliest as honest kernels move two
 # likeliest tokens apart at most, over all greedy answers so far.
 GAP_ROOM: Final = 3.0
+# A server's rounding may keep a token that ours excludes, if its logit is nearly the least kept.
+EXCLUDED_ROOM: Final = 0.5
 # Greedy tokens beyond it that convict, in so many different answers: one answer with a slip of a
 # token's id, or a server that breaks ties by chance, is no proof.
 GREEDY_TOKENS, GREEDY_ANSWERS = 3, 2
@@ -26,10 +28,13 @@ _NO_GROWTH: Final = 1e-9
 # Who clears: tokens drawn at another temperature, 5/6 or 5/4 of the right one, would have shown.
 _CLEARED_OF: Final = [TILTS.index(-0.2), TILTS.index(0.2)]
 
+# On shares of the answers: of sampled ones, of greedy ones, and of both.
+_BETS: Final = 3 * len(SHARES)
+
 Floats = NDArray[np.float64]
 
 
-class TokenJudge(Judge[ReadAnswer]):
+class TokenJudge(Judge[AnyRead]):
     """Bets on sampled tokens that are too likely or too unlikely (``verdict.chosen_tokens``).
 
     An endpoint that does not take ``all_fields`` of a request may have a top-k, top-p or min-p of
@@ -44,14 +49,27 @@ class TokenJudge(Judge[ReadAnswer]):
         self._chances = chances
         self._bets = [place for place, tilt in enumerate(TILTS) if all_fields or tilt > 0.0]
         self._cleared_of = [place for place in _CLEARED_OF if place in self._bets]
-        self._reads: list[ReadAnswer] = []
+        self._reads: list[AnyRead] = []
+        self._logs: Floats = np.zeros(len(TILTS))
+        self._evidence = RenewedEvidence(len(self._bets))
+        self._rounding = 0.0
+        # How far a token that was excluded is beyond what an honest kernel may keep.
+        self._impossible = 0.0
         self._lost = 0
 
-    def add(self, read: ReadAnswer) -> None:
+    def add(self, read: AnyRead) -> None:
         if read.is_greedy:
             return
         self._reads.append(read)
+        self._logs = self._logs + read.log_factors
+        self._evidence.add(read.log_factors[self._bets])
         self.nonces += len(read.log_p)
+        self._rounding = max(self._rounding, float(read.rounding.max()))
+        if read.excluded > EXCLUDED_ROOM + GAP_ROOM * self._rounding:
+            kernels = (each.rounding for each in self._readings.by_kernels(read).values())
+            moved = max([self._rounding, *kernels])
+            beyond = read.excluded - EXCLUDED_ROOM - GAP_ROOM * moved
+            self._impossible = max(self._impossible, beyond)
 
     def lose(self) -> None:
         """A sampled answer was left out, whose text can be written in other tokens.
@@ -63,27 +81,27 @@ class TokenJudge(Judge[ReadAnswer]):
 
     @property
     def log_evidence(self) -> float:
-        found = self._log_evidence([read.log_factors for read in self._reads])
+        found = self._evidence.log - self._allowance
         if found < self._chances.convicts_at:
             return found
-        return self._log_evidence([read.log_factors - self._most(read) for read in self._reads])
+        evidence = RenewedEvidence(len(self._bets))
+        for read in self._reads:
+            evidence.add((read.log_factors - self._most(read))[self._bets])
+        return evidence.log - self._allowance
 
     def standing(self) -> Standing:
-        convicts = self.log_evidence >= self._chances.convicts_at
+        convicts = self._impossible > 0.0 or self.log_evidence >= self._chances.convicts_at
         return Standing(convicts=convicts, clears=self._log_clearing >= self._chances.clears_at)
 
     def _says(self, _standing: Standing) -> tuple[str, Figures]:
         log_evidence = self.log_evidence
         figures = {"log_evidence": log_evidence, "log_clearing": self._log_clearing}
+        if self._impossible > 0.0:
+            text = f"a token cannot have been drawn as stated, by {self._impossible:.2g} of a logit"
+            return text, figures
         return evidence_text(log_evidence), figures
 
-    def _log_evidence(self, factors: Sequence[Floats]) -> float:
-        evidence = Evidence(len(self._bets))
-        for each in factors:
-            evidence.add(each[self._bets])
-        return evidence.log - self._allowance
-
-    def _most(self, read: ReadAnswer) -> Floats:
+    def _most(self, read: AnyRead) -> Floats:
         """What the kernel that gives most gives to each bet by this answer, 0 at least."""
         means = (each.log_means for each in self._readings.by_kernels(read).values())
         most: Floats = np.maximum.reduce([np.zeros(len(TILTS)), *means])
@@ -96,11 +114,10 @@ class TokenJudge(Judge[ReadAnswer]):
 
     @property
     def _log_clearing(self) -> float:
-        logs = sum((read.log_factors for read in self._reads), np.zeros(len(TILTS)))
-        return -float(logs[self._cleared_of].max()) - self._allowance
+        return -float(self._logs[self._cleared_of].max()) - self._allowance
 
 
-class GreedyJudge(Judge[ReadAnswer]):
+class GreedyJudge(Judge[AnyRead]):
     """Counts greedy tokens that no honest rounding makes the likeliest; see ``GAP_ROOM``."""
 
     name = "greedy"
@@ -108,10 +125,10 @@ class GreedyJudge(Judge[ReadAnswer]):
 
     def __init__(self, readings: Readings) -> None:
         self._readings = readings
-        self._reads: list[ReadAnswer] = []
+        self._reads: list[AnyRead] = []
         self._rounding = 0.0
 
-    def add(self, read: ReadAnswer) -> None:
+    def add(self, read: AnyRead) -> None:
         if not read.is_greedy:
             return
         self._reads.append(read)
@@ -119,7 +136,7 @@ class GreedyJudge(Judge[ReadAnswer]):
         self._rounding = max(self._rounding, float(read.rounding.max()))
         if self._convicts:
             kernels = (each for r in self._reads for each in self._readings.by_kernels(r).values())
-            self._rounding = max(self._rounding, *(each.rounding for each in kernels))
+            self._rounding = max([self._rounding, *(each.rounding for each in kernels)])
 
     @property
     def bound(self) -> float:
@@ -144,7 +161,7 @@ class GreedyJudge(Judge[ReadAnswer]):
     @property
     def _beyond(self) -> list[int]:
         """The numbers of the prompts of tokens beyond the bound."""
-        reads = ((read.answer.prompt.number, read.gaps.tolist()) for read in self._reads)
+        reads = ((read.answer.number, read.gaps.tolist()) for read in self._reads)
         return [number for number, gaps in reads for gap in gaps if gap > self.bound]
 
     @property
@@ -154,40 +171,56 @@ class GreedyJudge(Judge[ReadAnswer]):
         return convicts and self.nonces >= GREEDY_LEAST
 
 
-class LikelihoodJudge(Judge[ReadAnswer]):
-    """Whether sampled tokens are likelier by a suspect's network than by the published one.
+class LikelihoodJudge(Judge[AnyRead]):
+    """Whether tokens are likelier by a suspect's network than by the published one.
 
     The product of the ratios is evidence with a mean of 1 for tokens that the published network
     drew, its inverse for those that the suspect drew. It convicts and clears with text alone, if
-    the suspect's distributions differ enough. What convicts is less what honest kernels give.
+    the suspect's distributions differ enough. Greedy tokens, which are not drawn, have evidence of
+    their own, and do not clear. What convicts is less what honest kernels give.
+
+    With ``goes_on`` a suspect that is ruled out still counts: the node may use it later.
     """
 
     name = "likelihood"
 
-    def __init__(self, readings: Readings, chances: Chances) -> None:
+    def __init__(self, readings: Readings, chances: Chances, goes_on: bool = False) -> None:
         self._readings = readings
         self._chances = replace(chances, alpha=chances.alpha / len(readings.names))
+        self._goes_on = goes_on
+        self._evidence = {name: RenewedEvidence(_BETS) for name in readings.names}
         self._logs = dict.fromkeys(readings.names, 0.0)
+        # Evidence of greedy answers that a suspect did not write them.
+        self.greedy_against = dict.fromkeys(readings.names, 0.0)
         self._growth = dict.fromkeys(readings.names, 0.0)
         self._open = list(readings.names)
-        self._sampled: list[ReadAnswer] = []
+        self._reads: list[AnyRead] = []
 
-    def prepare(self, reads: Sequence[ReadAnswer]) -> None:
+    def prepare(self, reads: Sequence[AnyRead]) -> None:
         """Read several answers with each suspect, whose weights are made once for all of them."""
-        for name in self._open:
-            self._readings.by_suspect(name, [r for r in reads if not r.is_greedy])
+        for name in self._readings.names:
+            open_ = self._goes_on or name in self._open
+            self._readings.by_suspect(name, [r for r in reads if open_ or r.is_greedy])
 
-    def add(self, read: ReadAnswer) -> None:
-        if read.is_greedy:
-            return
-        self._sampled.append(read)
+    def add(self, read: AnyRead) -> None:
+        self._reads.append(read)
         self.nonces += len(read.log_p)
-        for name in tuple(self._open):
+        every = self._goes_on or read.is_greedy
+        for name in self._readings.names if every else tuple(self._open):
             (suspected,) = self._readings.by_suspect(name, [read])
-            self._logs[name] += float((suspected.log_p - read.log_p).sum())
+            self._evidence[name].add(_bets(read, suspected.log_ratio))
+            if read.is_greedy:
+                self.greedy_against[name] += suspected.against
+                continue
+            self._logs[name] += suspected.log_ratio
             self._growth[name] += suspected.divergence
-            if self._logs[name] <= -self._chances.clears_at:
+            if self._logs[name] <= -self._chances.clears_at and name in self._open:
                 self._open.remove(name)
+
+    def missing(self, name: str) -> tuple[float, float]:
+        """What evidence rules out a suspect, 0 if it is; and what the tokens so far should give."""
+        needed = self._chances.clears_at + self._logs[name] if name in self._open else 0.0
+        return needed, self._growth[name]
 
     def standing(self) -> Standing:
         convicts = self._strongest()[1] >= self._chances.convicts_at
@@ -202,17 +235,30 @@ class LikelihoodJudge(Judge[ReadAnswer]):
         if standing.convicts:
             text = f"{name}, {evidence_text(log_evidence)}"
         # How many times as many tokens as so far rule out the suspect that takes longest.
-        clears_at = self._chances.clears_at
-        missing = max(
-            ((clears_at + self._logs[n]) / max(self._growth[n], _NO_GROWTH) for n in self._open),
-            default=0.0,
-        )
+        needs = map(self.missing, self._open)
+        missing = max((needed / max(growth, _NO_GROWTH) for needed, growth in needs), default=0.0)
         return text, {"log_evidence": log_evidence, "suspect": name, "missing": missing}
 
     def _strongest(self) -> tuple[str, float]:
         """The suspect with the most evidence for it, and its logarithm."""
-        found = dict(self._logs)
-        for name, log in self._logs.items():
+        found = {name: evidence.log for name, evidence in self._evidence.items()}
+        for name, log in found.items():
             if log >= self._chances.convicts_at:
-                found[name] -= sum(self._readings.likelihood_means(name, self._sampled))
+                found[name] = self._less_kernels(name)
         return max(found.items(), key=lambda pair: pair[1])
+
+    def _less_kernels(self, name: str) -> float:
+        """The evidence for a suspect without what honest kernels give."""
+        evidence, known = RenewedEvidence(_BETS), self._readings.known
+        reads = [each for each in self._reads if (name, each.answer.number) in known]
+        means = self._readings.likelihood_means(name, reads)
+        for read, mean in zip(reads, means, strict=True):
+            evidence.add(_bets(read, known[name, read.answer.number].log_ratio - mean))
+        return evidence.log
+
+
+def _bets(read: AnyRead, log_ratio: float) -> Floats:
+    """What an answer gives to each bet: a node may have others written by the published weights."""
+    mixtures = [float(mixed(np.array(log_ratio), share)) for share in SHARES]
+    kinds = (not read.is_greedy, read.is_greedy, True)
+    return np.array([log if kind else 0.0 for kind in kinds for log in mixtures])

@@ -1,0 +1,1 @@
+"""Who wrote the tokens of answers: one test for receipts (``chat``) and for ``probe``."""
