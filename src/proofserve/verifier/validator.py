@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, GenerationConfig
 
