@@ -1,5 +1,7 @@
 """Which of our own runs a node is judged beside."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -193,6 +195,15 @@ def test_a_node_with_a_kernel_that_nobody_emulates_is_cleared_beside_its_like(
     cheat = FootprintJudge(own_run(bank, known, trusted=trusted), CHANCES)
     judged_in_groups(cheat, claims(bank.errors_by(ON_A_CARD, range(60), 302, "int8")))
     assert cheat.opinion().result is not SequentialResult.HONEST
+
+
+def test_a_trusted_node_that_errs_so_far_that_lies_would_hide_clears_nobody() -> None:
+    bank = ToyBank(KERNELS)
+    far = replace(ON_A_CARD, size=1.7)
+    trusted = {"mine": bank.errors_by(far, range(60), 301)}
+    judge = FootprintJudge(own_run(bank, None, trusted=trusted), CHANCES)
+    judged_in_groups(judge, claims(bank.errors_by(far, range(60), 300)))
+    assert judge.opinion().result is not SequentialResult.HONEST
 
 
 def test_a_node_whose_kernel_is_emulated_is_judged_beside_that_all_the_same() -> None:

@@ -16,6 +16,7 @@ from proofserve.protocol.verdict.scale import ScaleFit
 from proofserve.protocol.verdict.suspicion import Compared, explained
 from proofserve.verifier.judges import KEPT_IN_ALL, BankRun, KernelBank, Recompute, Vector, Vectors
 from proofserve.verifier.populations import (
+    HIDES,
     LEAST_FIGURES,
     HonestPopulations,
     Population,
@@ -153,12 +154,19 @@ class OwnRun:
         return lacks_footprint(of.likeness, len(of.cosines), width)
 
     def _look_at_others(self) -> None:
-        """Add trusted nodes whose footprint the node has, without one others.
+        """Add trusted nodes whose footprint the node has, and that hide no lies; else others.
 
         Of these a few nonces are tried first, and then all. Beside too few ranks two kernels are
         about as unlike the node: so all of them are tried.
         """
-        if trusted := {name: of for name, of in self._trusted.items() if not self._lacks(of)}:
+        ours = self._beside[self.reference].lengths
+        trusted = {
+            name: of
+            for name, of in self._trusted.items()
+            if not self._lacks(of)
+            and float(np.median([of.lengths[n] / ours[n] for n in ours])) <= HIDES
+        }
+        if trusted:
             self._beside |= trusted
             return
         others, self._others = self._others, ()
