@@ -52,6 +52,7 @@ def full_report() -> RunReport:
         step("reference", SPEEDS),
         step("profile", {"overhead_artifact-v1_64": 0.15, "windows": {"forwards": FORWARDS}}),
         step("noise-emulated", NOISE),
+        step("audit", {"populations": ["as deployed"]}),
         step("chat-priority", CHAT),
         step("chat-graphs", CHAT),
         step("same-batch", COSTS),
