@@ -86,7 +86,9 @@ def _noise(records: Mapping[str, Record]) -> str | None:
     """Emulated kernels once, and every real one."""
     shown = {
         population["facts"]["name"]: population["figures"]["lengths"]
-        for record in records.values()
+        for step, record in records.items()
+        # An audit's record has names of populations alone.
+        if step.startswith("noise")
         for population in record.get("populations", ())
     }
 

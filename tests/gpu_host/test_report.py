@@ -52,6 +52,7 @@ def full_report() -> RunReport:
         step("reference", SPEEDS),
         step("profile", {"overhead_artifact-v1_64": 0.15, "windows": {"forwards": FORWARDS}}),
         step("noise-emulated", NOISE),
+        step("audit", {"populations": ["as deployed"]}),
         step("chat-priority", CHAT),
         step("chat-graphs", CHAT),
         step("same-batch", COSTS),
@@ -118,8 +119,8 @@ def test_the_page_needs_no_network_and_shows_every_step() -> None:
     text = page(full_report())
     assert text.startswith("<!DOCTYPE html>")
     assert text.count("<svg") == 5
-    assert "5 passed" not in text
-    assert "6 passed, 1 failed, 1 skipped" in text
+    assert "6 passed" not in text
+    assert "7 passed, 1 failed, 1 skipped" in text
     assert "needs 2 cards, and this host has 1" in text
     assert "NVIDIA H200, 140 GiB" in text
     for each in full_report().steps:
