@@ -147,7 +147,7 @@ def test_a_vetted_version_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("unknown")
 def test_an_unknown_version_is_refused_with_the_two_ways_out() -> None:
-    with pytest.raises(UnsupportedEngine, match=r"0\.99\.0.*vetted: 0\.29, .*--poc-unvetted"):
+    with pytest.raises(UnsupportedEngine, match=r"0\.99\.0.*vetted: 0\.26, .*--poc-unvetted"):
         require_vetted(False, features.ALL)
 
 

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 LEAST_RATIO: Final = 0.1
 # Fewer honest nonces bound no spread.
 LEAST_FIGURES: Final = 8
-# A kernel whose errors are so many times as long as ours clears nobody: what it rounds away, as a
+# A kernel whose errors are so many times as long as ours clears no node: what it rounds away, as a
 # cache in fp8 does, may be alike in all kernels, and then other weights keep its footprint.
 HIDES: Final = 1.5
 # A suspect that moves results by less than this much of an honest error cannot be told from it.
