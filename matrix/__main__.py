@@ -1,5 +1,6 @@
 """The command line: ``python -m matrix``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.lab.host import machine
 
 PAGE = ROOT / "docs" / "versions.md"
+MEASURED = Path(__file__).parent / "measured"
 
 app = typer.Typer(help="Every vetted vLLM on this machine's CPU.")
 
@@ -28,18 +30,18 @@ def run(
     """Run the columns and write docs/versions.md. Exit code 1 if one of them failed.
 
     \b
-    Results of columns that do not run now are kept from the last time.
+    Columns that do not run now keep their results, which are files in matrix/measured.
     """
     known = {column.name: column for column in columns()}
     if unknown := set(only or ()) - set(known):
         raise typer.BadParameter(f"{', '.join(unknown)}; the columns are {', '.join(known)}")
-    results = FOLDER / "results"
-    results.mkdir(parents=True, exist_ok=True)
+    logs = FOLDER / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    MEASURED.mkdir(exist_ok=True)
     for name in only or known:
-        try_column(known[name], results, typer.echo).write(results)
-    found = {n: ColumnResult.read(f) for n in known if (f := results / f"{n}.json").is_file()}
-    PAGE.write_text(page(list(known.values()), found, _machine()))
-    typer.echo(f"wrote {PAGE.relative_to(ROOT)}")
+        tried = try_column(known[name], logs, typer.echo)
+        replace(tried, machine=_machine()).write(MEASURED)
+    found = write_page()
     reference = found.get(REFERENCE)
     wrong = [
         name
@@ -50,6 +52,17 @@ def run(
     if wrong:
         typer.echo(f"not passed: {', '.join(wrong)}")
         raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("page")
+def write_page() -> dict[str, ColumnResult]:
+    """Write docs/versions.md from the results of all columns, without a run."""
+    wanted = columns()
+    files = {each.name: MEASURED / f"{each.name}.json" for each in wanted}
+    found = {name: ColumnResult.read(file) for name, file in files.items() if file.is_file()}
+    PAGE.write_text(page(wanted, found))
+    typer.echo(f"wrote {PAGE.relative_to(ROOT)}")
+    return found
 
 
 @app.command()

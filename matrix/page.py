@@ -17,7 +17,7 @@ STEPS = ("contract", "smoke", "e2e", "coexist", "chat first")
 TEXT = Path(__file__).with_suffix(".txt")
 
 
-def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult], machine: str) -> str:
+def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult]) -> str:
     """The text of the page; ``found`` holds results by the names of their columns."""
     limits, reference = honest_noise(), found.get(REFERENCE)
     rows = [_row(column, found.get(column.name), reference, limits) for column in wanted]
@@ -27,7 +27,7 @@ def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult], machine: s
     skipped = [f"{c.name}: skipped, {c.skipped}." for c in wanted if c.skipped]
     return TEXT.read_text().format(
         table="\n\n".join([table, *skipped]),
-        machine=machine,
+        machines=_machines([found[c.name] for c in wanted if c.name in found]),
         scheme=SCHEMES[MODEL],
         seq_len=SEQ_LEN,
         nonces=NONCES,
@@ -36,6 +36,16 @@ def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult], machine: s
         limits=" and ".join(f"{limit:.4f}" for limit in limits.values()),
         vetted="\n".join(f"- {v.minor} ({', '.join(v.runners)}): {v.how}" for v in VETTED),
     )
+
+
+def _machines(found: Sequence[ColumnResult]) -> str:
+    """Each machine with its columns, or alone if all columns ran on it."""
+    names: dict[str, list[str]] = {}
+    for each in found:
+        names.setdefault(each.machine, []).append(each.name)
+    if len(names) == 1:
+        return f"on {next(iter(names))}"
+    return "; ".join(f"{', '.join(columns)} on {machine}" for machine, columns in names.items())
 
 
 def honest_noise() -> dict[str, float]:

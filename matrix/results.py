@@ -1,4 +1,4 @@
-"""What the columns gave, as files, so that a column can be run again alone."""
+"""What the columns gave, as files beside the code: a column can be run again alone, anywhere."""
 
 import json
 from collections.abc import Mapping
@@ -38,11 +38,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ColumnResult:
-    """``skipped`` says why nothing ran. ``measured`` has the models whose vectors were proved."""
+    """``skipped`` says why nothing ran. ``measured`` has the models whose vectors were proved.
+
+    ``machine`` is the one that ran the steps, in words.
+    """
 
     minor: str
     runner: str
     skipped: str = ""
+    machine: str = ""
     steps: list[StepResult] = field(default_factory=list)
     measured: Mapping[str, Measured] = field(default_factory=dict)
 
@@ -55,7 +59,7 @@ class ColumnResult:
         return sum(step.seconds for step in self.steps)
 
     def write(self, folder: Path) -> None:
-        (folder / f"{self.name}.json").write_text(json.dumps(asdict(self), indent=1))
+        (folder / f"{self.name}.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, file: Path) -> Self:
