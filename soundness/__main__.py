@@ -11,7 +11,7 @@ import typer
 from matrix.columns import INTERPRETER
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.lab.host import machine, processor_here
-from soundness import exact, exact_page
+from soundness import contexts, exact, exact_page
 from soundness.forged import forged_files
 from soundness.jobs import PROGRESS_S, Job, run_all
 from soundness.page import convicted_honest, page
@@ -128,6 +128,17 @@ def start_one(arch: str, name: str) -> None:
     subject = next(each for each in exact.SUBJECTS if each.arch == arch)
     with open_session(log_every_s=PROGRESS_S) as session:
         exact.prove(subject, exact.BY_START[name], session)
+
+
+@app.command("contexts")
+def longer_contexts() -> None:
+    """What longer contexts change, as a table (an hour on two cores).
+
+    Vectors are kept in .cache: what was interrupted goes on where it was.
+    """
+    with open_session(log_every_s=PROGRESS_S) as session, session.interrupts.allowed():
+        found = [contexts.tried_context(each, session.line) for each in contexts.NONCES]
+    typer.echo(contexts.rows(found))
 
 
 @app.command("exact")

@@ -24,10 +24,10 @@ from proofserve.verifier.audit.deployment import changed_weights, price_of
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.judges import OWN, BankRun, Recompute, Vectors, as_sent
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
-from soundness.subjects import FOLDER, FORWARD_BATCH, Subject
+from soundness.subjects import FOLDER, Subject
 
-# Nonces after which what was computed is written: some seconds' work.
-AT_ONCE: Final = 32
+# Forwards after which what was computed is written: some seconds' work.
+AT_ONCE: Final = 4
 # On which vectors depend; a change of one of these files computes all of them anew.
 _CODE: Final = ("engines/reference/*.py", "protocol/*.py")
 _IMPORTS: Final = (ast.Import, ast.ImportFrom)
@@ -51,7 +51,7 @@ class KeptRuns:
         self.work: Workload = subject.workload(scheme)
         model = subject.model.folder
         self._validator = CheckpointValidator(
-            ValidatorSetup(model), proofs_of(self.work, FORWARD_BATCH)
+            ValidatorSetup(model), proofs_of(self.work, subject.at_once)
         )
         self.kernels = tuple(self._validator.kernels if kernels is None else kernels)
         self.names = tuple(self._validator.names if names is None else names)
@@ -98,7 +98,7 @@ class KeptRuns:
         network = cache(lambda: with_kernels(self._changed(str(run.weights)), profile))
 
         def compute(nonces: Sequence[int]) -> Vectors:
-            made = ReferenceEngine(FORWARD_BATCH).compute(self.work, network(), nonces)
+            made = ReferenceEngine(self.subject.at_once).compute(self.work, network(), nonces)
             return self.errors_of(dict(zip(made.nonces, made.values, strict=True)))
 
         return self._kept(f"cheat {run.weights} by {kernel}{_order(run)}", nonces, compute)
@@ -122,7 +122,9 @@ class KeptRuns:
     def _kept(self, run: str, nonces: Sequence[int], compute: Recompute) -> Vectors:
         file = self.folder / f"{re.sub('[^a-z0-9]+', '-', run.lower())}.npz"
         known = _read(file)
-        for part in chunks([nonce for nonce in nonces if nonce not in known], AT_ONCE):
+        for part in chunks(
+            [nonce for nonce in nonces if nonce not in known], self.subject.at_once * AT_ONCE
+        ):
             known |= compute(part)
             _write(file, known)
         return {nonce: known[nonce] for nonce in nonces}

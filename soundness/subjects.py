@@ -36,8 +36,8 @@ class Subject:
     """A model of the package: ``arch`` in its ``what``, and the cheats that serve it.
 
     If ``serves_bank``, each suspect of the bank is one, too. A node is judged on the first
-    ``nonces``. The model's calibration is the one that the package ships, or else of as many as
-    ``calibrating`` after these, ``bank`` of them with suspects.
+    ``nonces``, ``at_once`` in a forward. The model's calibration is the one that the package
+    ships, or else of as many as ``calibrating`` after these, ``bank`` of them with suspects.
     """
 
     arch: str
@@ -49,6 +49,7 @@ class Subject:
     bank: int = 64
     schemes: tuple[str, ...] = SCHEMES
     serves_bank: bool = False
+    at_once: int = FORWARD_BATCH
 
     @property
     def model(self) -> Checkpoint:

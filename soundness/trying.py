@@ -98,7 +98,7 @@ def calibration_of(
     return checked(made, progress, verifications)
 
 
-class _OwnRuns:
+class OwnRuns:
     """A validator's own runs of some kernels, each in two orders, as nodes are judged beside them.
 
     ``one`` and ``again`` are their errors by kernel, ``predicted`` those of suspects.
@@ -170,7 +170,7 @@ class _Trying:
             again[kernel] = runs.errors(BankRun(kernels=kernel, order=_AGAIN), judged)
             progress.advance()
         self._predicted = predicted
-        self._ours = _OwnRuns(judged, references, again, predicted)
+        self._ours = OwnRuns(judged, references, again, predicted)
         self._nodes = nodes
 
     def found(self, real: Sequence[RealNode]) -> Found:
@@ -225,7 +225,7 @@ class _Trying:
         self._progress.advance()
         return HonestNode(name, processor, len(node), float(np.median(node.ratios)), cells)
 
-    def _judged_beside(self, errors: Vectors) -> "tuple[_OwnRuns, str]":
+    def _judged_beside(self, errors: Vectors) -> "tuple[OwnRuns, str]":
         """As ``OwnRun`` chooses it: several ranks where no reference has a footprint."""
         reference, has_it = self._ours.nearest(errors)
         if has_it:
@@ -236,15 +236,15 @@ class _Trying:
         on_ranks, has_it = several.nearest(errors)
         return (several, on_ranks) if has_it else (self._ours, reference)
 
-    def _on_ranks(self, names: Sequence[str], nonces: Sequence[int]) -> "_OwnRuns":
+    def _on_ranks(self, names: Sequence[str], nonces: Sequence[int]) -> "OwnRuns":
         # Emulated kernels on several ranks, which are nodes here, add up as this machine does.
         one, again = (
             {n: self._runs.errors(BankRun(kernels=n, order=order), nonces) for n in names}
             for order in (_ORDER, _AGAIN)
         )
-        return _OwnRuns(nonces, one, again, self._predicted)
+        return OwnRuns(nonces, one, again, self._predicted)
 
-    def _known(self, ours: "_OwnRuns", reference: str) -> HonestPopulations:
+    def _known(self, ours: "OwnRuns", reference: str) -> HonestPopulations:
         width, known = self._runs.work.scheme.width, self._calibration
         one = next((o for o, of in self._runs.parallel.items() if reference in of.values()), None)
         if one in known.references:
