@@ -10,8 +10,9 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from vllm import logger
@@ -49,57 +50,30 @@ class ArgumentSteps:
     validate_api_server_args: Callable[[Namespace], None]
 
 
+# The modules of cli_env_setup, of the parser, and of validate_api_server_args: since 0.33, since
+# 0.29, and before.
+_OPENAI, _LAUNCHERS = "vllm.entrypoints.openai", "vllm.entrypoints.launchers"
+_COMMON, _UTILS = "vllm.entrypoints.common", "vllm.entrypoints.serve.utils.api_utils"
+_HOMES: Final = (
+    (f"{_COMMON}.startup", f"{_COMMON}.cli_args", f"{_COMMON}.cli_args"),
+    (_UTILS, f"{_LAUNCHERS}.cli_args", f"{_LAUNCHERS}.launcher"),
+    (_UTILS, f"{_OPENAI}.cli_args", f"{_OPENAI}.api_server"),
+)
+
+
 def argument_steps() -> ArgumentSteps:
-    """The steps of the installed version."""
-    for steps in (_steps_since_0_33, _steps_until_0_32):
+    """The steps of the installed version. Raises ModuleNotFoundError if it has no known modules."""
+    for names in _HOMES:
         with suppress(ModuleNotFoundError):
-            return steps()
-    return _steps_until_0_28()
-
-
-def _steps_since_0_33() -> ArgumentSteps:
-    from vllm.entrypoints.common.cli_args import (  # noqa: PLC0415 - older versions lack it
-        make_arg_parser,
-        validate_api_server_args,
-        validate_parsed_serve_args,
-    )
-    from vllm.entrypoints.common.startup import cli_env_setup  # noqa: PLC0415
-
-    return ArgumentSteps(
-        cli_env_setup,
-        make_arg_parser,
-        logging_step(),
-        validate_parsed_serve_args,
-        validate_api_server_args,
-    )
-
-
-def _steps_until_0_32() -> ArgumentSteps:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: PLC0415 - newer versions lack it
-    from vllm.entrypoints.launchers.launcher import validate_api_server_args  # noqa: PLC0415
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup  # noqa: PLC0415
-
-    return ArgumentSteps(
-        cli_env_setup,
-        make_arg_parser,
-        logging_step(),
-        validate_parsed_serve_args,
-        validate_api_server_args,
-    )
-
-
-def _steps_until_0_28() -> ArgumentSteps:
-    from vllm.entrypoints.openai.api_server import validate_api_server_args  # noqa: PLC0415
-    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: PLC0415
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup  # noqa: PLC0415
-
-    return ArgumentSteps(
-        cli_env_setup,
-        make_arg_parser,
-        logging_step(),
-        validate_parsed_serve_args,
-        validate_api_server_args,
-    )
+            setup, arguments, checks = map(import_module, names)
+            return ArgumentSteps(
+                setup.cli_env_setup,
+                arguments.make_arg_parser,
+                logging_step(),
+                arguments.validate_parsed_serve_args,
+                checks.validate_api_server_args,
+            )
+    raise ModuleNotFoundError("vLLM's command line lies in none of the modules that are known")
 
 
 def logging_step() -> Callable[[Namespace], Any]:
