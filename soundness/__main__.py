@@ -11,7 +11,7 @@ import typer
 from matrix.columns import INTERPRETER
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.lab.host import machine, processor_here
-from soundness import contexts, exact, exact_page
+from soundness import answers, contexts, exact, exact_page, writers
 from soundness.forged import forged_files
 from soundness.jobs import PROGRESS_S, Job, run_all
 from soundness.page import convicted_honest, page
@@ -128,6 +128,34 @@ def start_one(arch: str, name: str) -> None:
     subject = next(each for each in exact.SUBJECTS if each.arch == arch)
     with open_session(log_every_s=PROGRESS_S) as session:
         exact.prove(subject, exact.BY_START[name], session)
+
+
+@app.command("ask")
+def ask_one(arch: str, kind: str) -> None:
+    """Keep the answers of one server; a step of `writers`."""
+    with open_session(log_every_s=PROGRESS_S) as session:
+        if kind == "honest":
+            answers.ask_honest(BY_NAME[arch], session)
+        else:
+            answers.ask_writer(BY_NAME[arch], kind, session)
+
+
+@app.command("read")
+def read_one(arch: str) -> None:
+    """Have the published model read what others wrote; a step of `writers`."""
+    with open_session(log_every_s=PROGRESS_S) as session:
+        answers.read_answers(BY_NAME[arch], session)
+
+
+@app.command("writers")
+def who_wrote(arch: str) -> None:
+    """Who read and who wrote live answers of `trained` or `smollm2` (half an hour on two cores)."""
+    answers.prepare_liar()
+    with open_session(log_every_s=PROGRESS_S) as session, session.interrupts.allowed():
+        run_all(answers.jobs(arch), typer.echo)
+        trial = writers.AnswersTrial(BY_NAME[arch], session.line)
+        cheats = [trial.of_writer(name) for name in answers.WRITERS]
+        typer.echo(writers.text_of(arch, trial.honest(), cheats))
 
 
 @app.command("contexts")

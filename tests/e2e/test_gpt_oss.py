@@ -36,7 +36,7 @@ MODEL = "openai/gpt-oss-20b"
 OPTIONS = (
     *("--enable-poc", "--receipts", "--enforce-eager", "--max-model-len", "2048"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "openai"),
-    *("--logits-processors", "support.scripted:Scripted"),
+    *("--logits-processors", "soundness.scripted:Scripted"),
 )
 THINKS = "The user greets."
 ANSWERS = "Good morning!"
@@ -72,7 +72,7 @@ def vllm(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     place = ("env", "-C", str(checkpoint.parents[1]), str(ROOT / "scripts" / "start_vllm_h100.sh"))
     path = f"{Path(sys.executable).parent}:{environment({})['PATH']}"
     usual = {name: text for name, text in SMALL_MACHINE.items() if not has_variable(name)}
-    python = f"{ROOT / 'src'}:{ROOT / 'tests'}"
+    python = f"{ROOT / 'src'}:{ROOT}"
     own = {"PATH": path, "PYTHONPATH": python, "POC_OUTBOX": str(folder / "outbox.sqlite")}
     command = ServerCommand((*place, *OPTIONS), environment({**usual, **own}))
     with running_server(command, free_port(), folder / "server.log") as server:

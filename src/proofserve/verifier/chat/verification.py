@@ -11,6 +11,7 @@ import numpy as np
 from proofserve.lab.records import vectors_of
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.receipts.record import SCHEME
+from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
 from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
@@ -18,7 +19,7 @@ from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck, Gap, GapKind, leave_open
 from proofserve.verifier.chat.statements import CheckedChats, NodeFacts, checked_answers
 from proofserve.verifier.chat.writers import WRITERS, WriterFinding, Writers, written
-from proofserve.verifier.judges import Chances, Opinion
+from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.judging import JudgingOptions, judges_of, orders_by
 from proofserve.verifier.noise import (
     MeasuringPlan,
@@ -207,7 +208,7 @@ class ChatChecker:
         self, chats: Sequence[Conversation], known: NodeFacts, chances: Chances, progress: Progress
     ) -> ChatVerification:
         """Who read the answers of all ``chats``. Raises EngineFault if a forward fails."""
-        checked, measured = self._checked(chats, known), self._measured
+        checked, measured = self.checked(chats, known), self._measured
         answers, repeated = distinct(checked.answers)
         found = ChatVerification(
             failures=checked.failures,
@@ -244,7 +245,7 @@ class ChatChecker:
 
         Raises LabError for the first receipt that does not check.
         """
-        checked = self._checked(chats, NodeFacts(self.weights_digest))
+        checked = self.checked(chats, NodeFacts(self.weights_digest))
         failed = (f"{each.check}: {each.text}" for each in checked.failures)
         for text in (*failed, *(f"{gap.kind}: {gap.text}" for gap in checked.gaps)):
             raise LabError(f"the server is not honest, or not of this checkpoint: {text}")
@@ -254,7 +255,8 @@ class ChatChecker:
         validator = self.validator.with_other(blocks.forwards)
         return chat_calibration(about, servers, blocks, validator, progress)
 
-    def _checked(self, chats: Sequence[Conversation], known: NodeFacts) -> CheckedChats:
+    def checked(self, chats: Sequence[Conversation], known: NodeFacts) -> CheckedChats:
+        """The answers whose receipts hold, and what fails or is missing."""
         network = self.validator.published
         known = replace(known, vocabulary=network.vocabulary, longest=network.max_seq_len)
         return checked_answers(chats, self._tokenizer, known)
@@ -272,13 +274,18 @@ class ChatChecker:
         self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
     ) -> Verification:
         """Raises LabError if our own recomputation is not complete."""
-        options = JudgingOptions(**asdict(replace(chances, kept=_KEPT)), threshold=self._measured)
         claimed = blocks.claims()
         unit = f"blocks of {BLOCK_TOKENS} tokens"
         ours = Truth(validator.truth, blocks.width, AT_ONCE, validator=validator, unit=unit)
-        orders = orders_by(self._seed)
-        judges = judges_of(options, len(blocks), ours, orders)
+        judges = self.sketch_judges(blocks, ours, chances)
         return verify(claimed, claimed.nonces, ours, judges, progress)
+
+    def sketch_judges(
+        self, blocks: Blocks, ours: Truth, chances: Chances
+    ) -> list[Judge[ClaimError]]:
+        """The tests of who read ``blocks``."""
+        options = JudgingOptions(**asdict(replace(chances, kept=_KEPT)), threshold=self._measured)
+        return judges_of(options, len(blocks), ours, orders_by(self._seed))
 
 
 def chat_calibration(

@@ -6,7 +6,7 @@ import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
 
-class Scripted(LogitsProcessor):
+class Scripted(LogitsProcessor):  # type: ignore[misc]
     """``vllm_xargs`` of a request has ``script``, the ids; other requests are left alone."""
 
     def __init__(self, *_about_the_engine: Any) -> None:
