@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.engines.reference.kernels import own_profile, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
+from proofserve.wire.answers import ANSWER_HEADER
 from support.committed import FakeNode, fake_node
 from support.four_bits import engine_of
 from support.reference import Prover
@@ -58,6 +59,7 @@ class Meddling:
     def __init__(self) -> None:
         self.reverses_block = False
         self.drops_nonce = False
+        self.strips_signature = False
         self._app: ASGIApp
 
     def around(self, app: ASGIApp) -> ASGIApp:
@@ -66,14 +68,24 @@ class Meddling:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/generate"):
-            content = self._changed(json.loads(await _body(receive)))
+            content = self._changed(await _body(receive))
             length = (b"content-length", str(len(content)).encode())
             others = [each for each in scope["headers"] if each[0] != length[0]]
             scope = {**scope, "headers": [*others, length]}
             receive = _first({"type": "http.request", "body": content}, receive)
-        await self._app(scope, receive, send)
 
-    def _changed(self, body: dict[str, Any]) -> bytes:
+        async def sent(message: Message) -> None:
+            if self.strips_signature and message["type"] == "http.response.start":
+                name = ANSWER_HEADER.lower().encode()
+                message["headers"] = [each for each in message["headers"] if each[0] != name]
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+    def _changed(self, content: bytes) -> bytes:
+        if not (self.reverses_block or self.drops_nonce):
+            return content
+        body = json.loads(content)
         if self.reverses_block:
             body["block_hash"] = body["block_hash"][::-1]
         if self.drops_nonce:

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from proofserve.api.access import Access, ApiError, Caller, Role
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts import ReceiptService
@@ -162,7 +163,8 @@ class Node:
     has the warning about the newest round's callback URL, if there is one, by round id. Without
     ``receipts`` chat answers get none. ``dashboard`` is set where the page is served. ``liveness``
     says of each engine core whether it makes progress, and of none where nothing watches them.
-    ``membership`` shows the fleet that the node joins, None without one.
+    ``membership`` shows the fleet that the node joins, None without one. The node signs what it
+    answers with its ``key``, nothing without one.
     """
 
     deployment: Deployment
@@ -176,6 +178,7 @@ class Node:
     url_warnings: dict[str, str] = field(default_factory=dict)
     liveness: Callable[[], Sequence[CoreLiveness]] = tuple
     membership: Callable[[], FleetMembership | None] = lambda: None
+    key: SigningKey | None = None
 
     @property
     def stall(self) -> str | None:

@@ -24,8 +24,10 @@ from starlette.requests import ClientDisconnect
 from proofserve.api.access import READING, STATUS, ApiError, Caller, role_for
 from proofserve.api.node import CALLER, NODE, Node
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.errors import EngineGone, Refusal, Refused, RoundsError
 from proofserve.web import Handle, StrictJsonRequest, request_id_of, route_class, with_body
+from proofserve.wire.answers import ANSWER_HEADER, answer_header
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import problems
 
@@ -67,7 +69,10 @@ def guarded(
                 node = request.scope[NODE] = get_node(request)
                 caller = without_key or node.access.admit(request, role)
                 request.scope[CALLER] = caller
-                response = await handle(await _with_body(node, caller, request, has_nonces))
+                read = await _with_body(node, caller, request, has_nonces)
+                response = await handle(read)
+                if without_key is None and node.key is not None:
+                    await _sign(node.key, read, response)
             except _KNOWN as error:
                 response, reason = error_response(error), reason_of(error)
             except Exception:
@@ -90,6 +95,14 @@ async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: b
         raise ApiError("not_enabled", "PoC not enabled")
     node.call_limits.count(caller)
     return await read_body(request, limits.max_body_bytes, limits.max_nonces if has_nonces else 0)
+
+
+async def _sign(key: SigningKey, request: Request, response: Response) -> None:
+    """Sign what the node answers, for a third party to whom its client shows it."""
+    path, query = request.scope["raw_path"].decode("latin-1"), request.url.query
+    target = f"{path}?{query}" if query else path
+    asked, said = await request.body(), bytes(response.body)
+    response.headers[ANSWER_HEADER] = answer_header(key, request.method, target, asked, said)
 
 
 # -- bodies ----------------------------------------------------------------------------------------

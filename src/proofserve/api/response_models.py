@@ -84,6 +84,7 @@ class Versions(ResponseModel):
     weights_digest: str | None
     versions: dict[str, str]
     kernels: dict[str, str]
+    public_key: str | None
     receipts: ReceiptKeys | None
 
 

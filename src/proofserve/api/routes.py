@@ -83,7 +83,7 @@ async def versions(node: ServedNode) -> dict[str, Any]:
     ``kernels`` says on what the model runs, as a calibration of honest nodes names it.
 
     ``weights_digest`` is null if the checkpoint has no safetensors files, ``receipts`` if chat
-    answers get none.
+    answers get none, and ``public_key`` if the node signs nothing.
     """
     engine_info = node.deployment.engine_info
     versions = dict(engine_info.versions)
@@ -100,6 +100,7 @@ async def versions(node: ServedNode) -> dict[str, Any]:
         "weights_digest": engine_info.facts.weights_digest,
         "versions": versions,
         "kernels": dict(engine_info.kernels),
+        "public_key": node.key.public_key.hex() if node.key else None,
         "receipts": keys,
     }
 

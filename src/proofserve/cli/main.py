@@ -49,6 +49,11 @@ COMMANDS = {
         "app",
         "Have a node compute nonces of a block that was drawn just now, and judge it.",
     ),
+    "verify-bundle": (
+        "validator.bundle",
+        "app",
+        "Check a verdict of another validator, and compute it again.",
+    ),
     "verify-chat": (
         "validator.chat",
         "verify_app",

@@ -54,6 +54,13 @@ Models = Annotated[
 ]
 Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+BundleFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--bundle",
+        help="Write the verdict with the node's signed answers, for `verify-bundle` by others.",
+    ),
+]
 Png = Annotated[Path | None, typer.Option("--png", help="Draw histograms to this file.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 ForwardBatch = Annotated[int, typer.Option(help="Nonces per forward.", min=1)]

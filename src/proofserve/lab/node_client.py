@@ -19,6 +19,7 @@ from proofserve.lab.records import (
     record_of,
 )
 from proofserve.lab.report import NodeError, TooSlowError
+from proofserve.lab.transcript import Transcript
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import StoredResult, Verdict, Winner
 from proofserve.rounds.status import EngineGauges
@@ -40,13 +41,27 @@ RECEIPT_S = 30.0
 
 
 class NodeClient:
-    """Blocking calls to the node at ``url``. Each raises NodeError with the node's own text."""
+    """Blocking calls to the node at ``url``. Each raises NodeError with the node's own text.
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    What it answers is kept in the ``transcript``; with ``replayed`` these are its answers.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        transcript: Transcript | None = None,
+        replayed: httpx.MockTransport | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers)
+        self._transcript = transcript
+        self._replayed = replayed
+        self._http = httpx.Client(
+            base_url=self.url, timeout=timeout, headers=headers, transport=replayed
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +247,12 @@ class NodeClient:
         # A blocking client's timeout is for each read: a slow sender could hold it for ever.
         path = f"{PROOFS}/generate"
         headers, named = self._http.headers, f"POST {self.url}{path}"
-        client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=None)  # noqa: S113 - below
+        client = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=None,  # noqa: S113 - below
+            transport=self._replayed,
+        )
         try:
             async with (
                 asyncio.timeout(seconds),
@@ -251,6 +271,8 @@ class NodeClient:
         if response.is_error:
             text = content.decode(errors="replace")[:LONGEST_TEXT]
             raise NodeError(f"{named}: {response.status_code} {text}", response.status_code)
+        if self._transcript is not None:
+            self._transcript.hear(response, content)
         return content
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -266,6 +288,8 @@ class NodeClient:
             text = response.text[:LONGEST_TEXT]
             status = response.status_code
             raise NodeError(f"{method} {self.url}{path}: {status} {text}", status)
+        if self._transcript is not None:
+            self._transcript.hear(response, response.content)
         return response.json()
 
 

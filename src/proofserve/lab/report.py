@@ -157,7 +157,12 @@ def ratios_to_neighbours(values: Sequence[float], reference: Sequence[float]) ->
 
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` in lines that people can read. Raises OSError."""
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.write_text(written(content), encoding="utf-8")
+
+
+def written(content: Any) -> str:
+    """The text of ``write_json``."""
+    return json.dumps(content, indent=2) + "\n"
 
 
 def read_json(path: Path, model: type[Model]) -> Model:

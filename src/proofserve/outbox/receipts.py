@@ -282,18 +282,18 @@ def signing_key(path: Path) -> SigningKey:
         return _read(path) if path.exists() else _make(path)
     except ProtocolError as error:
         raise ValueError(
-            f"the receipts' key file {path} {error.message}: name another file with"
+            f"the node's key file {path} {error.message}: name another file with"
             " POC_RECEIPTS_KEY_FILE, or move this one away and a new key is made"
         ) from error
     except OSError as error:
-        raise ValueError(f"the receipts' key file {path}: {error.strerror}") from error
+        raise ValueError(f"the node's key file {path}: {error.strerror}") from error
 
 
 def _read(path: Path) -> SigningKey:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & _OTHERS:
         raise ValueError(
-            f"other users may use the receipts' key file {path} (mode {mode:04o}): run"
+            f"other users may use the node's key file {path} (mode {mode:04o}): run"
             f" `chmod 600 {path}`; if another user may have read it, move it away and a new key"
             " is made"
         )
@@ -311,5 +311,6 @@ def _make(path: Path) -> SigningKey:
         file.flush()
         os.fsync(file.fileno())
     begun.rename(path)
-    _log.info("made the key that signs receipts: %s, public key %s", path, key.public_key.hex())
+    shown = key.public_key.hex()
+    _log.info("made the key that signs answers and receipts: %s, public key %s", path, shown)
     return key

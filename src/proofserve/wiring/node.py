@@ -18,6 +18,7 @@ from proofserve.outbox.receipts import SqliteReceipts, signing_key
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import AnsweringEngine, ProofEngine
@@ -59,7 +60,8 @@ async def running_node(
 
     With ``answers`` its chat answers get receipts. ``owned`` is awaited when this process has the
     outbox, before anything uses the engine. ``liveness`` reads what the node shows of its cores.
-    Raises OutboxInUse, OutboxUnavailable, and ValueError for settings that are not valid.
+    Raises OutboxInUse, OutboxUnavailable, and ValueError for settings that are not valid, and for a
+    key file that cannot be used.
     """
     access, outward = access_of(settings), outward_of(settings, CALLBACK_ALLOW)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
@@ -71,7 +73,9 @@ async def running_node(
         keep_s = settings.outbox_keep_days * DAY_S
         prune = partial(_prune_results, outbox, keep_s)
         pruning = _prune_for_ever(prune, keep_s, "delivered results")
-        receipts_made = receipts_of(answers, outbox.receipts, settings, deployment.check_url)
+        key_file = settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
+        key = signing_key(key_file) if settings.enabled else None
+        receipts_made = receipts_of(answers, key, outbox.receipts, settings, deployment.check_url)
         async with (
             beside("callbacks", sender.run()),
             beside("pruning", pruning),
@@ -88,7 +92,7 @@ async def running_node(
                     settings.challenge_nonces_per_hour,
                 )
                 made = Node(deployment, manager, outbox, access, limits, receipts)
-                made = replace(made, liveness=liveness, membership=membership)
+                made = replace(made, liveness=liveness, membership=membership, key=key)
                 history = NodeHistory(manager.status, lambda: made.stall)
                 page = beside("dashboard", history.watch()) if settings.dashboard else nullcontext()
                 async with page:
@@ -191,13 +195,17 @@ def _policy(settings: NodeSettings) -> CallbackPolicy:
 
 @asynccontextmanager
 async def receipts_of(
-    answers: AnsweringEngine | None, storage: SqliteReceipts, settings: NodeSettings, check: Check
+    answers: AnsweringEngine | None,
+    key: SigningKey | None,
+    storage: SqliteReceipts,
+    settings: NodeSettings,
+    check: Check,
 ) -> AsyncIterator[ReceiptService | None]:
     """Make receipts until the context ends; None without ``answers``. The caller finishes them.
 
-    Raises ValueError for a key file that cannot be used and a URL to which no callback may go.
+    Raises ValueError for a URL to which no callback may go.
     """
-    if answers is None:
+    if answers is None or key is None:
         yield None
         return
     url, warning = settings.receipts_callback, None
@@ -208,8 +216,7 @@ async def receipts_of(
             raise ValueError(f"--poc-receipts-callback / POC_RECEIPTS_CALLBACK: {error}") from None
     if warning:
         _logger.warning("POC_RECEIPTS_CALLBACK: %s", warning)
-    key_file = settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
-    service = ReceiptService(answers, storage, signing_key(key_file), url)
+    service = ReceiptService(answers, storage, key, url)
     keep_s = settings.receipts_keep_days * DAY_S
     prune = partial(storage.prune, keep_s, IDS_KEPT_S)
     deletion = _prune_for_ever(prune, keep_s, "receipts")

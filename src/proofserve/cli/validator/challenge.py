@@ -18,9 +18,11 @@ from proofserve.lab.node_client import NodeClient
 from proofserve.lab.owed import UnprovedError
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, Progress, write_json
+from proofserve.lab.transcript import Transcript
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier import challenge
+from proofserve.verifier.bundle import HeardNode, write_bundle
 from proofserve.verifier.calibration_file import calibrated_order, checkpoint_shape, read
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
@@ -97,6 +99,7 @@ def command(
     share: options.Share = SHARE,
     plan: options.Plan = False,
     json: options.Json = None,
+    bundle: options.BundleFile = None,
 ) -> None:
     """Have a node compute nonces of a block that was drawn just now, and judge it.
 
@@ -145,7 +148,13 @@ def command(
                 else:
                     setup = model or _no_model(), device, forward_batch, suspect, nodes
                     judge = _by_weights(setup, order, judging, nonces if plan else None, session)
-                challenger = _Challenger(tally.url, api_key, order, nonces, deadline, judge)
+                if bundle is not None and nodes is not None:
+                    text = "it holds verdicts by --model alone, without --reference"
+                    raise LabError(f"--bundle: {text}")
+                judged_with = calibration, tuple(suspect or ())
+                challenger = _Challenger(
+                    tally.url, api_key, order, nonces, deadline, judge, bundle, judged_with
+                )
                 _challenge(challenger, tally, every, json, session)
         except SystemExit:
             # A signal ends a repeated challenge, and what it has found counts.
@@ -220,13 +229,16 @@ class _Challenger:
     nonces: int
     deadline_s: float
     judge: _Judge
+    bundle: Path | None
+    # The calibration and the suspects that the judge has.
+    judged_with: tuple[Path | None, Sequence[Path]]
 
     def once(self, progress: Progress) -> challenge.ChallengeResult:
         """One challenge. Raises the errors of our own recomputation."""
-        asked = challenge.fresh(self.shape, self.nonces)
+        asked, heard = challenge.fresh(self.shape, self.nonces), Transcript()
         progress.step(f"waiting for {self.nonces} nonces, at most {self.deadline_s:g} s")
         try:
-            with NodeClient(self.url, self.api_key, _DESCRIBES_ITSELF_S) as client:
+            with NodeClient(self.url, self.api_key, _DESCRIBES_ITSELF_S, heard) as client:
                 found = challenge.answer(client, asked, self.deadline_s)
             report = self.judge(found)
         except UnprovedError as error:
@@ -238,6 +250,8 @@ class _Challenger:
             # The node has answered; a repeated challenge goes on when its judges are back.
             none = SequentialResult.UNEXPLAINED
             return challenge.ChallengeResult(none, asked, str(error), found.seconds, found)
+        node = HeardNode(self.url, heard, challenge=asked)
+        write_bundle(self.bundle, node, report, None, self.judged_with)
         outcome = report.outcome
         deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
         said = "; ".join(f"{each.test}: {each.text}" for each in deciding)

@@ -1,6 +1,6 @@
 """``proofserve verify``: whether a node runs the model that it claims."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +15,12 @@ from proofserve.lab.node_client import NodeClient
 from proofserve.lab.owed import UnprovedError
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, write_json
+from proofserve.lab.transcript import Transcript
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
+from proofserve.verifier.bundle import HeardNode, write_bundle
 from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, read_file
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
@@ -180,6 +182,7 @@ def command(
     share: options.Share = SHARE,
     plan: options.Plan = False,
     json: options.Json = None,
+    bundle: options.BundleFile = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
@@ -254,6 +257,8 @@ def command(
     with open_session(EXIT_NO_VERDICT) as session, _unproved(session, json):
         places, others = {source, open_url}, (reference, suspect_node, reference_api_key)
         nodes = NodeOptions.given(*others, ctx.params, places)
+        _require_bundled(bundle, source, ctx.params)
+        heard = Transcript()
         setup = model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
         judge = nodes if nodes and model is None else _engines(places, *setup, nodes)
         trusts_engine = recompute_url is not None or engine is not None
@@ -267,13 +272,13 @@ def command(
             if source is None:
                 claimed = _imagined(nonces or SAMPLE, seq_len, calibration, block_height)
             elif open_url is None:
-                claimed = _read(source, api_key, wanted)
+                claimed = _read(source, api_key, wanted, heard)
             else:
                 opened = open_url, api_key, round_id
                 claimed = _opened(Path(source), wanted, opened, sample, session)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         is_file = open_url is None and not _is_url(source or "")
-        order = _order_of(claimed, given, judging.calibration, is_file)
+        order, given = _order_of(claimed, given, judging.calibration, is_file)
         if isinstance(judge, NodeOptions):
             with session.interrupts.allowed():
                 report = judge.report(claimed, order, judging, sample, session.line)
@@ -290,6 +295,8 @@ def command(
             session.tell(BELIEVED.format(source=source))
         if json is not None:
             write_json(json, report.record() | {"expected": asdict(wanted)})
+        node = HeardNode(str(source), heard, wanted=wanted, work=given)
+        write_bundle(bundle, node, report, nonces, (calibration, suspect or ()))
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
@@ -333,12 +340,31 @@ def _engines(judged: Collection[str | None], *given: Any) -> "EngineOptions":
 
 def _order_of(
     claimed: ClaimedArtifacts, given: WorkOptions, measured: CalibrationFile | None, is_file: bool
-) -> Work:
-    """A file may have vectors of any length; a node is asked for those of the scheme."""
-    order = order_of(claimed, given if measured is None else measured.completed(given, claimed))
+) -> tuple[Work, WorkOptions]:
+    """And the options that a calibration completes.
+
+    A file may have vectors of any length; a node is asked for those of the scheme.
+    """
+    completed = given if measured is None else measured.completed(given, claimed)
+    order = order_of(claimed, completed)
     if is_file and given.k_dim is None:
         require_width(claimed, order)
-    return order
+    return order, completed
+
+
+# What a bundle cannot hold.
+_NOT_BUNDLED = ("open_url", "reference", "suspect_node", "recompute_url", "engine", "plan")
+
+
+def _require_bundled(bundle: Path | None, source: str | None, given: Mapping[str, Any]) -> None:
+    """Raises LabError for a verdict that rests on more than a node's own answers and weights."""
+    if bundle is None:
+        return
+    if used := next((name for name in _NOT_BUNDLED if given.get(name)), None):
+        option = used.removesuffix("_url").replace("_", "-")
+        raise LabError(f"--bundle: it holds verdicts by --model alone, without --{option}")
+    if not _is_url(source or ""):
+        raise LabError("--bundle: SOURCE must be a node's URL: nobody has signed what a file says")
 
 
 def _end_with_plan(
@@ -381,10 +407,12 @@ def _is_url(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
 
-def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
+def _read(
+    source: str, api_key: str | None, wanted: Selection, heard: Transcript
+) -> ClaimedArtifacts:
     if not _is_url(source):
         return read_file(Path(source), wanted)
-    with NodeClient(source, api_key) as node:
+    with NodeClient(source, api_key, transcript=heard) as node:
         return from_node(node, wanted)
 
 

@@ -1,0 +1,120 @@
+"""``proofserve verify-bundle``: whether a verdict that somebody else made is true."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proofserve.cli import options
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.validator.verify import EXIT_CODES, show
+from proofserve.lab.report import LabError
+from proofserve.verifier.bundle import (
+    Bundle,
+    differences,
+    digest_of_file,
+    digests_of,
+    faults_of,
+    read_bundle,
+)
+from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.judging import VerdictReport, judged
+from proofserve.verifier.orders import workload_of
+
+app = typer.Typer()
+
+
+@app.command("verify-bundle", cls=VerdictCommand)
+def command(
+    file: Annotated[Path, typer.Argument(help="What `verify` or `challenge --bundle` wrote.")],
+    *,
+    model: Annotated[
+        Path | None, typer.Option(help="The published checkpoint; without it --check-only.")
+    ] = None,
+    calibration: options.Calibration = None,
+    suspect: options.Suspects = None,
+    device: options.Device = "cpu",
+    forward_batch: options.ForwardBatch = 8,
+    check_only: Annotated[
+        bool, typer.Option("--check-only", help="Compute no vector: a second, without a model.")
+    ] = False,
+) -> None:
+    """Check a verdict of another validator, and compute it again.
+
+    The claims in a bundle are answers that the node signed. --check-only says whether the file is
+    as it was written, the signatures are of one key, and sample, distances and verdict follow
+    from the rest. What it cannot know is whether the vectors beside the claims are those of the
+    published weights: with --model they are computed again, and so is the verdict.
+
+    Whether the key is the node's is for you to find out: GET /api/v1/pow/versions of the node
+    shows it, and so does whatever list your network keeps of its nodes.
+
+    Exit code: that of the verdict, 0 honest, 1 fraud, 2 undecided, if all holds; with --check-only
+    0 if all holds. 3: something does not hold, or the verdict is another one here.
+
+    \b
+    proofserve challenge http://node:8000 --model ./model --bundle verdict.json
+    proofserve verify-bundle verdict.json --check-only
+    proofserve verify-bundle verdict.json --model ./model
+    """
+    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
+        session.line.step(f"reading {file}")
+        if faults := [*faults_of(file)]:
+            session.tell("\n".join(faults), "red")
+            raise typer.Exit(EXIT_NO_VERDICT)
+        bundle = read_bundle(file)
+        session.tell("\n".join(_about(bundle)))
+        if check_only:
+            return
+        if model is None:
+            raise LabError("give --model CHECKPOINT, or --check-only")
+        report = _again(bundle, (model, device, forward_batch), calibration, suspect or (), session)
+        if changed := [*differences(bundle, report)]:
+            session.tell("\n".join(changed), "red")
+            raise typer.Exit(EXIT_NO_VERDICT)
+        show(session, report.outcome.verdict, report.lines())
+    raise typer.Exit(EXIT_CODES[report.outcome.verdict])
+
+
+def _about(bundle: Bundle) -> list[str]:
+    made = datetime.fromtimestamp(bundle.made_ms / 1000, UTC)
+    times = [each.time_ms for each in bundle.answers if each.signature]
+    first, last = (datetime.fromtimestamp(at / 1000, UTC) for at in (min(times), max(times)))
+    verdict, used = bundle.report["verdict"], bundle.report["nonces_used"]
+    return [
+        f"{len(times)} answers are signed by {bundle.public_key}, by its clock from"
+        f" {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S} UTC",
+        f"sample, distances and verdict agree: {verdict} after {used} nonces, made"
+        f" {made:%Y-%m-%d %H:%M:%S} UTC",
+    ]
+
+
+def _again(
+    bundle: Bundle,
+    setup: tuple[Path, str, int],
+    calibration: Path | None,
+    suspects: Sequence[Path],
+    session: CommandSession,
+) -> VerdictReport:
+    """The verdict by this machine. Raises LabError for other files than the validator had."""
+    # It imports torch, which --check-only does not need.
+    from proofserve.cli import recompute  # noqa: PLC0415
+
+    found = calibration and digest_of_file(calibration)
+    if found != bundle.judged_by.calibration:
+        text = f"{found or 'none'}, the verdict was made with {bundle.judged_by.calibration}"
+        raise LabError(f"--calibration: its SHA-256 is {text}")
+    if (known := digests_of(suspects)) != [*bundle.judged_by.suspects]:
+        raise LabError(f"--suspect: {known or 'none'} are not {bundle.judged_by.suspects}")
+    model, device, forward_batch = setup
+    measured = read_calibration(calibration) if calibration else None
+    claimed, order = bundle.claims()
+    made, work = recompute.validator_setup(model, device, suspects, measured), workload_of(order)
+    session.line.step(f"loading {model}")
+    truth = recompute.truths_of_checkpoint(made, work, forward_batch, session.line.layer)(work)
+    sample = bundle.seed, bundle.most
+    options_then = bundle.judged_by.options(measured)
+    return judged(replace(claimed, scheme=order.scheme), truth, options_then, *sample, session.line)

@@ -1,0 +1,315 @@
+"""A verdict as a file, for a third party: what the node signed, and all that judged it.
+
+It needs no trust in who made it: the claims are the node's own signed answers, and the verdict is
+computed again from them, with the published weights.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from proofserve.lab.host import machine
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work, vectors_of
+from proofserve.lab.report import LabError, read_json, write_json, written
+from proofserve.lab.transcript import Transcript, replaying
+from proofserve.protocol.codec import encode
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.nonces import draw
+from proofserve.protocol.verdict.comparison import Claim, claim_errors
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
+from proofserve.verifier.challenge import FreshChallenge, answer
+from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node
+from proofserve.verifier.judging import JudgingOptions, VerdictReport
+from proofserve.verifier.orders import WorkOptions, order_of
+from proofserve.wire.answers import SignedAnswer
+
+FORMAT: Final = "proofserve-bundle"
+# vLLM's own list of models, which no node signs: the first name is that of an order.
+_UNSIGNED: Final = "/v1/models"
+# Distances of the same vectors, by processors that add up otherwise.
+_ROUNDING: Final = 1e-4
+
+
+class AnswerRecord(BaseModel):
+    """A ``SignedAnswer``; ``signature`` in base64 is empty for one that needs none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: str
+    target: str
+    request: str
+    body: str
+    time_ms: int
+    signature: str
+
+    @classmethod
+    def of(cls, answer: SignedAnswer) -> Self:
+        """Raises LabError for a body that is no text."""
+        try:
+            request, body = answer.request.decode(), answer.body.decode()
+        except UnicodeDecodeError as error:
+            raise LabError(f"--bundle: {answer.target} was not answered in UTF-8") from error
+        text = base64.b64encode(answer.signature).decode("ascii")
+        about = {"method": answer.method, "target": answer.target, "time_ms": answer.time_ms}
+        return cls(**about, request=request, body=body, signature=text)
+
+    def answer(self, public_key: bytes) -> SignedAnswer:
+        """Raises LabError for a signature that is not base64."""
+        try:
+            signature = base64.b64decode(self.signature, validate=True)
+        except binascii.Error as error:
+            raise LabError(f"{self.method} {self.target}: signature: not base64") from error
+        texts = self.request.encode(), self.body.encode()
+        return SignedAnswer(self.method, self.target, *texts, self.time_ms, public_key, signature)
+
+
+class JudgedBy(BaseModel):
+    """``JudgingOptions``; of a calibration and of suspected checkpoints the digests alone."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tests: tuple[str, ...]
+    alpha: float
+    beta: float
+    share: float
+    p_fraud: float
+    sequential: bool
+    kept: float
+    dist_threshold: float | None
+    p_mismatch: float | None
+    calibration: str | None
+    suspects: tuple[str, ...]
+
+    def options(self, measured: CalibrationFile | None) -> JudgingOptions:
+        threshold: CalibrationFile | GivenThreshold | None = measured
+        if self.dist_threshold is not None and self.p_mismatch is not None:
+            threshold = GivenThreshold(self.dist_threshold, self.p_mismatch)
+        numbers = self.alpha, self.beta, self.share, self.p_fraud, self.sequential
+        return JudgingOptions(self.tests, *numbers, threshold, self.kept)
+
+
+class Bundle(BaseModel):
+    """``challenge`` is what was asked of a node, or ``wanted`` and ``work`` what of its round.
+
+    ``ours`` are the validator's vectors, by nonce, of those that had one to compare with, in
+    base64; ``seed`` drew the sample of ``most`` nonces. ``digests`` are SHA-256 of all other
+    fields: they show damage, and no lie.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["proofserve-bundle"]
+    version: Literal[1]
+    made_ms: int
+    made_on: dict[str, str | int]
+    url: str
+    public_key: str = Field(pattern="^[0-9a-f]{64}$")
+    answers: list[AnswerRecord]
+    challenge: FreshChallenge | None
+    wanted: Selection | None
+    work: WorkOptions | None
+    seed: str
+    most: int | None
+    judged_by: JudgedBy
+    ours: dict[int, str]
+    report: dict[str, Any]
+    digests: dict[str, str]
+
+    def claims(self) -> tuple[ClaimedArtifacts, Work]:
+        """What the node answered, read as when the bundle was made. Raises LabError."""
+        key = bytes.fromhex(self.public_key)
+        again = replaying([each.answer(key) for each in self.answers])
+        with NodeClient(self.url, replayed=again) as node:
+            if self.challenge is not None:
+                found = answer(node, self.challenge, math.inf)
+                return found.claimed, found.order
+            if self.wanted is None or self.work is None:
+                raise LabError("challenge: there is none, and no round either")
+            claimed = from_node(node, self.wanted)
+        return claimed, order_of(claimed, self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class HeardNode:
+    """What the node at ``url`` answered: to a ``challenge``, or about its round.
+
+    Of a round ``wanted`` and ``work`` say what it was asked for.
+    """
+
+    url: str
+    transcript: Transcript
+    challenge: FreshChallenge | None = None
+    wanted: Selection | None = None
+    work: WorkOptions | None = None
+
+    def public_key(self) -> bytes:
+        """That of all answers. Raises LabError if the node did not sign them."""
+        keys = {each.public_key for each in self.transcript.signed}
+        unsigned = [each.target for each in self.transcript.unsigned if each.target != _UNSIGNED]
+        if len(keys) == 1 and not unsigned:
+            return next(iter(keys))
+        what = f"{unsigned[0]} came without" if unsigned else f"{len(keys)} keys"
+        raise LabError(
+            f"--bundle: {self.url} does not sign its answers ({what}): its proofserve is too old, a"
+            " proxy changes them, or it is a fleet; the report alone is no evidence"
+        )
+
+
+def write_bundle(
+    file: Path | None,
+    heard: HeardNode,
+    report: VerdictReport,
+    most: int | None,
+    judged_with: tuple[Path | None, Sequence[Path]],
+) -> None:
+    """Write the verdict of ``report`` about up to ``most`` nonces, if there is a ``file`` for it.
+
+    ``judged_with`` are the file of the calibration and suspected checkpoints. Raises LabError if
+    the node did not sign what it answered, and OSError.
+    """
+    if file is None:
+        return
+    public_key, answers = heard.public_key(), heard.transcript
+    options, (calibration, suspects) = report.options, judged_with
+    threshold = options.threshold if isinstance(options.threshold, GivenThreshold) else None
+    numbers = ("tests", "alpha", "beta", "share", "p_fraud", "sequential", "kept")
+    fields = {
+        "format": FORMAT,
+        "version": 1,
+        "made_ms": int(time.time() * 1000),
+        "made_on": machine(),
+        "url": heard.url,
+        "public_key": public_key.hex(),
+        "answers": [
+            AnswerRecord.of(each).model_dump() for each in (*answers.unsigned, *answers.signed)
+        ],
+        "challenge": heard.challenge and asdict(heard.challenge),
+        "wanted": heard.wanted and asdict(heard.wanted),
+        "work": heard.work and asdict(heard.work),
+        "seed": report.seed,
+        "most": most,
+        "judged_by": {
+            **{name: getattr(options, name) for name in numbers},
+            "dist_threshold": threshold and threshold.dist_threshold,
+            "p_mismatch": threshold and threshold.p_mismatch,
+            "calibration": calibration and digest_of_file(calibration),
+            "suspects": digests_of(suspects),
+        },
+        "ours": _ours(report),
+        "report": report.record(),
+    }
+    # As it will be read.
+    fields = json.loads(json.dumps(fields, default=str))
+    write_json(
+        file, {**fields, "digests": {name: _digest(value) for name, value in fields.items()}}
+    )
+
+
+def digest_of_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def digests_of(checkpoints: Sequence[Path]) -> list[str]:
+    """In their order. Raises ProtocolError for a folder without safetensors files."""
+    if not checkpoints:
+        return []
+    # It imports torch, which the check of a bundle does not need.
+    from proofserve.engines.checkpoints import weights_digest  # noqa: PLC0415
+
+    return [weights_digest(each) for each in checkpoints]
+
+
+def _ours(report: VerdictReport) -> dict[int, str]:
+    """The validator's vectors as on the wire: a claim less its error."""
+    errors = {e.nonce: e.error for e in report.outcome.errors if e.error is not None}
+    claims = [each for each in report.claimed.claims if each.nonce in errors]
+    if not errors:
+        return {}
+    theirs = vectors_of(claims, len(next(iter(errors.values()))))
+    texts = encode(np.stack([theirs[nonce] - error for nonce, error in errors.items()]))
+    return dict(zip(errors, texts, strict=True))
+
+
+def read_bundle(file: Path) -> Bundle:
+    """Raises LabError naming the field that is wrong."""
+    return read_json(file, Bundle)
+
+
+def faults_of(file: Path) -> Iterator[str]:
+    """What does not hold in a bundle: its digests, the node's signatures, and the arithmetic.
+
+    Without a model: whether ``ours`` are the vectors of the published weights is not asked. Raises
+    LabError for a file that is no bundle.
+    """
+    bundle, text = read_bundle(file), file.read_text(encoding="utf-8")
+    raw = json.loads(text)
+    if text != written(raw):
+        yield "form: the file is not as it was written"
+    parts = {name: _digest(value) for name, value in raw.items() if name != "digests"}
+    for name in sorted({*parts, *bundle.digests}):
+        if parts.get(name) != bundle.digests.get(name):
+            yield f"{name}: it is not as it was written"
+    key = bytes.fromhex(bundle.public_key)
+    for number, each in enumerate(bundle.answers):
+        if each.target != _UNSIGNED and not each.answer(key).is_signed:
+            yield f"answers.{number}: {each.method} {each.target} is not signed by the node's key"
+    try:
+        claimed, order = bundle.claims()
+        yield from _arithmetic(bundle, claimed, order)
+    except (LabError, ProtocolError) as error:
+        yield f"answers: {error}"
+
+
+def _arithmetic(bundle: Bundle, claimed: ClaimedArtifacts, order: Work) -> Iterator[str]:
+    """Whether sample, distances and verdict of the report follow from the rest."""
+    report = bundle.report
+    for name, theirs in (("block_hash", claimed.block_hash), ("public_key", claimed.public_key)):
+        if report.get(name) != theirs:
+            yield f"report: {name} is not that of the answers"
+    used = draw(claimed.nonces, bundle.seed, bundle.most)[: int(report["nonces_used"])]
+    of_sample = [nonce for nonce in used if nonce in bundle.ours]
+    if len(of_sample) < len(bundle.ours):
+        yield "ours: it has nonces that the seed did not draw"
+    without = {each["nonce"] for each in report["mismatches"] if each["distance"] is None}
+    if missing := [nonce for nonce in used if nonce not in {*of_sample, *without}]:
+        yield f"ours: there is no vector for nonce {missing[0]}, which the seed drew"
+    ours = vectors_of([Claim(nonce, bundle.ours[nonce]) for nonce in of_sample], order.width)
+    claims = [each for each in claimed.claims if each.nonce in ours]
+    for error in claim_errors(of_sample, ours, claims, order.width):
+        said = report["distances"].get(str(error.nonce), math.nan)
+        if not math.isclose(error.distance, said, rel_tol=_ROUNDING, abs_tol=1e-9):
+            yield f"report: the distance of nonce {error.nonce} is {error.distance:.4g}, not {said}"
+    results = {each["result"] for each in report["findings"]}
+    verdict, fraud, honest = report["verdict"], SequentialResult.FRAUD, SequentialResult.HONEST
+    if (verdict == fraud) is not (fraud in results) or (verdict == honest and fraud in results):
+        yield f"report: the verdict is {verdict}, its findings say {', '.join(sorted(results))}"
+
+
+def differences(bundle: Bundle, again: VerdictReport) -> Iterator[str]:
+    """Where a verdict that was computed again is another one."""
+    made: Mapping[str, Any] = json.loads(json.dumps(again.record(), default=str))
+    for name in ("verdict", "nonces_used"):
+        if made[name] != bundle.report[name]:
+            yield f"{name}: {made[name]}, the bundle says {bundle.report[name]}"
+    said = {each["test"]: each["result"] for each in bundle.report["findings"]}
+    found = {each["test"]: each["result"] for each in made["findings"]}
+    if said != found:
+        yield f"findings: {found}, the bundle says {said}"
+
+
+def _digest(value: object) -> str:
+    """SHA-256 of JSON with sorted keys, without spaces, in ASCII."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
