@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from cli.challenged import VALIDATOR, ChallengedNode, challenged_node
 from proofserve.cli.main import app
 from proofserve.lab.report import LabError, write_json
+from proofserve.protocol.nonces import draw
 from proofserve.verifier import bundle as bundles
 from support.four_bits import one_thread
 from support.pace import wait_until
@@ -77,6 +78,7 @@ def test_a_third_party_comes_to_the_same_verdict(
     of_model = ("--model", str(tiny), "--calibration", calibration)
     again = run("verify-bundle", str(made[verdict]), *of_model)
     assert again.exit_code == EXITS[verdict], again.output
+    assert ("So does another sample" in again.output) is (verdict == "fraud")
 
 
 def test_the_check_needs_no_torch(made: dict[str, Path]) -> None:
@@ -164,22 +166,51 @@ def test_the_files_have_to_be_those_of_the_verdict(made: dict[str, Path], tiny: 
     assert run("verify-bundle", str(made["honest"])).exit_code == 3
 
 
-def test_a_round_of_a_node_is_evidence_too(
-    node: ChallengedNode, tiny: Path, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def round_of_node(node: ChallengedNode) -> str:
+    """The URL of an honest node with a round of 32 nonces or more."""
     order: dict[str, Any] = {"block_hash": "theirs", "block_height": 7, "public_key": "its-key"}
     order |= {"node_id": 0, "node_count": 1, "scheme": "sketch-v1", "batch_size": 8}
     order |= {"params": {"model": "tiny", "seq_len": 8, "k_dim": 64}}
     assert node.node.post("/init/generate", order).is_success
     wait_until(lambda: node.node.computed() >= 32, 600.0)
     assert node.node.post("/stop", {}).is_success
+    return node.url
+
+
+def test_a_round_of_a_node_is_evidence_too(round_of_node: str, tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "round.json"
-    asked = ("verify", node.url, "--model", str(tiny), "--nonces", "32")
+    asked = ("verify", round_of_node, "--model", str(tiny), "--nonces", "32")
     result = run(*asked, "--api-key", "operators-key", "--bundle", str(file))
     assert result.exit_code == 0, result.output
     assert faults(file) == []
     again = run("verify-bundle", str(file), "--model", str(tiny))
     assert again.exit_code == 0, again.output
+    wanted = json.loads(file.read_text())["wanted"] | {"lane": {"node_id": 0, "node_count": 2}}
+    found = faults(forged(file, tmp_path / "f.json", wanted=wanted))
+    assert "answers: the validator says what the node was asked for, and nobody signed" in found
+
+
+def test_a_seed_that_convicts_by_chance_does_not_convince(
+    round_of_node: str, tiny: Path, tmp_path: Path
+) -> None:
+    """The count convicts if the first five nonces are far; of those of a round few are."""
+    asked = ("verify", round_of_node, "--model", str(tiny), "--api-key", "operators-key")
+    report, file = tmp_path / "report.json", tmp_path / "bundle.json"
+    count = ("--test", "count", "--p-mismatch", "0.3", "--p-fraud", "0.9", "--alpha", "0.01")
+    options = (*count, "--fixed", "--dist-threshold", "9", "--json", str(report))
+    assert run(*asked, *options).exit_code == 0
+    distances = json.loads(report.read_text())["distances"]
+    threshold = sorted(distances.values())[-8]
+    far = {int(nonce) for nonce, distance in distances.items() if distance >= threshold}
+    seeds = map(str, range(10**6))
+    seed = next(s for s in seeds if {*draw(map(int, distances), s, 5)} <= far)
+    tried = (*count, "--dist-threshold", str(0.99 * threshold), "--seed", seed)
+    assert run(*asked, *tried, "--bundle", str(file)).exit_code == 1
+    again = run("verify-bundle", str(file), "--model", str(tiny))
+    assert "which the validator chose" in again.output
+    assert again.exit_code == 3, again.output
+    assert "another sample of the same answers does not convict" in again.output
 
 
 def test_a_node_whose_answers_are_changed_on_the_way_has_signed_nothing(

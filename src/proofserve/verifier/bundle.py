@@ -137,6 +137,9 @@ class Bundle(BaseModel):
                 return found.claimed, found.order
             if self.wanted is None or self.work is None:
                 raise LabError("challenge: there is none, and no round either")
+            if self.wanted.lane is not None or self.work.stronger_rng:
+                # Else an honest node would seem to have left nonces out, or to have other inputs.
+                raise LabError("the validator says what the node was asked for, and nobody signed")
             claimed = from_node(node, self.wanted)
         return claimed, order_of(claimed, self.work)
 

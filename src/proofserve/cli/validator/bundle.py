@@ -1,6 +1,6 @@
 """``proofserve verify-bundle``: whether a verdict that somebody else made is true."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +12,11 @@ from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import EXIT_CODES, show
 from proofserve.lab.report import LabError
+from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.bundle import (
     Bundle,
+    JudgedBy,
     differences,
     digest_of_file,
     digests_of,
@@ -49,8 +52,11 @@ def command(
     from the rest. What it cannot know is whether the vectors beside the claims are those of the
     published weights: with --model they are computed again, and so is the verdict.
 
-    Whether the key is the node's is for you to find out: GET /api/v1/pow/versions of the node
-    shows it, and so does whatever list your network keeps of its nodes.
+    A conviction is also judged with a seed of now, because who made it could have tried many.
+
+    What is left to you: whether the key is the node's (GET /api/v1/pow/versions shows it, or your
+    network's list of nodes), and whether you would have judged with these numbers, this
+    calibration, or this threshold.
 
     Exit code: that of the verdict, 0 honest, 1 fraud, 2 undecided, if all holds; with --check-only
     0 if all holds. 3: something does not hold, or the verdict is another one here.
@@ -71,11 +77,15 @@ def command(
             return
         if model is None:
             raise LabError("give --model CHECKPOINT, or --check-only")
-        report = _again(bundle, (model, device, forward_batch), calibration, suspect or (), session)
+        files = calibration, suspect or ()
+        judge = _judge_of(bundle, (model, device, forward_batch), *files, session)
+        report = judge(bundle.seed)
         if changed := [*differences(bundle, report)]:
             session.tell("\n".join(changed), "red")
             raise typer.Exit(EXIT_NO_VERDICT)
         show(session, report.outcome.verdict, report.lines())
+        if report.outcome.verdict is SequentialResult.FRAUD:
+            _require_again(judge, session)
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
@@ -89,17 +99,42 @@ def _about(bundle: Bundle) -> list[str]:
         f" {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S} UTC",
         f"sample, distances and verdict agree: {verdict} after {used} nonces, made"
         f" {made:%Y-%m-%d %H:%M:%S} UTC",
+        f"judged with {', '.join(_numbers(bundle.judged_by))}",
     ]
 
 
-def _again(
+def _numbers(judged_by: JudgedBy) -> list[str]:
+    """What a third party might have chosen otherwise."""
+    said = [f"alpha {judged_by.alpha:g}", f"beta {judged_by.beta:g}", f"share {judged_by.share:g}"]
+    if judged_by.tests:
+        said.append(f"the tests {' '.join(judged_by.tests)}")
+    if judged_by.dist_threshold is not None:
+        said.append(f"a threshold of {judged_by.dist_threshold:g}, which the validator chose")
+    if judged_by.calibration is not None:
+        said.append(f"a calibration whose SHA-256 is {judged_by.calibration}")
+    if judged_by.suspects:
+        said.append(f"{len(judged_by.suspects)} suspected checkpoints")
+    return said
+
+
+def _require_again(judge: Callable[[str], VerdictReport], session: CommandSession) -> None:
+    """Exit without a verdict unless another sample convicts, too."""
+    again = judge(fresh_seed()).outcome
+    if again.verdict is not SequentialResult.FRAUD:
+        text = f"another sample of the same answers does not convict: {again.verdict}"
+        session.tell(f"{text} after {again.nonces_used} nonces", "red")
+        raise typer.Exit(EXIT_NO_VERDICT)
+    session.tell(f"So does another sample, after {again.nonces_used} nonces.")
+
+
+def _judge_of(
     bundle: Bundle,
     setup: tuple[Path, str, int],
     calibration: Path | None,
     suspects: Sequence[Path],
     session: CommandSession,
-) -> VerdictReport:
-    """The verdict by this machine. Raises LabError for other files than the validator had."""
+) -> Callable[[str], VerdictReport]:
+    """The verdict of this machine by a seed. Raises LabError for other files than were used."""
     # It imports torch, which --check-only does not need.
     from proofserve.cli import recompute  # noqa: PLC0415
 
@@ -115,6 +150,5 @@ def _again(
     made, work = recompute.validator_setup(model, device, suspects, measured), workload_of(order)
     session.line.step(f"loading {model}")
     truth = recompute.truths_of_checkpoint(made, work, forward_batch, session.line.layer)(work)
-    sample = bundle.seed, bundle.most
-    options_then = bundle.judged_by.options(measured)
-    return judged(replace(claimed, scheme=order.scheme), truth, options_then, *sample, session.line)
+    judging, whole = bundle.judged_by.options(measured), replace(claimed, scheme=order.scheme)
+    return lambda seed: judged(whole, truth, judging, seed, bundle.most, session.line)

@@ -353,7 +353,11 @@ def _order_of(
 
 
 # What a bundle cannot hold.
-_NOT_BUNDLED = ("open_url", "reference", "suspect_node", "recompute_url", "engine", "plan")
+_NOT_BUNDLED = (
+    *("open_url", "reference", "suspect_node", "recompute_url", "engine", "plan"),
+    # Nobody else knows whether the node was asked for this.
+    *("lane", "stronger_rng"),
+)
 
 
 def _require_bundled(bundle: Path | None, source: str | None, given: Mapping[str, Any]) -> None:
@@ -362,7 +366,8 @@ def _require_bundled(bundle: Path | None, source: str | None, given: Mapping[str
         return
     if used := next((name for name in _NOT_BUNDLED if given.get(name)), None):
         option = used.removesuffix("_url").replace("_", "-")
-        raise LabError(f"--bundle: it holds verdicts by --model alone, without --{option}")
+        text = "it holds a node's own answers and a verdict by --model alone"
+        raise LabError(f"--bundle: {text}, without --{option}")
     if not _is_url(source or ""):
         raise LabError("--bundle: SOURCE must be a node's URL: nobody has signed what a file says")
 
