@@ -17,6 +17,7 @@ from proofserve.cli.main import app
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol.nonces import draw
 from proofserve.verifier import bundle as bundles
+from proofserve.verifier import challenge
 from support.four_bits import one_thread
 from support.pace import wait_until
 from support.small_bank import small_bank
@@ -157,6 +158,16 @@ def test_a_validator_that_invents_vectors_is_found_by_the_model(
     again = run("verify-bundle", str(file), *of_model)
     assert again.exit_code == 3, again.output
     assert "verdict: honest, the bundle says fraud" in again.output
+
+
+def test_a_validator_cannot_choose_the_nonces(
+    node: ChallengedNode, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(challenge, "nonces_of", lambda _block, count: tuple(range(count)))
+    file = tmp_path / "chosen.json"
+    asked = ("challenge", node.url, "--api-key", VALIDATOR, "--nonces", "4", "--deadline", "600")
+    assert run(*asked, "--model", str(tiny), "--bundle", str(file)).exit_code == 2
+    assert faults(file) == ["answers: the validator chose the nonces: they are not of the block"]
 
 
 def test_the_files_have_to_be_those_of_the_verdict(made: dict[str, Path], tiny: Path) -> None:

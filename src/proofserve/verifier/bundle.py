@@ -29,7 +29,7 @@ from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
-from proofserve.verifier.challenge import FreshChallenge, answer
+from proofserve.verifier.challenge import FreshChallenge, answer, nonces_of
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
 from proofserve.verifier.orders import WorkOptions, order_of
@@ -133,6 +133,9 @@ class Bundle(BaseModel):
         again = replaying([each.answer(key) for each in self.answers])
         with NodeClient(self.url, replayed=again) as node:
             if self.challenge is not None:
+                asked = self.challenge
+                if asked.nonces != nonces_of(asked.work.block_hash, len(asked.nonces)):
+                    raise LabError("the validator chose the nonces: they are not of the block")
                 found = answer(node, self.challenge, math.inf)
                 return found.claimed, found.order
             if self.wanted is None or self.work is None:

@@ -1,5 +1,6 @@
 """A challenge: nonces of a block that did not exist a moment ago, and a node's answer to them."""
 
+import hashlib
 import math
 import secrets
 import time
@@ -33,7 +34,7 @@ _KEY: Final = "proofserve challenge"
 
 @dataclass(frozen=True, slots=True)
 class FreshChallenge:
-    """Random ``nonces`` of the random block of ``work``: no node can have computed them before."""
+    """The ``nonces`` of the random block of ``work``: no node can have computed them before."""
 
     work: Work
     nonces: tuple[int, ...]
@@ -50,11 +51,21 @@ class ChallengeAnswer:
 
 def fresh(shape: Work, count: int) -> FreshChallenge:
     """A challenge of ``count`` nonces, with scheme and lengths of ``shape``."""
-    nonces: set[int] = set()
-    while len(nonces) < count:
-        nonces.add(secrets.randbelow(MAX_NONCE + 1))
     work = replace(shape, block_hash=secrets.token_hex(32), public_key=_KEY)
-    return FreshChallenge(work, tuple(nonces))
+    return FreshChallenge(work, nonces_of(work.block_hash, count))
+
+
+def nonces_of(block_hash: str, count: int) -> tuple[int, ...]:
+    """Those of a challenge, which its block decides.
+
+    A validator that could choose them would take those in which honest kernels err most.
+    """
+    found, number = dict[int, None](), 0
+    while len(found) < count:
+        drawn = hashlib.sha256(f"{_KEY}|{block_hash}|{number}".encode()).digest()
+        found[int.from_bytes(drawn[:8]) % (MAX_NONCE + 1)] = None
+        number += 1
+    return tuple(found)
 
 
 def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> ChallengeAnswer:

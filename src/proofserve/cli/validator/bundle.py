@@ -11,6 +11,7 @@ import typer
 from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import EXIT_CODES, show
+from proofserve.lab.records import Work
 from proofserve.lab.report import LabError
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -72,7 +73,7 @@ def command(
             session.tell("\n".join(faults), "red")
             raise typer.Exit(EXIT_NO_VERDICT)
         bundle = read_bundle(file)
-        session.tell("\n".join(_about(bundle)))
+        session.tell("\n".join(_about(bundle, bundle.claims()[1])))
         if check_only:
             return
         if model is None:
@@ -89,7 +90,7 @@ def command(
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
-def _about(bundle: Bundle) -> list[str]:
+def _about(bundle: Bundle, order: Work) -> list[str]:
     made = datetime.fromtimestamp(bundle.made_ms / 1000, UTC)
     times = [each.time_ms for each in bundle.answers if each.signature]
     first, last = (datetime.fromtimestamp(at / 1000, UTC) for at in (min(times), max(times)))
@@ -99,7 +100,8 @@ def _about(bundle: Bundle) -> list[str]:
         f" {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S} UTC",
         f"sample, distances and verdict agree: {verdict} after {used} nonces, made"
         f" {made:%Y-%m-%d %H:%M:%S} UTC",
-        f"judged with {', '.join(_numbers(bundle.judged_by))}",
+        f"of {order.scheme}, seq_len {order.seq_len}, k_dim {order.k_dim}; judged with"
+        f" {', '.join(_numbers(bundle.judged_by))}",
     ]
 
 
