@@ -6,6 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from proofserve.api.response_models import LogPage, ReceiptsAnswer, Versions
+from proofserve.outbox.receipts import signing_key
 from proofserve.protocol.receipts.log import require_chain
 from proofserve.protocol.receipts.signature import is_signed
 from proofserve.wire.receipts import signed_entry, signed_receipt
@@ -135,7 +136,9 @@ async def test_a_node_without_receipts_says_so(tmp_path: Path) -> None:
         assert (await node.client.get("/api/v1/pow/versions")).json()["receipts"] is None
         status = (await node.client.get("/api/v1/pow/status")).json()
         assert (status["receipts"], status["receipts_error"]) == (None, None)
-        assert not (tmp_path / "outbox.receipts.pem").exists()
+        said = (await node.client.get("/api/v1/pow/versions")).json()
+        # The key signs what the node answers, too.
+        assert said["public_key"] == signing_key(tmp_path / "outbox.receipts.pem").public_key.hex()
 
 
 async def test_clients_of_receipts_have_a_limit_of_their_own(tmp_path: Path) -> None:

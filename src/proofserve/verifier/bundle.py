@@ -75,7 +75,7 @@ class AnswerRecord(BaseModel):
         return SignedAnswer(self.method, self.target, *texts, self.time_ms, public_key, signature)
 
 
-class JudgedBy(BaseModel):
+class BundledOptions(BaseModel):
     """``JudgingOptions``; of a calibration and of suspected checkpoints the digests alone."""
 
     model_config = ConfigDict(extra="forbid")
@@ -122,7 +122,7 @@ class Bundle(BaseModel):
     work: WorkOptions | None
     seed: str
     most: int | None
-    judged_by: JudgedBy
+    judged_by: BundledOptions
     ours: dict[int, str]
     report: dict[str, Any]
     digests: dict[str, str]
@@ -142,7 +142,9 @@ class Bundle(BaseModel):
                 raise LabError("challenge: there is none, and no round either")
             if self.wanted.lane is not None or self.work.stronger_rng:
                 # Else an honest node would seem to have left nonces out, or to have other inputs.
-                raise LabError("the validator says what the node was asked for, and nobody signed")
+                raise LabError(
+                    "the validator says what the node was asked for, without a signature"
+                )
             claimed = from_node(node, self.wanted)
         return claimed, order_of(claimed, self.work)
 

@@ -65,6 +65,8 @@ async def running_node(
     """
     access, outward = access_of(settings), outward_of(settings, CALLBACK_ALLOW)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
+        key_file = settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
+        key = signing_key(key_file) if settings.enabled else None
         if owned is not None:
             await owned()
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
@@ -73,8 +75,6 @@ async def running_node(
         keep_s = settings.outbox_keep_days * DAY_S
         prune = partial(_prune_results, outbox, keep_s)
         pruning = _prune_for_ever(prune, keep_s, "delivered results")
-        key_file = settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
-        key = signing_key(key_file) if settings.enabled else None
         receipts_made = receipts_of(answers, key, outbox.receipts, settings, deployment.check_url)
         async with (
             beside("callbacks", sender.run()),

@@ -29,8 +29,8 @@ from proofserve.fleet.verification_records import (
     VerificationTask,
 )
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
-from proofserve.verifier import member_jobs
-from proofserve.verifier.member_jobs import CheckpointTruths, check_sample
+from proofserve.verifier.nodes import member_jobs
+from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
 from proofserve.verifier.openings import open_sample
 from support.committed import fake_node
 from support.four_bits import engine_of

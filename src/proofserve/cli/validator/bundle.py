@@ -1,4 +1,4 @@
-"""``proofserve verify-bundle``: whether a verdict that somebody else made is true."""
+"""``proofserve verify-bundle``: whether a verdict of another validator is true."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.bundle import (
     Bundle,
-    JudgedBy,
+    BundledOptions,
     differences,
     digest_of_file,
     digests_of,
@@ -105,7 +105,7 @@ def _about(bundle: Bundle, order: Work) -> list[str]:
     ]
 
 
-def _numbers(judged_by: JudgedBy) -> list[str]:
+def _numbers(judged_by: BundledOptions) -> list[str]:
     """What a third party might have chosen otherwise."""
     said = [f"alpha {judged_by.alpha:g}", f"beta {judged_by.beta:g}", f"share {judged_by.share:g}"]
     if judged_by.tests:

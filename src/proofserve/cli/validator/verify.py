@@ -286,18 +286,24 @@ def command(
             _end_with_plan(judge, claimed, workload_of(order), (judging, nonces), session)
         else:
             report = judge.report(claimed, workload_of(order), tests, judging, sample, session)
-        show(session, report.outcome.verdict, report.lines())
-        if not tests.judges and leaves_open(report.outcome):
-            session.tell(ENGINES_DIFFER)
-        if seed:
-            session.tell(GIVEN_SEED)
-        if None in (block_hash, public_key):
-            session.tell(BELIEVED.format(source=source))
+        differ = not tests.judges and leaves_open(report.outcome)
+        notes = _notes(differ, seed, wanted, str(source))
+        show(session, report.outcome.verdict, [*report.lines(), *notes])
         if json is not None:
             write_json(json, report.record() | {"expected": asdict(wanted)})
         node = HeardNode(str(source), heard, wanted=wanted, work=given)
         write_bundle(bundle, node, report, nonces, (calibration, suspect or ()))
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
+
+
+def _notes(engines_differ: bool, seed: str | None, wanted: Selection, source: str) -> Iterator[str]:
+    """What a reader must know of how the verdict came about."""
+    if engines_differ:
+        yield ENGINES_DIFFER
+    if seed:
+        yield GIVEN_SEED
+    if None in {wanted.block_hash, wanted.public_key}:
+        yield BELIEVED.format(source=source)
 
 
 def _opened(
@@ -355,7 +361,7 @@ def _order_of(
 # What a bundle cannot hold.
 _NOT_BUNDLED = (
     *("open_url", "reference", "suspect_node", "recompute_url", "engine", "plan"),
-    # Nobody else knows whether the node was asked for this.
+    # Only the validator knows whether the node was asked for this.
     *("lane", "stronger_rng"),
 )
 
@@ -369,7 +375,7 @@ def _require_bundled(bundle: Path | None, source: str | None, given: Mapping[str
         text = "it holds a node's own answers and a verdict by --model alone"
         raise LabError(f"--bundle: {text}, without --{option}")
     if not _is_url(source or ""):
-        raise LabError("--bundle: SOURCE must be a node's URL: nobody has signed what a file says")
+        raise LabError("--bundle: SOURCE must be a node's URL: what a file says is not signed")
 
 
 def _end_with_plan(
