@@ -310,8 +310,8 @@ def watch_chat(
     not answer, or a file that is none, is told and counted.
 
     \b
-    proofserve watch-chat http://gateway:9000 --model ./model --calibration chat.json
-    proofserve watch-chat http://gateway:9000 --model ./model --calibration chat.json
+    proofserve watch-chat http://gateway:7000 --model ./model --calibration chat.json
+    proofserve watch-chat http://gateway:7000 --model ./model --calibration chat.json
         --chats ./chats --share 0.01 --out report.json
     """
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
