@@ -50,14 +50,13 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class HonestAnswers:
-    """``read_by`` and ``written_by`` count what orders ended as; ``largest`` is a log evidence."""
+    """``read_by`` counts what orders ended as, ``convicted`` those that named a cheap writer."""
 
     answers: int
     gaps: Sequence[str]
     failures: Sequence[str]
     read_by: dict[str, int]
     convicted: int
-    largest: float
     lines: Sequence[str]
 
 
@@ -83,19 +82,17 @@ class AnswersTrial:
     def honest(self) -> HonestAnswers:
         answers, failures, gaps = self._answers("honest")
         items = self._items(answers, f"{self._arch}: honest answers")
-        convicted, largest = 0, 0.0
+        convicted = 0
         self._progress.step("who wrote them, in many orders", ORDERS)
         for number in range(ORDERS):
-            after, most = self._judged(_shuffled(items, number))
-            convicted += after is not None
-            largest = max(largest, most)
+            convicted += self._judged(_shuffled(items, number)) is not None
             self._progress.advance()
         writers = Writers(self._readings, CHANCES, 0)
         for item in items:
             writers.restore(*item)
         lines = [*writers.finding().lines()]
         read_by = self._read_by(answers[:READ_BY])
-        return HonestAnswers(len(items), gaps, failures, read_by, convicted, largest, lines)
+        return HonestAnswers(len(items), gaps, failures, read_by, convicted, lines)
 
     def of_writer(self, name: str) -> Written:
         answers, failures, _ = self._answers(name)
@@ -107,7 +104,7 @@ class AnswersTrial:
             of = [item for item in items if item[0].is_greedy == is_greedy]
             after[kind] = []
             for number in range(ORDERS_OF_CHEATS):
-                after[kind].append(self._judged(_shuffled(of, number))[0])
+                after[kind].append(self._judged(_shuffled(of, number)))
                 self._progress.advance()
         sampled = [by[name].log_ratio for one, by in items if name in by and not one.is_greedy]
         gain = mean(sampled) if sampled else float("nan")
@@ -120,17 +117,14 @@ class AnswersTrial:
         reads = writers.add([written(each, SEED) for each in answers]) + writers.compare()
         return [(each, writers.by_writers(each)) for each in reads]
 
-    def _judged(self, items: Sequence[Item]) -> tuple[int | None, float]:
-        """After how many answers they convict, and the largest evidence until then."""
-        writers, largest = Writers(self._readings, CHANCES, 0), 0.0
+    def _judged(self, items: Sequence[Item]) -> int | None:
+        """After how many answers they convict; None if all of them do not."""
+        writers = Writers(self._readings, CHANCES, 0)
         for number, item in enumerate(items, 1):
             writers.restore(*item)
-            found = writers.finding()
-            logs = [float(each.figures.get("log_evidence", 0.0)) for each in found.opinions]
-            largest = max(largest, *logs)
-            if found.convicts:
-                return number, largest
-        return None, largest
+            if writers.convicts:
+                return number
+        return None
 
     def _read_by(self, answers: Sequence[Answer]) -> dict[str, int]:
         """What the sketches say, by the answers in many orders, as ``readers`` judges them."""
@@ -159,8 +153,8 @@ def text_of(arch: str, honest: HonestAnswers, cheats: Sequence[Written]) -> str:
     """For docs/receipts.md."""
     lines = [
         f"{arch}: {honest.answers} honest answers, {len(honest.failures)} failures,"
-        f" {len(honest.gaps)} gaps; written by: {honest.convicted} of {ORDERS} orders convicted,"
-        f" largest log evidence {honest.largest:.1f}; read by: {honest.read_by}",
+        f" {len(honest.gaps)} gaps; written by: {honest.convicted} of {ORDERS} orders convicted;"
+        f" read by: {honest.read_by}",
         *honest.failures[:3],
         *honest.gaps[:3],
         *honest.lines,

@@ -158,15 +158,23 @@ class Writers:
         if self._likelihood is not None:
             self._likelihood.add(read)
 
+    @property
+    def _judges(self) -> list[Judge[AnyRead]]:
+        every: tuple[Judge[AnyRead] | None, ...] = (self._tokens, self._greedy, self._likelihood)
+        return [each for each in every if each is not None]
+
+    @property
+    def convicts(self) -> bool:
+        return any(each.standing().convicts for each in self._judges)
+
     def finding(self) -> WriterFinding:
-        judges: list[Judge[AnyRead]] = [self._tokens, self._greedy]
-        judges += [self._likelihood] if self._likelihood is not None else []
         kinds = {each.is_greedy for each in self._reads.values()}
         missing = {name: self._missing(name, kinds) for name in self._readings.names}
         untested = tuple(f"{name}: {text}" for name, text in missing.items() if text)
         gone = tuple(name for name, text in missing.items() if not text)
         enough = all(name in gone for name in self._wanted)
-        return WriterFinding(tuple(each.opinion() for each in judges), gone, untested, enough)
+        opinions = tuple(each.opinion() for each in self._judges)
+        return WriterFinding(opinions, gone, untested, enough)
 
     def _missing(self, name: str, kinds: set[bool]) -> str:
         """What rules out a writer, in answers; empty if it is ruled out in all ``kinds``."""

@@ -127,16 +127,28 @@ class GreedyJudge(Judge[AnyRead]):
         self._readings = readings
         self._reads: list[AnyRead] = []
         self._rounding = 0.0
+        # Of each token beyond the bound the number of its prompt, and its gap.
+        self._beyond: list[tuple[int, float]] = []
+        self._largest = 0.0
 
     def add(self, read: AnyRead) -> None:
         if not read.is_greedy:
             return
         self._reads.append(read)
         self.nonces += len(read.gaps)
-        self._rounding = max(self._rounding, float(read.rounding.max()))
+        self._largest = max(self._largest, float(read.gaps.max()))
+        far = read.gaps[read.gaps > self.bound].tolist()
+        self._beyond += [(read.answer.number, gap) for gap in far]
+        self._round(float(read.rounding.max()))
         if self._convicts:
             kernels = (each for r in self._reads for each in self._readings.by_kernels(r).values())
-            self._rounding = max([self._rounding, *(each.rounding for each in kernels)])
+            self._round(max((each.rounding for each in kernels), default=0.0))
+
+    def _round(self, most: float) -> None:
+        """Honest kernels round by as much as ``most``: fewer tokens may be beyond the bound."""
+        if most > self._rounding:
+            self._rounding = most
+            self._beyond = [each for each in self._beyond if each[1] > self.bound]
 
     @property
     def bound(self) -> float:
@@ -155,19 +167,13 @@ class GreedyJudge(Judge[AnyRead]):
     def _says(self, _standing: Standing) -> tuple[str, Figures]:
         beyond, bound = len(self._beyond), self.bound
         text = f"{beyond} of {self.nonces} tokens are more than {bound:.3g} below the likeliest"
-        largest = max((float(read.gaps.max()) for read in self._reads), default=0.0)
-        return text, {"beyond": beyond, "share": self.share, "bound": bound, "largest": largest}
-
-    @property
-    def _beyond(self) -> list[int]:
-        """The numbers of the prompts of tokens beyond the bound."""
-        reads = ((read.answer.number, read.gaps.tolist()) for read in self._reads)
-        return [number for number, gaps in reads for gap in gaps if gap > self.bound]
+        figures = {"beyond": beyond, "share": self.share, "bound": bound, "largest": self._largest}
+        return text, figures
 
     @property
     def _convicts(self) -> bool:
-        beyond = self._beyond
-        convicts = len(beyond) >= GREEDY_TOKENS and len({*beyond}) >= GREEDY_ANSWERS
+        answers = {number for number, _ in self._beyond}
+        convicts = len(self._beyond) >= GREEDY_TOKENS and len(answers) >= GREEDY_ANSWERS
         return convicts and self.nonces >= GREEDY_LEAST
 
 
