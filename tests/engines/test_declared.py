@@ -19,13 +19,16 @@ from proofserve.engines.reference.rounding import Rounding, fp8, fp8_unscaled, i
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, suspects_of
 from proofserve.engines.reference.variants import with_activations, with_cache
 from proofserve.lab.records import vectors_of
-from proofserve.lab.report import LabError
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Workload
+from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import OWN, BankRun
-from proofserve.verifier.judging import JudgingOptions, judges_of
+from proofserve.verifier.judging import JudgingOptions, judged, judges_of
 from proofserve.verifier.validator import IN_FULL, CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.verifier.verification import CERTAIN, claims_of_vectors
 from support.library_node import FP8_PER_TOKEN, LibraryNode
 from support.quantised import (
     BLOCKS,
@@ -34,6 +37,7 @@ from support.quantised import (
     TOKEN,
     Settings,
     Store,
+    Written,
     compressed,
     compressed_settings,
     fp8_in_blocks,
@@ -154,11 +158,15 @@ def test_experts_of_a_kernel_that_does_it_all_are_refused(tmp_path: Path) -> Non
         states(first, READ)
 
 
-def test_a_cache_in_fp8_is_rounded_by_its_scales(tmp_path: Path) -> None:
+def with_declared_cache(folder: Path) -> Written:
     settings, store = packed(4, **GROUPS)
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
     settings = {**settings, "kv_cache_scheme": {**scheme, "dynamic": False}}
-    written = write("qwen3", tmp_path, settings, store)
+    return write("qwen3", folder, settings, store)
+
+
+def test_a_cache_in_fp8_is_rounded_by_its_scales(tmp_path: Path) -> None:
+    written = with_declared_cache(tmp_path)
     scales = {"0.self_attn.k_scale": 0.02, "0.self_attn.v_proj.output_scale": 0.03}
     rewrite_tensors(
         written.folder,
@@ -175,6 +183,23 @@ def test_a_cache_in_fp8_is_rounded_by_its_scales(tmp_path: Path) -> None:
     assert torch.equal(states(weights_alone(network), READ), states(plain, READ))
     assert network.checkpoint.published.cache is not None
     assert FP8_CACHE not in suspects_of(network)
+
+
+def test_a_declared_cache_clears_nobody_because_it_hides_lies(tmp_path: Path) -> None:
+    """What it rounds away is alike in all kernels: rotated int8 kept 0.79 of it in five layers."""
+    wide = replace(WORK, scheme=ArtifactScheme(64))
+    setup, nonces = ValidatorSetup(with_declared_cache(tmp_path).folder), tuple(range(32))
+    validator = CheckpointValidator(setup, proofs_of(wide, 4))
+    assert validator.hides_lies
+    assert all(IN_FULL in each for each in validator.references)
+    served = "vLLM on x86 with bfloat16"
+    for kernel, verdict in ((served, None), (f"{served} {IN_FULL}", SequentialResult.HONEST)):
+        node = validator.vectors(BankRun(kernels=kernel, order=7), nonces)
+        claims = tuple(claims_of_vectors(node))
+        claimed = ClaimedArtifacts("block", "key", nonces, claims)
+        truth = validator.as_truth(wide.scheme.width, 4)
+        found = judged(claimed, truth, JudgingOptions(), "seed", None, Progress()).outcome.verdict
+        assert found is verdict or (verdict is None and found not in CERTAIN), (kernel, found)
 
 
 def scaled(scale: float) -> Rounding:

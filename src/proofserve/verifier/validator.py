@@ -123,7 +123,9 @@ class CheckpointValidator:
             caching = {f"{n} {_FP8_CACHE}": replace(p, fp8_cache=True) for n, p in named.items()}
             self._kernels |= caching
         if self._exact != self.published:
-            named |= {f"{n} {IN_FULL}": profile for n, profile in named.items()}
+            in_full = {f"{n} {IN_FULL}": profile for n, profile in named.items()}
+            # A declared cache in fp8 hides lies as well.
+            named = in_full if self.hides_lies else named | in_full
         self._kernels |= named
         self.references = tuple(named)
         self._experts = ExpertMemory(self.published)
@@ -138,6 +140,11 @@ class CheckpointValidator:
             self._kernels[self.parallel[name][ranks]] = replace(self._kernels[name], ranks=ranks)
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
+
+    @property
+    def hides_lies(self) -> bool:
+        """Whether servers that do as the checkpoint declares round caches to fp8."""
+        return self.published.checkpoint.published.cache is not None
 
     def at_once(self, forward_batch: int) -> int:
         """The most nonces of a pass through the layers: from a disk fewer take as long."""

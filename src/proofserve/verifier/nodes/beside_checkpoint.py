@@ -15,7 +15,7 @@ import numpy as np
 from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.judges import OWN, Figures, Opinion
+from proofserve.verifier.judges import BankRun, Figures, Opinion
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
 from proofserve.verifier.nodes.judging import cleared_by_bits
 from proofserve.verifier.nodes.sources import KnownNode, WitnessError, Witnesses
@@ -104,5 +104,6 @@ def _times_as_far(node: KnownNode, truth: Truth, nonces: Sequence[int]) -> float
     """How long its errors are beside those of our own run, the median."""
     if truth.validator is None:
         raise AssertionError("a checkpoint has a validator")
-    theirs, ours = truth.errors_of(node.vectors, nonces), truth.validator.errors(OWN, nonces)
+    own = BankRun(kernels=truth.validator.references[0])
+    theirs, ours = truth.errors_of(node.vectors, nonces), truth.validator.errors(own, nonces)
     return float(np.median([np.linalg.norm(theirs[n]) / np.linalg.norm(ours[n]) for n in nonces]))

@@ -167,6 +167,7 @@ class BlockJudges:
     def __init__(self, readings: Readings, chances: Chances) -> None:
         self._blocks = ProbeBlocks(readings)
         self._servers = readings.servers
+        self._hides_lies = readings.hides_lies
         self._chances = replace(chances, share=_SHARE, kept=_KEPT)
         self._waiting: list[ClaimError] = []
         self.judges: tuple[Judge[ClaimError], ...] = ()
@@ -243,7 +244,7 @@ class BlockJudges:
         answers = blocks.answers_of(numbers)
         gathered = HonestRuns(runs, self._servers, measuring.lengths, width, answers)
         honest = _honest(gathered, self._chances)
-        if honest is None or not moved:
+        if honest is None or not moved or self._hides_lies:
             return
         ours = OwnRun(blocks, lambda _reference: honest, blocks.references)
         self.judges = (

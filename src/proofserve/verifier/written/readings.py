@@ -179,6 +179,7 @@ class Readings:
         self.references = (str(OWN.kernels),)
         self.kernels = tuple(name for name in reader.kernels if name not in self.references)
         self.servers = tuple(reader.references[1:])
+        self.hides_lies = reader.hides_lies
 
     @property
     def forwards(self) -> int:
