@@ -13,11 +13,13 @@ from proofserve.cli.main import app
 from proofserve.cli.recompute import by_node
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.transcript import Transcript
 from proofserve.protocol.codec import decode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Workload
-from support.node import PARAMS, ROUND, ServedNode, until
+from support.node import NAME, PARAMS, ROUND, ServedNode, until
 from support.reference import reference_vectors
 
 pytestmark = pytest.mark.engine
@@ -86,3 +88,18 @@ def test_smoke_checks_take_the_scheme(node: ServedNode) -> None:
     assert found.exit_code == 0, found.output
     assert "FAIL" not in found.output
     assert "128 finite numbers" in found.output
+
+
+def test_the_node_signs_what_a_challenge_gets(node: ServedNode) -> None:
+    """Through vLLM's own application and server."""
+    heard, order = Transcript(), Work(NAME, "block", seq_len=64, k_dim=K_DIM, scheme="sketch-v1")
+    with NodeClient(node.server.url, transcript=heard) as client:
+        client.answer_within(order, range(2), 600.0)
+        client.results()
+        said = client.versions()
+    assert [each.is_signed for each in heard.signed] == [True] * 3
+    assert {each.public_key.hex() for each in heard.signed} == {
+        node.call("GET", "/versions")["public_key"]
+    }
+    assert not heard.unsigned
+    assert "proofserve" in said
