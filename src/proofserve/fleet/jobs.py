@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from proofserve.fleet.engine import FleetEngine
-from proofserve.fleet.errors import NoMemberReady, StoreUnavailable
+from proofserve.fleet.records import NoMemberReady, StoreUnavailable
 from proofserve.fleet.sql.requests import RequestStore, read_job
 from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.computation import Computation

@@ -11,7 +11,6 @@ import aiohttp
 
 from proofserve.fleet.client import LOOK_S, MemberClient, MemberError, look, round_order
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.plan import (
     Action,
     AdoptLane,
@@ -21,7 +20,14 @@ from proofserve.fleet.plan import (
     StopMember,
     plan,
 )
-from proofserve.fleet.records import FleetRound, Lane, Member, MemberLook, MemberSource
+from proofserve.fleet.records import (
+    FleetRound,
+    Lane,
+    Member,
+    MemberLook,
+    MemberSource,
+    StoreUnavailable,
+)
 from proofserve.fleet.sources import Address, DnsMembers
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview

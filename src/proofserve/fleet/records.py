@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
+from proofserve.rounds.errors import EngineGone, OutboxUnavailable
 from proofserve.rounds.records import CommittedRound, RoundSpec, Workload
 from proofserve.rounds.state import Configured, State
 from proofserve.rounds.status import CoreLiveness, EngineGauges, OutboxGauges, RoundStats
@@ -21,6 +22,18 @@ from proofserve.wire.status import DeploymentStatus, RoundConfig
 
 # Members are other programs: no text of theirs may be longer.
 _LONGEST_TEXT: Final = 2000
+
+
+class StoreUnavailable(OutboxUnavailable):
+    """The database did not answer, could not store, or is not of this version's fleets.
+
+    Nothing was changed. One case is uncertain: the connection broke while the database committed.
+    Every method of the store may therefore be called again with the same arguments.
+    """
+
+
+class NoMemberReady(EngineGone):
+    """No member can prove; the text has the reasons. It can once one is ready again."""
 
 
 class Wish(StrEnum):

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.job_queues import JobProgress, JobSender
-from proofserve.fleet.records import FleetRound, Lane
+from proofserve.fleet.records import FleetRound, Lane, StoreUnavailable
 from proofserve.fleet.sql.verdicts import VerdictStore
 from proofserve.fleet.verification_records import (
     JobCause,

@@ -13,7 +13,7 @@ from proofserve.api.node import ServedNode
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
 from proofserve.fleet import callback_bodies
-from proofserve.fleet.errors import StoreUnavailable
+from proofserve.fleet.records import StoreUnavailable
 from proofserve.fleet.routes import operators
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.snapshot import StoredAnswer

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from proofserve.fleet.errors import StoreUnavailable
+from proofserve.fleet.records import StoreUnavailable
 from proofserve.fleet.sql.tables import VERSION_TABLE
 
 _POSTGRESQL = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
