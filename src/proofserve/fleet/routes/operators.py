@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic import AfterValidator, Field
@@ -117,8 +117,8 @@ class FleetParts:
         text = f"there is no member {member_id!r}: GET {FLEET}/members lists them"
         raise Refused(Refusal.UNKNOWN_MEMBER, text)
 
-    def record(self, member_id: str) -> dict[str, Any]:
-        return answers.member_record(self.watch.current, self.condition(member_id), time.time())
+    def answer(self, member_id: str) -> answers.MemberAnswer:
+        return answers.member_answer(self.watch.current, self.condition(member_id), time.time())
 
 
 def router(parts: FleetParts) -> APIRouter:
@@ -142,10 +142,11 @@ def router(parts: FleetParts) -> APIRouter:
 
 def _add_reading(router: APIRouter, parts: FleetParts) -> None:
     @router.get("/snapshot", **documented(answers.SnapshotAnswer, 422, 503))
-    async def read_snapshot(offset: FirstMember = 0, limit: MembersOfPage = 100) -> JSONResponse:
+    async def read_snapshot(offset: FirstMember = 0, limit: MembersOfPage = 100) -> Response:
         """The fleet, its round, and one page of members, the worst first."""
+        found = answers.snapshot(parts.watch.current, time.time(), offset, limit)
         # FastAPI would take longer to encode a page than all else here.
-        return JSONResponse(answers.snapshot(parts.watch.current, time.time(), offset, limit))
+        return Response(found.model_dump_json(), media_type="application/json")
 
     @router.get("/metrics", response_class=PlainTextResponse, responses=refused(503))
     async def metrics() -> PlainTextResponse:
@@ -155,37 +156,38 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
         return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/members", **documented(answers.MembersPage, 422, 503))
-    async def members(offset: FirstMember = 0, limit: MembersOfPage = 100) -> JSONResponse:
+    async def members(offset: FirstMember = 0, limit: MembersOfPage = 100) -> Response:
         """One page of members, the worst first."""
         found = answers.snapshot(parts.watch.current, time.time(), offset, limit)
-        return JSONResponse({name: found[name] for name in answers.MembersPage.model_fields})
+        page = found.model_dump_json(include=set(answers.MembersPage.model_fields))
+        return Response(page, media_type="application/json")
 
     @router.get("/members/{member_id}", **documented(answers.MemberAnswer, 404, 503))
-    async def member(member_id: str) -> dict[str, Any]:
+    async def member(member_id: str) -> answers.MemberAnswer:
         """One member. 404 if there is none with this id."""
-        return parts.record(member_id)
+        return parts.answer(member_id)
 
 
 def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
     changed = documented(answers.MemberAnswer, 404, 422, 503)
 
-    async def wish(member_id: str, wanted: Wish, reason: str | None) -> dict[str, Any]:
+    async def wish(member_id: str, wanted: Wish, reason: str | None) -> answers.MemberAnswer:
         await parts.store.wish(member_id, wanted, reason)
         await parts.changed()
-        return parts.record(member_id)
+        return parts.answer(member_id)
 
     @router.post("/members/{member_id}/cordon", **changed)
-    async def cordon(member_id: str, body: WishRequest) -> dict[str, Any]:
+    async def cordon(member_id: str, body: WishRequest) -> answers.MemberAnswer:
         """Give the member nothing new; its lane goes on."""
         return await wish(member_id, Wish.CORDONED, body.reason)
 
     @router.post("/members/{member_id}/drain", **changed)
-    async def drain(member_id: str, body: WishRequest) -> dict[str, Any]:
+    async def drain(member_id: str, body: WishRequest) -> answers.MemberAnswer:
         """Stop the member's lane, and give it nothing new. Its results are still taken."""
         return await wish(member_id, Wish.DRAINING, body.reason)
 
     @router.post("/members/{member_id}/uncordon", **changed)
-    async def uncordon(member_id: str) -> dict[str, Any]:
+    async def uncordon(member_id: str) -> answers.MemberAnswer:
         """Let a cordoned or drained member take part again."""
         return await wish(member_id, Wish.ACTIVE, None)
 
@@ -194,7 +196,7 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
     removed = documented(answers.RemovedAnswer, 404, 409, 422, 503)
 
     @router.post("/members/{member_id}/remove", **removed)
-    async def remove(member_id: str, body: WishRequest) -> dict[str, Any]:
+    async def remove(member_id: str, body: WishRequest) -> answers.RemovedAnswer:
         """Forget a member that joined by itself. What it has proved stays."""
         condition = parts.condition(member_id)
         member = condition.member
@@ -211,7 +213,7 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
                 await parts.reconciler.client(member.url).change("/stop")
         await parts.store.remove_member(member_id, body.reason)
         await parts.changed()
-        return {"id": member_id, "name": member.name, "removed": True}
+        return answers.RemovedAnswer(id=member_id, name=member.name, removed=True)
 
 
 def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
@@ -220,16 +222,16 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
         member: Annotated[str | None, Query(max_length=200)] = None,
         offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_VERDICTS)] = 100,
-    ) -> dict[str, Any]:
+    ) -> answers.VerdictPage:
         """Verdicts about all members or the one with this id, the newest first."""
         found = await parts.store.verdicts.page(member, offset, limit)
-        return {"verdicts": [each.model_dump() for each in found], "offset": offset}
+        return answers.VerdictPage(verdicts=found, offset=offset)
 
     @router.get("/verdicts/{verdict_id}", **documented(answers.VerdictReportAnswer, 404, 503))
-    async def verdict(verdict_id: str) -> dict[str, Any]:
+    async def verdict(verdict_id: str) -> answers.VerdictReportAnswer:
         """One verdict with its report, which is null for an abstention."""
         found, report = await _found(parts, verdict_id)
-        return {**found.model_dump(), "report": report}
+        return answers.VerdictReportAnswer(**found.model_dump(), report=report)
 
     # With HTML as the class of responses, the page of the API would promise refusals in HTML.
     @router.get(
@@ -245,7 +247,7 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
     @router.post(
         "/members/{member_id}/verify", **documented(answers.VerificationJobAnswer, 404, 409, 503)
     )
-    async def verify(member_id: str) -> dict[str, Any]:
+    async def verify(member_id: str) -> answers.VerificationJobAnswer:
         """Have all that the member has stored of the round sampled now; answers the job's id."""
         name = parts.condition(member_id).member.name
         if parts.verification is None:
@@ -255,7 +257,9 @@ def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
             job = await parts.verification.ask(member_id)
         except Refused as error:
             raise ApiError("no_verdict_possible", f"{name}: {error}") from error
-        return {"id": job.id, "member_id": member_id, "member_name": name, "queue": job.queue}
+        return answers.VerificationJobAnswer(
+            id=job.id, member_id=member_id, member_name=name, queue=job.queue
+        )
 
 
 async def _found(parts: FleetParts, verdict_id: str) -> tuple[MemberVerdict, dict[str, Any] | None]:
@@ -271,7 +275,7 @@ async def _found(parts: FleetParts, verdict_id: str) -> tuple[MemberVerdict, dic
 
 def _add_joining(router: APIRouter, parts: FleetParts) -> None:
     @router.post("/members", **documented(answers.JoinAnswer, 409, 422, 503))
-    async def join(body: JoinRequest) -> dict[str, Any]:
+    async def join(body: JoinRequest) -> answers.JoinAnswer:
         """Add the server, or take its sign of life. The answer says what it is for the fleet."""
         if refusal := await parts.join_check(body.url):
             raise ProtocolError("url", refusal)
@@ -283,7 +287,9 @@ def _add_joining(router: APIRouter, parts: FleetParts) -> None:
             member = await parts.store.put_member(body.url, name, source)
             await parts.changed()
             condition = parts.condition(member.id)
-        return {"id": condition.member.id, "state": condition.state, "reason": condition.reason}
+        return answers.JoinAnswer(
+            id=condition.member.id, state=condition.state, reason=condition.reason
+        )
 
 
 def _families(parts: FleetParts) -> Iterator[Metric]:
