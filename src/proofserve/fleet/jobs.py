@@ -15,7 +15,7 @@ from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import CompletedJob, Job, JobView, Limits, Outcome
 from proofserve.rounds.status import QueueGauges
-from proofserve.rounds.tasks import reason_of
+from proofserve.rounds.tasks import reason_of, woken
 
 _logger = logging.getLogger(__name__)
 
@@ -87,9 +87,7 @@ class FleetJobs:
             except Exception:
                 _logger.exception("a stored job could not be computed")
             if not found:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_EVERY_S):
-                        await self._news.wait()
+                await woken(self._news, _LOOK_EVERY_S)
                 self._news.clear()
 
     async def _compute_oldest(self) -> bool:

@@ -5,7 +5,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,6 +25,7 @@ from proofserve.fleet.verification_records import (
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.rounds.errors import Refusal, Refused
+from proofserve.rounds.tasks import woken
 
 _logger = logging.getLogger(__name__)
 
@@ -195,9 +195,7 @@ class VerificationControl:
                     _logger.warning("members are not verified: %s", error)
                 except Exception:
                     _logger.exception("a pass over verification jobs failed")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(PASS_EVERY_S):
-                        await self._wake.wait()
+                await woken(self._wake, PASS_EVERY_S)
         finally:
             if sender is not None:
                 await asyncio.to_thread(sender.close)

@@ -22,7 +22,7 @@ from proofserve.fleet.conditions import Rules
 from proofserve.fleet.dashboard import FleetPage
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
-from proofserve.fleet.reconciler import MemberList, Reconciler, delete_for_ever
+from proofserve.fleet.reconciler import DELETE_EVERY_S, MemberList, Reconciler, delete_delivered
 from proofserve.fleet.routes.app import create_app
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.sources import DnsMembers
@@ -40,7 +40,7 @@ from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.records import EngineInfo, Limits
-from proofserve.rounds.tasks import beside
+from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.fleet import FleetSettings, PolicyFile, listed_members
 from proofserve.settings.node import read_toml
 from proofserve.verifier.judging import PAIRED, TESTS, threshold_of
@@ -135,7 +135,8 @@ def _tasks(
         "jobs": manager.jobs.compute_for_ever,
     }
     if keep_s:
-        leading["deletion"] = partial(delete_for_ever, parts.store, keep_s)
+        delete, what = partial(delete_delivered, parts.store, keep_s), "delivered results"
+        leading["deletion"] = partial(delete_for_ever, delete, keep_s, what, DELETE_EVERY_S)
     if parts.verification is not None:
         leading["verification"] = parts.verification.run
     for what, work in leading.items():
