@@ -46,6 +46,9 @@ _STOP = "/stop"
 JoinCheck = Callable[[str], Awaitable[str | None]]
 FirstMember = Annotated[int, Query(ge=0, le=100_000)]
 MembersOfPage = Annotated[int, Query(ge=0, le=answers.MOST_OF_PAGE)]
+OfMember = Annotated[str | None, Query(max_length=200)]
+FirstVerdict = Annotated[int, Query(ge=0, le=10_000_000)]
+VerdictsOfPage = Annotated[int, Query(ge=1, le=MOST_VERDICTS)]
 
 
 def _url(text: str) -> str:
@@ -219,9 +222,7 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
 def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
     @router.get("/verdicts", **documented(answers.VerdictPage, 422, 503))
     async def verdicts(
-        member: Annotated[str | None, Query(max_length=200)] = None,
-        offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
-        limit: Annotated[int, Query(ge=1, le=MOST_VERDICTS)] = 100,
+        member: OfMember = None, offset: FirstVerdict = 0, limit: VerdictsOfPage = 100
     ) -> answers.VerdictPage:
         """Verdicts about all members or the one with this id, the newest first."""
         found = await parts.store.verdicts.page(member, offset, limit)
