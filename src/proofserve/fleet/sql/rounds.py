@@ -19,7 +19,7 @@ from proofserve.fleet.records import (
     MemberStatus,
     Wish,
 )
-from proofserve.fleet.sql.database import StorePart, announces, reads, writes
+from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.tables import (
     AnyRow,
     desired,
@@ -33,6 +33,7 @@ from proofserve.fleet.sql.tables import (
     round_about,
     rounds,
 )
+from proofserve.outbox.database import StorePart, announces, reads, writes
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import RoundSpec
@@ -53,7 +54,7 @@ _LANE = (
 _OPEN = lanes.c.ended_at.is_(None)
 
 
-class RoundStore(StorePart):
+class RoundStore(StorePart[FleetDatabase]):
     """Who belongs to the fleet, what is desired, and who has which lane."""
 
     # The last look at each member by its text: most readings find the texts of the one before.

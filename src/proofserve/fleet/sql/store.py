@@ -14,11 +14,12 @@ from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, upda
 from proofserve.fleet.records import FleetRound, FleetView, Lane, MemberFindings, StoreUnavailable
 from proofserve.fleet.sql.batches import BatchStore, NewBatch, add_roots, new_batch
 from proofserve.fleet.sql.callbacks import DeliveryStore
-from proofserve.fleet.sql.database import FleetDatabase, database_url, reads
+from proofserve.fleet.sql.database import FleetDatabase, database_url
 from proofserve.fleet.sql.requests import RequestStore, queued_nonces
 from proofserve.fleet.sql.rounds import RoundStore, lanes_where, read_desired
 from proofserve.fleet.sql.tables import batches, counters, deleted_spans, lanes, rounds
 from proofserve.fleet.sql.verdicts import VerdictStore
+from proofserve.outbox.database import reads
 from proofserve.rounds.errors import Refusal, Refused
 
 

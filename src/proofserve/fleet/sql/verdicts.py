@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, delete, func, select, update
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, Member, Wish
 from proofserve.fleet.sql.batches import integers, vectors
 from proofserve.fleet.sql.callbacks import add_callback
-from proofserve.fleet.sql.database import StorePart, announces, reads, writes
+from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.locks import is_held
 from proofserve.fleet.sql.rounds import active_members, find_member, lanes_where, rounds_where
 from proofserve.fleet.sql.tables import (
@@ -49,6 +49,7 @@ from proofserve.fleet.verification_records import (
     VerificationView,
     share_of_day,
 )
+from proofserve.outbox.database import StorePart, announces, reads, writes
 from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.wire.paths import CONVICTED
 
@@ -69,7 +70,7 @@ _VERDICT = (
 )
 
 
-class VerdictStore(StorePart):
+class VerdictStore(StorePart[FleetDatabase]):
     """Part of ``FleetStore``: what a policy's jobs are, what workers get, and what they found."""
 
     @writes
