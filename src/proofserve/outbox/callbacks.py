@@ -127,7 +127,7 @@ class CallbackQueue(StorePart[Database]):
         busy: frozenset[str] = frozenset(),
         flushing: bool = False,
     ) -> SendPlan:
-        """Make the due callbacks, all if ``flushing``, and choose which to post, none to ``busy``."""
+        """Make the due callbacks, all if ``flushing``; choose those to post, none to ``busy``."""
         now = self.clock()
         waits = _cut_rounds(connection, policy, flushing, now)
         undelivered = bool(waits)
