@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from proofserve.engines.checkpoints import CheckpointError, CheckpointFiles
+from proofserve.engines.checkpoints import CheckpointFiles
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import load

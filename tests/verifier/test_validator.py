@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proofserve.engines.checkpoints import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import Run
 from proofserve.engines.reference.network import Network
 from proofserve.lab.report import LabError

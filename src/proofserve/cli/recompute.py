@@ -73,7 +73,7 @@ def claims_of_model(
     with reference_extra():
         import torch  # noqa: PLC0415
 
-        from proofserve.engines.checkpoints import CheckpointError  # noqa: PLC0415
+        from proofserve.engines.errors import CheckpointError  # noqa: PLC0415
         from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
         from proofserve.engines.reference.kernels import own_profile, with_kernels  # noqa: PLC0415
         from proofserve.engines.reference.network import load  # noqa: PLC0415

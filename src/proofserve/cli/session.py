@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from proofserve.engines.checkpoints import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.lab.report import LabError, Progress, TooSlowError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed

@@ -18,6 +18,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.model import AllowedTokens, allowed_tokens
 from proofserve.protocol.scheme import ModelFacts
@@ -30,10 +31,6 @@ _CHUNK: Final = 2**24
 # Bytes, as much as Linux reads ahead at least.
 READ_AHEAD: Final = 2**17
 _WITHOUT = "sketches cannot be proved with this checkpoint: %s"
-
-
-class CheckpointError(Exception):
-    """The checkpoint or the device cannot be used; the text says what to do."""
 
 
 def checkpoint_folder(name: str, revision: str | None, cache: str | None) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proofserve.engines.checkpoints import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.verification_records import (
     JobFinding,

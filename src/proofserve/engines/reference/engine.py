@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofserve.engines.checkpoints import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.forward import NetworkForward, Passed, last_states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import ChoiceOfExperts, seeded_experts

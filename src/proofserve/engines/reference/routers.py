@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from proofserve.engines.checkpoints import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.network import Network
 from proofserve.protocol.model import ExpertLayer
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from proofserve.engines.checkpoints import CheckpointError
+from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routers import Router, routers_in, routers_of
 from proofserve.protocol.scheme import BlockScheme
