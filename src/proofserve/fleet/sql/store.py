@@ -174,29 +174,20 @@ def add_all(
 
     Returns what became of each, and whether the sender of callbacks has new work.
     """
-    # Other stores wait here until this transaction has ended. A reader that has seen a number
-    # has therefore seen all smaller ones.
-    last = connection.execute(select(counters).with_for_update()).one()
-    adding = _Adding(connection, group, now, last.last_batch, last.last_seq)
-    outcomes = [adding.add(batch) for batch in group]
-    return outcomes, adding.finish()
+    adding = _Adding(connection, group, now)
+    return [adding.add(batch) for batch in group], adding.finish()
 
 
 class _Adding:
     """One transaction that stores callbacks."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        group: Sequence[NewBatch],
-        now: float,
-        last_batch: int,
-        last_seq: int,
-    ) -> None:
+    def __init__(self, connection: Connection, group: Sequence[NewBatch], now: float) -> None:
         self._connection = connection
         self._now = now
-        self._last_batch = last_batch
-        self._last_seq = last_seq
+        # Other stores wait here until this transaction has ended. A reader that has seen a number
+        # has therefore seen all smaller ones.
+        last = connection.execute(select(counters).with_for_update()).one()
+        self._last_batch, self._last_seq = last.last_batch, last.last_seq
         self._lanes = self._read_lanes(group)
         self._rows: list[dict[str, Any]] = []
         # Of each round: the nonces added, and its last batch.
