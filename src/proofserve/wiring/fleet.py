@@ -31,9 +31,9 @@ from proofserve.fleet.verification import VerificationControl, VerificationPolic
 from proofserve.fleet.verification_records import DAY_S, AfterConviction, JudgedBy, VerificationRule
 from proofserve.fleet.watch import FleetWatch
 from proofserve.lab.report import LabError
+from proofserve.outbox.allowlist import UrlCheck
 from proofserve.outbox.callbacks import CallbackPolicy
-from proofserve.outbox.post import Outward, UrlCheck
-from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
