@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from proofserve.fleet.client import MemberError
 from proofserve.fleet.engine import FleetEngine, NewClient
 from proofserve.fleet.plan import START_LOST_S
-from proofserve.fleet.records import FleetRound, MemberRound, NoMemberReady, StoreUnavailable
+from proofserve.fleet.records import MemberRound, NoMemberReady, StoreUnavailable, part_of
 from proofserve.fleet.sql.requests import RequestStore, read_job
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
@@ -237,11 +237,10 @@ class FleetManager(NodeManager):
 
     async def start(self, spec: RoundSpec) -> None:
         """As the port. Also raises ProtocolError for a lane that is too short to be divided."""
-        lane_of(spec)
-        lanes = self._limits.lanes
+        own, lanes = lane_of(spec), self._limits.lanes
         try:
             # Whether the last lane has a batch.
-            FleetRound(0, spec, lanes, 0.0, None).nonces_of(lanes - 1).batch(0, spec.batch_size)
+            part_of(own, lanes - 1, lanes).batch(0, spec.batch_size)
         except ProtocolError:
             text = f"divided into {lanes} lanes, this server has less than a batch of nonces"
             raise ProtocolError("node_count", text) from None

@@ -207,12 +207,13 @@ class FleetRound:
         own = self.spec.lane
         if own is None or not 0 <= lane < self.lanes:
             raise ValueError(f"round {self.id} has lanes 0..{self.lanes - 1}, and no lane {lane}")
-        return NonceLane(
-            own.node_id,
-            own.node_count,
-            own.group_id + own.n_groups * lane,
-            own.n_groups * self.lanes,
-        )
+        return part_of(own, lane, self.lanes)
+
+
+def part_of(own: NonceLane, lane: int, lanes: int) -> NonceLane:
+    """The part number ``lane`` of ``own``, which is divided into ``lanes``."""
+    group_id, n_groups = own.group_id + own.n_groups * lane, own.n_groups * lanes
+    return NonceLane(own.node_id, own.node_count, group_id, n_groups)
 
 
 @dataclass(frozen=True, slots=True)
