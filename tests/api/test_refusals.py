@@ -24,7 +24,7 @@ from api.support import (
     serving,
 )
 from proofserve.api.access import ApiError
-from proofserve.outbox.post import Allowlist, UrlCheck
+from proofserve.outbox.allowlist import Allowlist, UrlCheck
 from proofserve.protocol.nonces import MAX_NONCE
 
 pytestmark = pytest.mark.anyio

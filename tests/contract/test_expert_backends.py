@@ -1,4 +1,4 @@
-"""What vLLM's own choosers of kernels for experts say on each card of ``vetting.experts``.
+"""What vLLM's own choosers of kernels for experts say on each card of ``wiring.experts``.
 
 Their sources run here with a stand-in for the card: they ask the platform for its capability, and
 whether optional libraries are there.
@@ -24,7 +24,7 @@ from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 from vllm.utils import flashinfer
 
-from proofserve.engines.vetting.experts import CAPABILITIES, FORMATS
+from proofserve.wiring.experts import CAPABILITIES, FORMATS
 
 # Absent from a build for processors, and imported for what they register.
 LIBRARY = "vllm._C_stable_libtorch"

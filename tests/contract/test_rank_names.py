@@ -1,6 +1,6 @@
 """Pins the names of vLLM on which the check of all ranks relies, for each executor.
 
-A failure here after an upgrade says to revisit ``engines/vetting/compat_ranks.py``. vLLM's CPU
+A failure here after an upgrade says to revisit ``engines/vllm/compat_core.py``. vLLM's CPU
 build cannot run Ray's executors, so their names are all that is tested of them.
 """
 

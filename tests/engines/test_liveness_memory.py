@@ -19,8 +19,7 @@ from proofserve.engines.liveness.memory import (
     MemoryAddress,
     ServerRecord,
 )
-from proofserve.engines.liveness.rule import Activity
-from proofserve.engines.liveness.watch import activity_between, process_use
+from proofserve.engines.liveness.watch import Activity, activity_between, process_use
 from proofserve.engines.vllm.support import UnsupportedEngine
 
 # A core in a process of its own: it prints its address, and ends with its input.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from proofserve.engines.liveness.memory import CoreRecord, Doing, ServerRecord
-from proofserve.engines.liveness.rule import (
+from proofserve.engines.liveness.watch import (
     BUSY_TIMES,
     FRESH_S,
     LONGEST_LOOK_S,

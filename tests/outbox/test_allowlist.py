@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from proofserve.outbox.post import Allowlist
+from proofserve.outbox.allowlist import Allowlist
 
 # Spellings of loopback addresses.
 DISGUISES = [

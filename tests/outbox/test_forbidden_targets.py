@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from proofserve.outbox.allowlist import Address, Allowlist
 from proofserve.outbox.callbacks import CallbackPolicy, Delivery
-from proofserve.outbox.post import Address, Allowlist, Outward, new_client, post
-from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.sender import CallbackSender, Outward, new_client, post
 from proofserve.outbox.store import SqliteOutbox
 
 from .support import FastClock, a_spec, artifacts, sending

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from proofserve.outbox.callbacks import Delivery
-from proofserve.outbox.post import Outward, new_client, post
+from proofserve.outbox.sender import Outward, new_client, post
 
 from .support import Target
 

@@ -231,6 +231,6 @@ async def test_a_probe_writes_and_changes_nothing(store: SqliteOutbox, path: Pat
     await store.probe()
     assert log.stat().st_size > before
     assert await progress_of(store, "r1") == RoundProgress()
-    await store._database.read(lambda c: c.execute("PRAGMA query_only = ON"))
+    await store.database.read(lambda c: c.execute("PRAGMA query_only = ON"))
     with pytest.raises(OutboxUnavailable, match="readonly"):
         await store.probe()

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from proofserve.outbox.post import Address, Allowlist, UrlCheck
+from proofserve.outbox.allowlist import Address, Allowlist, UrlCheck
 
 pytestmark = pytest.mark.anyio
 

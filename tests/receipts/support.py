@@ -68,7 +68,7 @@ async def running(
 
 
 def store_path(store: SqliteOutbox) -> Path:
-    return store._database._path
+    return store.database._path
 
 
 async def logged(service: ReceiptService, count: int) -> None:

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from proofserve.outbox.callbacks import CallbackPolicy
-from proofserve.outbox.post import Outward
-from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.receiver.store import ReceiverStore

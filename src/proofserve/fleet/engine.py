@@ -23,8 +23,7 @@ from proofserve.fleet.client import (
     work_fields,
 )
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.errors import NoMemberReady
-from proofserve.fleet.records import read_status
+from proofserve.fleet.records import NoMemberReady, read_status
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.codec import decode
 from proofserve.protocol.distance import DistanceScheme

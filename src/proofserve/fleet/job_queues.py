@@ -15,7 +15,7 @@ from dbos import error as dbos_errors
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
-from proofserve.fleet.errors import StoreUnavailable
+from proofserve.fleet.records import StoreUnavailable
 from proofserve.fleet.sql.database import database_url, is_sqlite, use_log, why
 from proofserve.fleet.verification_records import VerificationJob
 

@@ -4,14 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import aiohttp
 
 from proofserve.fleet.client import LOOK_S, MemberClient, MemberError, look, round_order
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.plan import (
     Action,
     AdoptLane,
@@ -21,11 +19,19 @@ from proofserve.fleet.plan import (
     StopMember,
     plan,
 )
-from proofserve.fleet.records import FleetRound, Lane, Member, MemberLook, MemberSource
+from proofserve.fleet.records import (
+    FleetRound,
+    Lane,
+    Member,
+    MemberLook,
+    MemberSource,
+    StoreUnavailable,
+)
 from proofserve.fleet.sources import Address, DnsMembers
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.rounds.errors import Refused, RoundsError
+from proofserve.rounds.tasks import woken
 from proofserve.wire.paths import FLEET
 
 _logger = logging.getLogger(__name__)
@@ -39,9 +45,10 @@ _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 30.0
 # A member that joined by itself and has not answered for so long is forgotten. Seconds.
 FORGOTTEN_AFTER_S = 24 * 3600.0
-# Between two deletions, so that new results have most of the database's time. Seconds.
+# How often old results are deleted, and the pause between two steps, so that new results have most
+# of the database's time. Seconds.
+DELETE_EVERY_S = 60.0
 _PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 60.0
 
 
 class MemberList:
@@ -162,9 +169,7 @@ class Reconciler:
                 except Exception:
                     # The next pass may succeed; without passes the fleet would be dead.
                     _logger.exception("a pass over the members failed")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_AGAIN_S if acted else PASS_EVERY_S):
-                        await self._wake.wait()
+                await woken(self._wake, _AGAIN_S if acted else PASS_EVERY_S)
         finally:
             tasks = [*self._looks.values(), *self._actions.values()]
             for task in tasks:
@@ -308,12 +313,9 @@ class Reconciler:
         self._troubles[id_] = (min(failures + 1, 10), time.time() + pause_s)
 
 
-async def delete_for_ever(store: FleetStore, keep_s: float) -> None:
-    """Delete what was delivered ``keep_s`` seconds ago, until cancelled."""
-    while True:
-        found = False
-        try:
-            found = await store.delete_delivered(keep_s)
-        except StoreUnavailable as error:
-            _logger.warning("delivered results are deleted later: %s", error)
-        await asyncio.sleep(_PAUSE_S if found else min(_LONGEST_PAUSE_S, keep_s / 4))
+async def delete_delivered(store: FleetStore, keep_s: float) -> None:
+    """Delete all that was delivered ``keep_s`` seconds ago. Raises StoreUnavailable."""
+    found = True
+    while found:
+        found = await store.delete_delivered(keep_s)
+        await asyncio.sleep(_PAUSE_S)

@@ -10,37 +10,30 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
+from proofserve.rounds.errors import EngineGone, OutboxUnavailable
 from proofserve.rounds.records import CommittedRound, RoundSpec, Workload
 from proofserve.rounds.state import Configured, State
-from proofserve.rounds.status import QueueGauges
+from proofserve.rounds.status import CoreLiveness, EngineGauges, OutboxGauges, RoundStats
 from proofserve.wire.records import CommittedRoots, first_problem
-from proofserve.wire.status import NodeStatusResponse
+from proofserve.wire.status import DeploymentStatus, RoundConfig
 
-# What a fleet does not read of a status, and what stands there instead: a look stays small,
-# however many winners, lanes or cores a member has.
-_UNREAD: Final[Mapping[str, Any]] = {
-    "state": State.IDLE,
-    "valid_nonces": None,
-    "valid_distances": None,
-    "total_checked": 0,
-    "total_valid": 0,
-    "elapsed_seconds": 0.0,
-    "rate_per_second": 0.0,
-    "r_target": None,
-    "scheme": None,
-    "warning": None,
-    "cores": (),
-    "lanes": None,
-    "queue": QueueGauges(0, 0),
-    "fleet": None,
-    "receipts": None,
-    "receipts_error": None,
-}
 # Members are other programs: no text of theirs may be longer.
 _LONGEST_TEXT: Final = 2000
+
+
+class StoreUnavailable(OutboxUnavailable):
+    """The database did not answer, could not store, or is not of this version's fleets.
+
+    Nothing was changed. One case is uncertain: the connection broke while the database committed.
+    Every method of the store may therefore be called again with the same arguments.
+    """
+
+
+class NoMemberReady(EngineGone):
+    """No member can prove; the text has the reasons. It can once one is ready again."""
 
 
 class Wish(StrEnum):
@@ -77,8 +70,24 @@ class MemberSource(StrEnum):
     JOINED = "joined"
 
 
-class MemberStatus(NodeStatusResponse):
-    """What a member says about itself, but for the parts in ``_UNREAD``."""
+class MemberStatus(BaseModel):
+    """What a fleet reads and keeps of a member's ``NodeStatusResponse``.
+
+    A look stays small, however many winners, lanes or cores a member has.
+    """
+
+    status: State
+    config: RoundConfig | None
+    stats: RoundStats | None
+    round_id: str | None
+    paused_reason: str | None
+    error: str | None
+    outbox: OutboxGauges | None
+    outbox_error: str | None
+    engine: EngineGauges | None
+    engine_error: str | None
+    liveness: list[CoreLiveness]
+    deployment: DeploymentStatus
 
     @property
     def generates(self) -> bool:
@@ -104,26 +113,17 @@ class MemberStatus(NodeStatusResponse):
             and numbers == astuple(lane)
         )
 
-    def parts(self) -> dict[str, Any]:
-        """What a fleet reads and keeps of it; ``of_parts`` makes the same of that."""
-        return self.model_dump(exclude=set(_UNREAD))
-
-    @classmethod
-    def of_parts(cls, parts: Mapping[str, Any]) -> "MemberStatus":
-        """Raises ValidationError, which is a ValueError, for the parts of another version."""
-        return cls.model_validate({**parts, **_UNREAD})
-
 
 def read_status(body: Mapping[str, Any]) -> MemberStatus:
     """Raises ValueError, which names the field, for a body that is not a status."""
     try:
-        status = MemberStatus.of_parts(body)
+        status = MemberStatus.model_validate(body)
     except ValidationError as error:
         raise ValueError(": ".join(first_problem(error))) from error
     if status.engine is not None:
         # Members with other versions of proofserve may have other bins of forwards.
         status.engine = replace(status.engine, resume_ms=(), cores=(), forward_counts=())
-    for name, value in status.parts().items():
+    for name, value in status.model_dump().items():
         _require_bounded(value, name)
     return status
 
@@ -207,12 +207,13 @@ class FleetRound:
         own = self.spec.lane
         if own is None or not 0 <= lane < self.lanes:
             raise ValueError(f"round {self.id} has lanes 0..{self.lanes - 1}, and no lane {lane}")
-        return NonceLane(
-            own.node_id,
-            own.node_count,
-            own.group_id + own.n_groups * lane,
-            own.n_groups * self.lanes,
-        )
+        return part_of(own, lane, self.lanes)
+
+
+def part_of(own: NonceLane, lane: int, lanes: int) -> NonceLane:
+    """The part number ``lane`` of ``own``, which is divided into ``lanes``."""
+    group_id, n_groups = own.group_id + own.n_groups * lane, own.n_groups * lanes
+    return NonceLane(own.node_id, own.node_count, group_id, n_groups)
 
 
 @dataclass(frozen=True, slots=True)

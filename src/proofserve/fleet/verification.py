@@ -5,15 +5,13 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.job_queues import JobProgress, JobSender
-from proofserve.fleet.records import FleetRound, Lane
+from proofserve.fleet.records import FleetRound, Lane, StoreUnavailable
 from proofserve.fleet.sql.verdicts import VerdictStore
 from proofserve.fleet.verification_records import (
     JobCause,
@@ -27,6 +25,7 @@ from proofserve.fleet.verification_records import (
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.rounds.errors import Refusal, Refused
+from proofserve.rounds.tasks import woken
 
 _logger = logging.getLogger(__name__)
 
@@ -196,9 +195,7 @@ class VerificationControl:
                     _logger.warning("members are not verified: %s", error)
                 except Exception:
                     _logger.exception("a pass over verification jobs failed")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(PASS_EVERY_S):
-                        await self._wake.wait()
+                await woken(self._wake, PASS_EVERY_S)
         finally:
             if sender is not None:
                 await asyncio.to_thread(sender.close)

@@ -10,9 +10,15 @@ from importlib import metadata
 
 from proofserve.api.node import Deployment
 from proofserve.fleet.conditions import MemberCondition, Rules, conditions
-from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.plan import lanes_left
-from proofserve.fleet.records import DesiredState, FleetModel, FleetView, Lane, MemberState
+from proofserve.fleet.records import (
+    DesiredState,
+    FleetModel,
+    FleetView,
+    Lane,
+    MemberState,
+    StoreUnavailable,
+)
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import VerificationView
 from proofserve.protocol.model import AllowedTokens

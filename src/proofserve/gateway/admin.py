@@ -284,44 +284,44 @@ def metrics(gateway: Shared) -> Response:
 
 
 @operators.get("/backends", **answering(list[ShownBackend], 403))
-def backends(gateway: Shared) -> list[dict[str, Any]]:
+def backends(gateway: Shared) -> list[ShownBackend]:
     """The state of every backend."""
     return [_shown(backend) for backend in gateway.pool.backends]
 
 
 @operators.post("/drain", **answering(ShownBackend, 403, 404, 413, 422))
-def drain(gateway: Shared, which: BackendName) -> dict[str, Any]:
+def drain(gateway: Shared, which: BackendName) -> ShownBackend:
     """Send no new requests to a backend. The backend is idle once ``in_flight`` is 0."""
-    return _shown(_set_draining(gateway, which, True))
+    return _set_draining(gateway, which, True)
 
 
 @operators.post("/undrain", **answering(ShownBackend, 403, 404, 413, 422))
-def undrain(gateway: Shared, which: BackendName) -> dict[str, Any]:
+def undrain(gateway: Shared, which: BackendName) -> ShownBackend:
     """Send requests to a backend again."""
-    return _shown(_set_draining(gateway, which, False))
+    return _set_draining(gateway, which, False)
 
 
-def _set_draining(gateway: Gateway, which: BackendName, draining: bool) -> Backend:
+def _set_draining(gateway: Gateway, which: BackendName, draining: bool) -> ShownBackend:
     backend = gateway.pool.named(which.backend)
     if backend is None:
         names = ", ".join(each.name for each in gateway.pool.backends)
         message = f"There is no backend {which.backend!r:.200}; there are {names}."
         raise RefusedByGateway(Failure(404, "unknown_backend", message, param="backend"))
     backend.draining = draining
-    return backend
+    return _shown(backend)
 
 
-def _shown(backend: Backend) -> dict[str, Any]:
-    return {
-        "backend": backend.name,
-        "weight": backend.spec.weight,
-        "healthy": backend.healthy,
-        "resting": backend.resting,
-        "draining": backend.draining,
-        "in_flight": backend.outstanding,
-        "connections": backend.pool.opened,
-        "models": sorted(backend.models) if backend.models is not None else None,
-    }
+def _shown(backend: Backend) -> ShownBackend:
+    return ShownBackend(
+        backend=backend.name,
+        weight=backend.spec.weight,
+        healthy=backend.healthy,
+        resting=backend.resting,
+        draining=backend.draining,
+        in_flight=backend.outstanding,
+        connections=backend.pool.opened,
+        models=sorted(backend.models) if backend.models is not None else None,
+    )
 
 
 ResponseId = Annotated[

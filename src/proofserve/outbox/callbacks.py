@@ -1,16 +1,18 @@
-"""Callbacks: when they are due, rows and bodies (A.8, B.7), in transactions of the caller."""
+"""Callbacks: when they are due, rows and bodies (A.8, B.7)."""
 
 import json
 import sqlite3
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from sqlite3 import Connection
 from typing import Any
 
-from proofserve.outbox.database import Database
+from proofserve.outbox.database import Database, StorePart, announces, reads, writes
 from proofserve.protocol.commitments import CommittedBatch
+from proofserve.rounds.records import CompletedJob, DistanceVerdict
 from proofserve.rounds.status import OutboxGauges
+from proofserve.wire.callbacks import callback
 from proofserve.wire.paths import GENERATED, LOGGED, VALIDATED
 from proofserve.wire.records import (
     ARTIFACT,
@@ -101,6 +103,85 @@ class SendPlan:
     idle: bool
 
 
+class CallbackQueue(StorePart[Database]):
+    """What ``CallbackSender`` needs, and the callbacks that others queue."""
+
+    _failed_attempts = 0
+
+    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
+        endpoint, body = callback(about)
+        await self.enqueue(endpoint, url, body)
+
+    @announces
+    def enqueue(
+        self, connection: Connection, endpoint: str, url: str, body: Mapping[str, Any]
+    ) -> None:
+        """Queue one callback, due at once. Raises ValueError for a body that is not JSON."""
+        add_job(connection, endpoint, url, body, self.clock())
+
+    @writes
+    def plan(
+        self,
+        connection: Connection,
+        policy: CallbackPolicy,
+        busy: frozenset[str] = frozenset(),
+        flushing: bool = False,
+    ) -> SendPlan:
+        """Make the due callbacks, all if ``flushing``; choose those to post, none to ``busy``."""
+        now = self.clock()
+        waits = _cut_rounds(connection, policy, flushing, now)
+        undelivered = bool(waits)
+        due: list[Delivery] = []
+        slots = policy.max_concurrent - len(busy)
+        for url, at in connection.execute(_TARGETS).fetchall():
+            undelivered = True
+            if url in busy:
+                continue
+            wait_s = wait_until(at, now, policy.backoff_longest_s)
+            if wait_s > 0.0:
+                waits.append(wait_s)
+            elif len(due) < slots:
+                # Without a free slot no wait is needed: the end of a post leads to a new plan.
+                due.append(_first_of(connection, url))
+        return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
+
+    async def body(self, delivery: Delivery) -> bytes:
+        span = delivery.span
+        if span is None:
+            stored, of = "SELECT body FROM deliveries WHERE id = ?", (delivery.id,)
+            (text,) = await self.database.read(lambda c: c.execute(stored, of).fetchone())
+            return bytes(text, "utf-8")
+        head, tail, kind = await self.database.read(_parts, span)
+        pages: list[dict[str, str]] = []
+        after = span.first_seq - 1
+        while page := await self.database.read(_page, span, kind, after):
+            after, lists = page
+            pages.append(lists)
+        members = [_dumps(head)[1:-1]]
+        members += [f'"{name}":[{",".join(page[name] for page in pages)}]' for name in pages[0]]
+        members.append(_dumps(tail)[1:-1])
+        return f"{{{','.join(members)}}}".encode()
+
+    @writes
+    def acknowledge(self, connection: Connection, delivery: Delivery) -> None:
+        connection.execute(_ACKNOWLEDGE, (self.clock(), delivery.id))
+
+    async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
+        """Count a failure. The next attempt is due after ``pause_s`` seconds, None for never."""
+        now, state = self.clock(), "expired" if pause_s is None else "pending"
+        # A target's error page may be large.
+        values = {"id": delivery.id, "error": error[:500], "now": now, "state": state}
+        values["next_attempt_at"] = now + (pause_s or 0.0)
+        await self.database.write(lambda c: c.execute(_FAIL, values))
+        self._failed_attempts += 1
+
+    @reads
+    def gauges(self, connection: Connection) -> OutboxGauges:
+        """The counters; ``last_error`` is the newest error of an undelivered callback."""
+        read = OutboxGauges(*connection.execute(_GAUGES, {"now": self.clock()}).fetchone())
+        return replace(read, failed_attempts=self._failed_attempts)
+
+
 # -- what is due -----------------------------------------------------------------------------------
 
 # A wait longer than its pause and this means that the clock was set back after the due time was
@@ -122,27 +203,6 @@ _NTH_BATCH = """
     SELECT last_seq FROM batches WHERE round = ? AND last_seq BETWEEN ? AND ?
     ORDER BY last_seq LIMIT 1 OFFSET ?
 """
-
-
-def plan(
-    connection: Connection, policy: CallbackPolicy, busy: frozenset[str], flushing: bool, now: float
-) -> SendPlan:
-    """Make the due callbacks, all if ``flushing``, and choose which to post: none to ``busy``."""
-    waits = _cut_rounds(connection, policy, flushing, now)
-    undelivered = bool(waits)
-    due: list[Delivery] = []
-    slots = policy.max_concurrent - len(busy)
-    for url, at in connection.execute(_TARGETS).fetchall():
-        undelivered = True
-        if url in busy:
-            continue
-        wait_s = wait_until(at, now, policy.backoff_longest_s)
-        if wait_s > 0.0:
-            waits.append(wait_s)
-        elif len(due) < slots:
-            # Without a free slot no wait is needed: the end of a post leads to a new plan.
-            due.append(_first_of(connection, url))
-    return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
 
 
 def _cut_rounds(
@@ -212,6 +272,9 @@ _FIRST = """
     FROM deliveries LEFT JOIN rounds ON rounds.number = deliveries.round
     WHERE state = 'pending' AND deliveries.url = ? ORDER BY next_attempt_at, id LIMIT 1
 """
+_ACKNOWLEDGE = """
+    UPDATE deliveries SET attempts = attempts + 1, state = 'done', delivered_at = ? WHERE id = ?
+"""
 _FAIL = """
     UPDATE deliveries SET attempts = attempts + 1, last_error = :error, failed_at = :now,
                           state = :state, next_attempt_at = :next_attempt_at
@@ -261,34 +324,6 @@ def _add(connection: Connection, endpoint: str, url: str, now: float, about: str
     connection.execute(_ADD, values)
 
 
-def acknowledge(connection: Connection, delivery: Delivery, now: float) -> None:
-    connection.execute(
-        "UPDATE deliveries SET attempts = attempts + 1, state = 'done', delivered_at = ?"
-        " WHERE id = ?",
-        (now, delivery.id),
-    )
-
-
-def fail(
-    connection: Connection, delivery: Delivery, error: str, pause_s: float | None, now: float
-) -> None:
-    """Count a failure. The next attempt is due after ``pause_s`` seconds, None for never."""
-    values = {
-        "id": delivery.id,
-        # A target's error page may be large.
-        "error": error[:500],
-        "now": now,
-        "state": "expired" if pause_s is None else "pending",
-        "next_attempt_at": now + (pause_s or 0.0),
-    }
-    connection.execute(_FAIL, values)
-
-
-def gauges(connection: Connection, now: float) -> OutboxGauges:
-    """The counters; ``last_error`` is the newest error of an undelivered callback."""
-    return OutboxGauges(*connection.execute(_GAUGES, {"now": now}).fetchone())
-
-
 # -- bodies ----------------------------------------------------------------------------------------
 
 # Rows in one transaction: a few milliseconds, so that new results need not wait for a large body.
@@ -308,24 +343,6 @@ _BATCHES = """
     SELECT last_seq, first_index, count, root, previous_root FROM batches
     WHERE round = ? AND last_seq > ? AND last_seq <= ? ORDER BY last_seq LIMIT ?
 """
-
-
-async def body(database: Database, delivery: Delivery) -> bytes:
-    span = delivery.span
-    if span is None:
-        stored = "SELECT body FROM deliveries WHERE id = ?"
-        (text,) = await database.read(lambda c: c.execute(stored, (delivery.id,)).fetchone())
-        return bytes(text, "utf-8")
-    head, tail, kind = await database.read(_parts, span)
-    pages: list[dict[str, str]] = []
-    after = span.first_seq - 1
-    while page := await database.read(_page, span, kind, after):
-        after, lists = page
-        pages.append(lists)
-    members = [_dumps(head)[1:-1]]
-    members += [f'"{name}":[{",".join(page[name] for page in pages)}]' for name in pages[0]]
-    members.append(_dumps(tail)[1:-1])
-    return f"{{{','.join(members)}}}".encode()
 
 
 def _parts(connection: Connection, span: Span) -> tuple[dict[str, Any], dict[str, Any], str]:

@@ -5,16 +5,17 @@ A damaged file is renamed and never written to again, so that an operator can re
 
 import asyncio
 import fcntl
+import functools
 import itertools
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import BinaryIO, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, BinaryIO, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from proofserve.rounds.errors import OutboxUnavailable
 
@@ -29,6 +30,9 @@ _MAGIC = b"SQLite format 3\0"
 P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[Concatenate[sqlite3.Connection, P], T]
+# A database with ``read`` and ``write``, and its connections.
+D = TypeVar("D")
+C = TypeVar("C")
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +121,61 @@ class Database:
             self._connection.rollback()
             raise
         return result
+
+
+@dataclass(eq=False, repr=False)
+class StorePart(Generic[D]):
+    """Some of the methods of a store; each is one transaction.
+
+    ``clock`` gives wall-clock seconds. ``news`` is set when the sender of callbacks may have work.
+    Every method raises OutboxUnavailable if the database fails: then nothing is changed.
+    """
+
+    database: D
+    clock: Callable[[], float]
+    news: asyncio.Event
+
+
+S = TypeVar("S", bound=StorePart[Any])
+# A method that runs in a thread, inside a transaction, and the same one for the event loop.
+Step = Callable[Concatenate[S, C, P], T]
+Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+def reads(work: Step[S, C, P, T]) -> Method[S, P, T]:
+    """Makes ``work`` a method that runs on one snapshot."""
+
+    @functools.wraps(work)
+    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
+        found: T = await self.database.read(lambda c: work(self, c, *args, **kw))
+        return found
+
+    return method
+
+
+def writes(work: Step[S, C, P, T]) -> Method[S, P, T]:
+    """Makes ``work`` a method whose changes are all on disk when it returns."""
+
+    @functools.wraps(work)
+    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
+        found: T = await self.database.write(lambda c: work(self, c, *args, **kw))
+        return found
+
+    return method
+
+
+def announces(work: Step[S, C, P, T]) -> Method[S, P, T]:
+    """As ``writes``; then wakes the sender, also after an error: the rows may be stored."""
+    write = writes(work)
+
+    @functools.wraps(work)
+    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
+        try:
+            return await write(self, *args, **kw)
+        finally:
+            self.news.set()
+
+    return method
 
 
 def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:

@@ -275,7 +275,7 @@ def rows(
 ) -> Iterator[StoredResult]:
     """Results with ``seq > after`` in order. Raises ValueError for an unknown round."""
     number = None if round_id is None else round_number(connection, round_id)
-    while page := results.after(connection, after, _PAGE, number):
+    while page := results.results_after(connection, after, _PAGE, number):
         yield from page
         after = page[-1].seq
 

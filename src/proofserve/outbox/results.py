@@ -7,7 +7,7 @@ from dataclasses import astuple
 from sqlite3 import Connection
 from typing import Any
 
-from proofserve.outbox.database import Database
+from proofserve.outbox.database import Database, StorePart, announces, reads
 from proofserve.protocol.commitments import CommittedBatch, Opening, leaf, paths, root
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
@@ -23,6 +23,97 @@ from proofserve.rounds.records import (
     Winner,
     Workload,
 )
+
+
+class ResultStore(StorePart[Database]):
+    """The rounds of an outbox, what they found, and the openings of their roots.
+
+    Methods raise ValueError for an unknown round.
+    """
+
+    @announces
+    def open_round(self, connection: Connection, spec: RoundSpec) -> RoundProgress:
+        """As the port. Raises ValueError for a round without a lane or with other parameters.
+
+        Wakes the sender: an earlier round that this closes may have undelivered results.
+        """
+        columns = _spec_columns(spec)
+        known = connection.execute(_FIND_SPEC, (spec.round_id,)).fetchone()
+        if known not in (None, columns):
+            raise ValueError(f"round {spec.round_id!r} exists with other parameters")
+        close = "UPDATE rounds SET closed = 1, closed_at = ? WHERE NOT closed"
+        connection.execute(close, (self.clock(),))
+        if known is None:
+            connection.execute(_ADD_ROUND, (spec.round_id, *columns))
+        else:
+            reopen = "UPDATE rounds SET closed = 0, closed_at = NULL WHERE round_id = ?"
+            connection.execute(reopen, (spec.round_id,))
+        return progress(connection, spec.round_id)
+
+    @reads
+    def interrupted(self, connection: Connection) -> RoundSpec | None:
+        row = connection.execute(_FIND_OPEN).fetchone()
+        return None if row is None else _spec(*row)
+
+    async def record(
+        self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
+    ) -> None:
+        """As the port. Raises ValueError also for a distance that is not finite."""
+        rows = rows_of(findings, failed)
+        news = True
+        try:
+            news = await self.database.write(add, round_id, next_index, rows, self.clock())
+        finally:
+            # Also after a cancellation: the rows may be stored nevertheless.
+            if news:
+                self.news.set()
+
+    @announces
+    def close_round(self, connection: Connection, round_id: str) -> None:
+        number, _ = _find(connection, round_id)
+        close = "UPDATE rounds SET closed = 1, closed_at = ? WHERE number = ? AND NOT closed"
+        connection.execute(close, (self.clock(), number))
+
+    @reads
+    def results(self, connection: Connection, after: int, limit: int) -> list[StoredResult]:
+        # SQLite treats a negative limit as no limit.
+        return results_after(connection, after, max(0, limit))
+
+    @reads
+    def winners(self, connection: Connection, round_id: str, limit: int) -> list[Winner]:
+        found = connection.execute(_NEWEST_WINNERS, (round_id, max(0, limit))).fetchall()
+        return [Winner(nonce, float(value)) for nonce, value in reversed(found)]
+
+    @reads
+    def committed_round(
+        self, connection: Connection, block_hash: str, public_key: str, round_id: str | None
+    ) -> CommittedRound:
+        rows = connection.execute(_OF_BLOCK, (block_hash, public_key, round_id)).fetchall()
+        which = f"block {block_hash}, key {public_key}" + (f", id {round_id}" if round_id else "")
+        if not rows:
+            text = f"there is no round of {which}: there never was one, or it is deleted"
+            raise Refused(Refusal.UNKNOWN_ROUND, text)
+        committed = [row[1:] for row in rows if row[0]]
+        if not committed:
+            text = f"the round of {which} publishes vectors, not roots"
+            raise Refused(Refusal.NOT_COMMITTED, text)
+        if len(committed) > 1:
+            named = ", ".join(row[0] for row in committed[-_NAMED:])
+            text = f"several rounds of {which} publish roots; give round_id: {named}"
+            raise Refused(Refusal.SEVERAL_ROUNDS, text)
+        ((found, next_index, *numbers),) = committed
+        return CommittedRound(found, NonceLane(*numbers), next_index)
+
+    async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
+        """As the port. One short transaction for each batch, so that new results need not wait."""
+        left = sorted({_index(committed, nonce) for nonce in nonces})
+        opened: dict[int, Opening] = {}
+        while left:
+            found = await self.database.read(_open_batch, committed, left)
+            opened |= {each.nonce: each for each in found}
+            left = left[len(found) :]
+        return [opened[nonce] for nonce in nonces]
+
 
 # -- rounds ----------------------------------------------------------------------------------------
 
@@ -44,32 +135,6 @@ _PROGRESS = """
     FROM rounds LEFT JOIN results ON results.round = rounds.number
     WHERE round_id = ? GROUP BY rounds.number
 """
-
-
-def open_round(connection: Connection, spec: RoundSpec, now: float) -> RoundProgress:
-    """Add or reopen a round; close any other. Raises ValueError if its parameters differ."""
-    columns = _spec_columns(spec)
-    known = connection.execute(_FIND_SPEC, (spec.round_id,)).fetchone()
-    if known not in (None, columns):
-        raise ValueError(f"round {spec.round_id!r} exists with other parameters")
-    connection.execute("UPDATE rounds SET closed = 1, closed_at = ? WHERE NOT closed", (now,))
-    if known is None:
-        connection.execute(_ADD_ROUND, (spec.round_id, *columns))
-    else:
-        reopen = "UPDATE rounds SET closed = 0, closed_at = NULL WHERE round_id = ?"
-        connection.execute(reopen, (spec.round_id,))
-    return progress(connection, spec.round_id)
-
-
-def open_spec(connection: Connection) -> RoundSpec | None:
-    row = connection.execute(_FIND_OPEN).fetchone()
-    return None if row is None else _spec(*row)
-
-
-def close_round(connection: Connection, round_id: str, now: float) -> None:
-    number, *_ = _find(connection, round_id)
-    close = "UPDATE rounds SET closed = 1, closed_at = ? WHERE number = ? AND NOT closed"
-    connection.execute(close, (now, number))
 
 
 def progress(connection: Connection, round_id: str) -> RoundProgress:
@@ -189,18 +254,12 @@ def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row
     return rows + [(nonce, None, reason) for nonce, reason in failed.items()]
 
 
-def after(
+def results_after(
     connection: Connection, seq: int, limit: int, number: int | None = None
 ) -> list[StoredResult]:
     which = _AFTER if number is None else _AFTER_IN_ROUND
     found = connection.execute(which, {"seq": seq, "limit": limit, "number": number})
     return [_stored(*row) for row in found]
-
-
-def newest_winners(connection: Connection, round_id: str, limit: int) -> list[Winner]:
-    """The last ``limit`` winners of a distance round, oldest first; empty for any other round."""
-    found = connection.execute(_NEWEST_WINNERS, (round_id, limit)).fetchall()
-    return [Winner(nonce, float(value)) for nonce, value in reversed(found)]
 
 
 def _stored(
@@ -276,39 +335,6 @@ _BATCH_OF = """
     FROM batches JOIN rounds ON rounds.number = batches.round
     WHERE round_id = ? AND first_index <= ? ORDER BY first_index DESC LIMIT 1
 """
-
-
-def committed_round(
-    connection: Connection, block_hash: str, public_key: str, round_id: str | None
-) -> CommittedRound:
-    """As the port's ``committed_round``."""
-    rows = connection.execute(_OF_BLOCK, (block_hash, public_key, round_id)).fetchall()
-    which = f"block {block_hash}, key {public_key}" + (f", id {round_id}" if round_id else "")
-    if not rows:
-        text = f"there is no round of {which}: there never was one, or it is deleted"
-        raise Refused(Refusal.UNKNOWN_ROUND, text)
-    committed = [row[1:] for row in rows if row[0]]
-    if not committed:
-        raise Refused(Refusal.NOT_COMMITTED, f"the round of {which} publishes vectors, not roots")
-    if len(committed) > 1:
-        named = ", ".join(row[0] for row in committed[-_NAMED:])
-        text = f"several rounds of {which} publish roots; give round_id: {named}"
-        raise Refused(Refusal.SEVERAL_ROUNDS, text)
-    ((found, next_index, *numbers),) = committed
-    return CommittedRound(found, NonceLane(*numbers), next_index)
-
-
-async def openings(
-    database: Database, committed: CommittedRound, nonces: Sequence[int]
-) -> list[Opening]:
-    """As the port. One short transaction for each batch, so that new results need not wait."""
-    left = sorted({_index(committed, nonce) for nonce in nonces})
-    opened: dict[int, Opening] = {}
-    while left:
-        found = await database.read(_open_batch, committed, left)
-        opened |= {each.nonce: each for each in found}
-        left = left[len(found) :]
-    return [opened[nonce] for nonce in nonces]
 
 
 def _index(committed: CommittedRound, nonce: int) -> int:

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.errors import RoundsError
+from proofserve.rounds.errors import OutboxUnavailable, RoundsError
 
 _logger = logging.getLogger(__name__)
 
@@ -21,6 +21,25 @@ async def end(*tasks: "asyncio.Task[Any]", grace_s: float) -> None:
         task.cancel()
     if late:
         await asyncio.wait(late)
+
+
+async def woken(wake: asyncio.Event, seconds: float) -> None:
+    """Return when ``wake`` is set, at the latest after so many ``seconds``."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+
+
+async def delete_for_ever(
+    delete: Callable[[], Awaitable[object]], keep_s: float, what: str, pause_s: float
+) -> None:
+    """Call ``delete`` each ``pause_s``, or four times in ``keep_s`` seconds; never if that is 0."""
+    while keep_s:
+        try:
+            await delete()
+        except OutboxUnavailable as error:
+            _logger.warning("%s are deleted later: %s", what, error)
+        await asyncio.sleep(min(pause_s, keep_s / 4))
 
 
 def reason_of(task: "asyncio.Task[Any]") -> str | None:

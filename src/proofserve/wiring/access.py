@@ -6,7 +6,8 @@ It imports little, because `serve` uses it before vLLM starts.
 from collections.abc import Sequence
 
 from proofserve.api.access import Access, Caller, Role, known_key
-from proofserve.outbox.post import Allowlist, Outward
+from proofserve.outbox.allowlist import Allowlist
+from proofserve.outbox.sender import Outward
 from proofserve.settings.node import ServiceSettings, node_keys
 from proofserve.web import is_loopback
 

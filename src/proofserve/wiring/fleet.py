@@ -22,9 +22,8 @@ from proofserve.fleet.conditions import Rules
 from proofserve.fleet.dashboard import FleetPage
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
-from proofserve.fleet.reconciler import MemberList, Reconciler, delete_for_ever
-from proofserve.fleet.routes.app import create_app
-from proofserve.fleet.routes.operators import FleetParts
+from proofserve.fleet.reconciler import DELETE_EVERY_S, MemberList, Reconciler, delete_delivered
+from proofserve.fleet.routes.app import FleetParts, create_app
 from proofserve.fleet.sources import DnsMembers
 from proofserve.fleet.sql.locks import Leadership, while_leading
 from proofserve.fleet.sql.store import FleetStore
@@ -32,15 +31,15 @@ from proofserve.fleet.verification import VerificationControl, VerificationPolic
 from proofserve.fleet.verification_records import DAY_S, AfterConviction, JudgedBy, VerificationRule
 from proofserve.fleet.watch import FleetWatch
 from proofserve.lab.report import LabError
+from proofserve.outbox.allowlist import UrlCheck
 from proofserve.outbox.callbacks import CallbackPolicy
-from proofserve.outbox.post import Outward, UrlCheck
-from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.records import EngineInfo, Limits
-from proofserve.rounds.tasks import beside
+from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.fleet import FleetSettings, PolicyFile, listed_members
 from proofserve.settings.node import read_toml
 from proofserve.verifier.judging import PAIRED, TESTS, threshold_of
@@ -135,7 +134,8 @@ def _tasks(
         "jobs": manager.jobs.compute_for_ever,
     }
     if keep_s:
-        leading["deletion"] = partial(delete_for_ever, parts.store, keep_s)
+        delete, what = partial(delete_delivered, parts.store, keep_s), "delivered results"
+        leading["deletion"] = partial(delete_for_ever, delete, keep_s, what, DELETE_EVERY_S)
     if parts.verification is not None:
         leading["verification"] = parts.verification.run
     for what, work in leading.items():

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.job_queues import JobRunner
+from proofserve.fleet.records import StoreUnavailable
 from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.verdicts import VerdictStore

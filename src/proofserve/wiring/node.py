@@ -1,6 +1,5 @@
 """Builds a proof node: engine, outbox, callbacks, rounds, receipts, and limits of the routes."""
 
-import asyncio
 import importlib.metadata
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -12,10 +11,10 @@ import torch
 
 from proofserve.api.node import CallLimits, Deployment, Node
 from proofserve.api.node_page import NodeHistory, with_dashboard
+from proofserve.outbox.allowlist import UrlCheck
 from proofserve.outbox.callbacks import CallbackPolicy
-from proofserve.outbox.post import Outward, UrlCheck
 from proofserve.outbox.receipts import SqliteReceipts, signing_key
-from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.signature import SigningKey
@@ -25,7 +24,7 @@ from proofserve.rounds.ports import AnsweringEngine, ProofEngine
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.rounds.records import EngineInfo, Limits, RoundSpec
 from proofserve.rounds.status import CoreLiveness
-from proofserve.rounds.tasks import beside
+from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import CALLBACK_ALLOW, access_of, outward_of
 from proofserve.wiring.joining import joining
@@ -74,7 +73,7 @@ async def running_node(
         deployment = _deployment(engine.engine_info, settings, outward)
         keep_s = settings.outbox_keep_days * DAY_S
         prune = partial(_prune_results, outbox, keep_s)
-        pruning = _prune_for_ever(prune, keep_s, "delivered results")
+        pruning = delete_for_ever(prune, keep_s, "delivered results", PRUNE_EVERY_S)
         receipts_made = receipts_of(answers, key, outbox.receipts, settings, deployment.check_url)
         async with (
             beside("callbacks", sender.run()),
@@ -102,16 +101,6 @@ async def running_node(
                 if receipts is not None:
                     await receipts.finish()
                 await _flush(sender, outbox, settings.shutdown_flush_sec)
-
-
-async def _prune_for_ever(prune: Callable[[], Awaitable[object]], keep_s: float, what: str) -> None:
-    """Delete what is older than ``keep_s`` seconds, again and again; never if that is 0."""
-    while keep_s:
-        try:
-            await prune()
-        except OutboxUnavailable as error:
-            _logger.warning("%s are deleted later: %s", what, error)
-        await asyncio.sleep(min(PRUNE_EVERY_S, keep_s / 4))
 
 
 async def _prune_results(outbox: SqliteOutbox, keep_s: float) -> None:
@@ -219,6 +208,6 @@ async def receipts_of(
     service = ReceiptService(answers, storage, key, url)
     keep_s = settings.receipts_keep_days * DAY_S
     prune = partial(storage.prune, keep_s, IDS_KEPT_S)
-    deletion = _prune_for_ever(prune, keep_s, "receipts")
+    deletion = delete_for_ever(prune, keep_s, "receipts", PRUNE_EVERY_S)
     async with beside("receipts", service.run()), beside("receipts-pruning", deletion):
         yield service

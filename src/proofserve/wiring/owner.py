@@ -37,6 +37,7 @@ from proofserve.api.requests import (
 from proofserve.dashboard.routes import SNAPSHOT
 from proofserve.outbox.database import OutboxInUse, is_locked
 from proofserve.rounds.errors import RoundsError
+from proofserve.rounds.tasks import woken
 from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wiring.sockets import on_unix_socket
 
@@ -162,12 +163,12 @@ class Ownership:
                     _logger.info("another API process owns the proofs: calls are passed on to it")
                 was_owned = True
                 while not self._ending.is_set() and is_locked(self._outbox):
-                    await self._pause(POLL_S)
+                    await woken(self._ending, POLL_S)
             except RoundsError as error:
                 if not was_owned:
                     raise
                 _logger.warning("this process cannot own the proofs, again in a second: %s", error)
-                await self._pause(RETRY_S)
+                await woken(self._ending, RETRY_S)
 
     async def _own(self, was_owned: bool) -> None:
         async with (
@@ -187,10 +188,6 @@ class Ownership:
                     address_file(self._outbox).unlink(missing_ok=True)
             # Before the socket ends: calls that wait for jobs end with the jobs.
             await node.manager.aclose()
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), seconds)
 
 
 def _report(electing: "asyncio.Task[None]") -> None:

@@ -5,8 +5,7 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
 
-from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.records import MemberSource
+from proofserve.fleet.records import MemberSource, StoreUnavailable
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.tables import lanes
 from proofserve.rounds.errors import Refusal

@@ -10,8 +10,7 @@ from sqlalchemy import Connection, column, table, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.records import MemberSource
+from proofserve.fleet.records import MemberSource, StoreUnavailable
 from proofserve.fleet.sql.database import FleetDatabase, database_url, shown, version_of
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.tables import VERSION_TABLE, metadata

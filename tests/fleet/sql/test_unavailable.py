@@ -11,8 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from endurance.fleet.postgres import NoPostgres, Postgres, postgres
-from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.records import MemberSource
+from proofserve.fleet.records import MemberSource, StoreUnavailable
 from proofserve.fleet.sql.database import FleetDatabase, database_url
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.rounds.state import State

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.job_queues import JobRunner, JobSender
+from proofserve.fleet.records import StoreUnavailable
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
 from proofserve.lab.node_client import wait_until
 from proofserve.rounds.errors import EngineFault

@@ -4,13 +4,12 @@ The API process asks each engine core, the core asks its ranks and compares, so 
 cores refuses for itself.
 """
 
-# ruff: noqa: PLC0415 - see ``reporter``
+# ruff: noqa: PLC0415 - see ``reporter`` and ``require_equal``
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from proofserve.engines.vetting.compat_ranks import ask_ranks, ranks_of
 from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.support import UnsupportedEngine
 
@@ -44,6 +43,9 @@ def require_equal(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
     Raises UnsupportedEngine that names each other rank, its host and both versions, or says that a
     rank did not answer; and what the executor raises for a worker that failed.
     """
+    # Only for the core: an API process would wait for the imports of vLLM's workers.
+    from proofserve.engines.vllm.compat_core import ask_ranks, ranks_of
+
     ranks = [RankReport(**report) for report in ask_ranks(engine, reporter())]
     if len(ranks) != ranks_of(engine):
         raise UnsupportedEngine(f"{len(ranks)} of {ranks_of(engine)} ranks answered")

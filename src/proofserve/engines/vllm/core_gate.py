@@ -22,8 +22,15 @@ import numpy as np
 from proofserve.engines.vllm import core_messages
 from proofserve.engines.vllm.core_port import CorePort
 from proofserve.engines.vllm.core_times import CoreTimes, ShareBudget
-from proofserve.engines.vllm.forwards import WHOLE, Batch, ForwardSize, ForwardSizes, run_batch
-from proofserve.engines.vllm.lease import LeaseRefused, LeaseTable
+from proofserve.engines.vllm.forwards import (
+    WHOLE,
+    Batch,
+    ForwardSize,
+    ForwardSizes,
+    LeaseRefused,
+    LeaseTable,
+    run_batch,
+)
 
 # Seconds between two wakeups of the loop while calls wait or leases are held.
 WAKEUP_S = 1.0

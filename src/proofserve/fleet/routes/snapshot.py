@@ -1,14 +1,12 @@
-"""What an operator looks at: a bounded JSON object, the page of a report, and all answers' forms.
+"""What an operator looks at: the answers of all routes, and the page of a report.
 
-The models are for the OpenAPI page; a test compares real answers with them. Durations in seconds,
-rates in nonces per second, times in seconds since the epoch.
+Durations in seconds, rates in nonces per second, times in seconds since the epoch.
 """
 
 import base64
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -192,7 +190,7 @@ class StoredAnswer(ResponseModel):
     status: Literal["stored", "duplicate"]
 
 
-def snapshot(overview: Overview, now: float, offset: int, limit: int) -> dict[str, Any]:
+def snapshot(overview: Overview, now: float, offset: int, limit: int) -> SnapshotAnswer:
     """The fleet, its round, and ``limit`` members from the ``offset``-th worst on.
 
     Ages are by the fleet's own clock.
@@ -200,82 +198,83 @@ def snapshot(overview: Overview, now: float, offset: int, limit: int) -> dict[st
     ordered = sorted(overview.members, key=lambda each: _badness(overview, each))
     page, seen = ordered[offset : offset + limit], overview.verification
     oldest, shown = seen.oldest_asked_at, (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED)
-    return {
-        "at": now,
-        "fleet": _fleet(overview, now),
-        "of_members": len(ordered),
-        "offset": offset,
-        "members": [member_record(overview, each, now) for each in page],
-        "verification": {
-            "jobs": {state.value: seen.jobs.get(state, 0) for state in shown},
-            "oldest_job_s": None if oldest is None else max(0.0, now - oldest),
-            "verdicts": {each.value: seen.outcomes.get(each, 0) for each in VerdictOutcome},
-            "distances": None if seen.distances is None else asdict(seen.distances),
-        },
-    }
+    return SnapshotAnswer(
+        at=now,
+        fleet=_fleet(overview, now),
+        of_members=len(ordered),
+        offset=offset,
+        members=[member_answer(overview, each, now) for each in page],
+        verification=VerificationAnswer(
+            jobs={state.value: seen.jobs.get(state, 0) for state in shown},
+            oldest_job_s=None if oldest is None else max(0.0, now - oldest),
+            verdicts={each.value: seen.outcomes.get(each, 0) for each in VerdictOutcome},
+            distances=seen.distances,
+        ),
+    )
 
 
-def member_record(overview: Overview, condition: MemberCondition, now: float) -> dict[str, Any]:
+def member_answer(overview: Overview, condition: MemberCondition, now: float) -> MemberAnswer:
     member, status = condition.member, condition.status
-    lane, verdict = overview.newest.get(member.id), overview.verification.last.get(member.id)
+    lane, last = overview.newest.get(member.id), overview.verification.last.get(member.id)
+    verdict = LastVerdictAnswer.model_validate(last, from_attributes=True) if last else None
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
     deployed, cores = condition.deployment, status.liveness if status else ()
     stalls = (core.waited_s for core in cores if core.stalled)
-    shown = set(LastVerdictAnswer.model_fields)
-    return {
-        "id": member.id,
-        "name": member.name,
-        "url": member.url,
-        "source": member.source,
-        "state": condition.state,
-        "reason": overview.reason_of(condition),
-        "wish": member.wish,
-        "wish_reason": member.wish_reason,
-        "version": deployed.versions.get("proofserve") if deployed else None,
-        "vllm_version": deployed.versions.get("vllm") if deployed else None,
-        "model": deployed.models[0] if deployed and deployed.models else None,
-        "weights_digest": deployed.weights_digest if deployed else None,
-        "lane": lane.lane if lane and lane.ended_at is None else None,
-        "nonces_per_second": condition.rate or 0.0,
-        "processed": overview.processed(lane) if lane else 0,
-        "stored": lane.stored if lane else 0,
-        "steps": sum(core.steps for core in cores) if status else None,
-        "stalled_s": max(stalls, default=0.0) if status else None,
-        "last_step_s": max((core.waited_s for core in cores), default=None),
-        "last_forward_s": engine.last_forward_s if engine else None,
-        "chat_wait_s": engine.longest_chat_wait_s if engine else None,
-        "paused_reason": status.paused_reason if status else None,
-        "outbox_pending": outbox.pending if outbox else None,
-        "outbox_age_s": outbox.oldest_pending_s if outbox else None,
-        "clock_offset_s": member.seen.clock_offset_s if member.seen else None,
-        "seen_s": max(0.0, now - member.seen.at) if member.seen else None,
-        "verdict": verdict.model_dump(include=shown) if verdict else None,
-    }
+    return MemberAnswer(
+        id=member.id,
+        name=member.name,
+        url=member.url,
+        source=member.source,
+        state=condition.state,
+        reason=overview.reason_of(condition),
+        wish=member.wish,
+        wish_reason=member.wish_reason,
+        version=deployed.versions.get("proofserve") if deployed else None,
+        vllm_version=deployed.versions.get("vllm") if deployed else None,
+        model=deployed.models[0] if deployed and deployed.models else None,
+        weights_digest=deployed.weights_digest if deployed else None,
+        lane=lane.lane if lane and lane.ended_at is None else None,
+        nonces_per_second=condition.rate or 0.0,
+        processed=overview.processed(lane) if lane else 0,
+        stored=lane.stored if lane else 0,
+        steps=sum(core.steps for core in cores) if status else None,
+        stalled_s=max(stalls, default=0.0) if status else None,
+        last_step_s=max((core.waited_s for core in cores), default=None),
+        last_forward_s=engine.last_forward_s if engine else None,
+        chat_wait_s=engine.longest_chat_wait_s if engine else None,
+        paused_reason=status.paused_reason if status else None,
+        outbox_pending=outbox.pending if outbox else None,
+        outbox_age_s=outbox.oldest_pending_s if outbox else None,
+        clock_offset_s=member.seen.clock_offset_s if member.seen else None,
+        seen_s=max(0.0, now - member.seen.at) if member.seen else None,
+        verdict=verdict,
+    )
 
 
-def _fleet(overview: Overview, now: float) -> dict[str, Any]:
+def _fleet(overview: Overview, now: float) -> FleetAnswer:
     desired = overview.desired
     round_, stats = desired.round, overview.round_stats(now)
+    work = round_.spec.work if round_ else None
     states = Counter(each.state for each in overview.members)
-    return {
-        "state": desired.state,
-        "round_id": round_.id if round_ else None,
-        "block_hash": round_.spec.work.block.hash if round_ else None,
-        "block_height": round_.spec.work.block.height if round_ else None,
-        "public_key": round_.spec.work.public_key if round_ else None,
-        "scheme": round_.spec.work.scheme.name if round_ else None,
-        "started_at": round_.opened_at if round_ else None,
-        "ended_at": round_.ended_at if round_ else None,
-        "lanes_used": len(overview.view.lanes),
-        "lanes": round_.lanes if round_ else 0,
-        "paused_reason": overview.paused_reason,
-        "members": {state.value: states.get(state, 0) for state in MemberState},
-        "processed": stats.total_processed if stats else 0,
-        "found": stats.total_found if stats else 0,
-        "failed": stats.failed if stats else 0,
-        "nonces_per_second": stats.recent_nonces_per_second if stats else 0.0,
-        "elapsed_s": stats.elapsed_s if stats else 0.0,
-    }
+    return FleetAnswer(
+        state=desired.state,
+        round_id=round_.id if round_ else None,
+        block_hash=work.block.hash if work else None,
+        block_height=work.block.height if work else None,
+        public_key=work.public_key if work else None,
+        scheme=work.scheme.name if work else None,
+        started_at=round_.opened_at if round_ else None,
+        ended_at=round_.ended_at if round_ else None,
+        lanes_used=len(overview.view.lanes),
+        lanes=round_.lanes if round_ else 0,
+        paused_reason=overview.paused_reason,
+        members={state.value: states.get(state, 0) for state in MemberState},
+        processed=stats.total_processed if stats else 0,
+        found=stats.total_found if stats else 0,
+        failed=stats.failed if stats else 0,
+        nonces_per_second=stats.recent_nonces_per_second if stats else 0.0,
+        elapsed_s=stats.elapsed_s if stats else 0.0,
+    )
 
 
 def _badness(overview: Overview, condition: MemberCondition) -> tuple[bool, int, bool, str]:

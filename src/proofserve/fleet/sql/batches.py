@@ -27,7 +27,7 @@ from sqlalchemy import (
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.callback_bodies import check_lane
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, MemberFindings, MemberRound
-from proofserve.fleet.sql.database import StorePart, reads, writes
+from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.rounds import rounds_where
 from proofserve.fleet.sql.tables import (
     AnyRow,
@@ -42,6 +42,7 @@ from proofserve.fleet.sql.tables import (
     round_about,
     rounds,
 )
+from proofserve.outbox.database import StorePart, reads, writes
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import StoredResult, Winner
@@ -147,7 +148,7 @@ def add_roots(connection: Connection, batch: NewBatch) -> None:
     )
 
 
-class BatchStore(StorePart):
+class BatchStore(StorePart[FleetDatabase]):
     """Reads what was stored, and deletes what was delivered."""
 
     @reads

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, exists, func, select, update
 
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.sql.batches import floats, integers, vectors
-from proofserve.fleet.sql.database import StorePart, announces, reads, writes
+from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.rounds import rounds_where
 from proofserve.fleet.sql.tables import (
     AnyRow,
@@ -34,6 +34,7 @@ from proofserve.outbox.callbacks import (
     callback_text,
     wait_until,
 )
+from proofserve.outbox.database import StorePart, announces, reads, writes
 from proofserve.rounds.records import CompletedJob, DistanceVerdict, RoundSpec
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
@@ -47,7 +48,7 @@ _PAGE = 16
 _PENDING = deliveries.c.state == "pending"
 
 
-class DeliveryStore(StorePart):
+class DeliveryStore(StorePart[FleetDatabase]):
     """What ``outbox.sender.CallbackSender`` needs, and the callbacks that others queue."""
 
     _failed_attempts = 0

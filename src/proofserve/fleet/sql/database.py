@@ -1,12 +1,10 @@
 """One database behind a few threads, so that the event loop never waits for it."""
 
 import asyncio
-import functools
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -16,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from proofserve.fleet.errors import StoreUnavailable
+from proofserve.fleet.records import StoreUnavailable
 from proofserve.fleet.sql.tables import VERSION_TABLE
 
 _POSTGRESQL = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
@@ -129,59 +127,6 @@ class FleetDatabase:
             raise StoreUnavailable(
                 f"the fleet's database {self._name} failed: {why(error)}"
             ) from error
-
-
-@dataclass(eq=False, repr=False)
-class StorePart:
-    """Some of the methods of the fleet's store; each is one transaction.
-
-    ``clock`` gives wall-clock seconds. ``news`` is set when the sender of callbacks may have work.
-    Every method raises StoreUnavailable if the database fails: then nothing is changed.
-    """
-
-    database: FleetDatabase
-    clock: Callable[[], float]
-    news: asyncio.Event
-
-
-S = TypeVar("S", bound=StorePart)
-# A method that runs in a thread, inside a transaction, and the same one for the event loop.
-Work = Callable[Concatenate[S, Connection, P], T]
-Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
-
-
-def reads(work: Work[S, P, T]) -> Method[S, P, T]:
-    """Makes ``work`` a method that runs on one snapshot."""
-
-    @functools.wraps(work)
-    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
-        return await self.database.read(lambda c: work(self, c, *args, **kw))
-
-    return method
-
-
-def writes(work: Work[S, P, T]) -> Method[S, P, T]:
-    """Makes ``work`` a method whose changes are all on disk when it returns."""
-
-    @functools.wraps(work)
-    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
-        return await self.database.write(lambda c: work(self, c, *args, **kw))
-
-    return method
-
-
-def announces(work: Work[S, P, T]) -> Method[S, P, T]:
-    """As ``writes``; then wakes the sender, also after an error: the rows may be stored."""
-    write = writes(work)
-
-    @functools.wraps(work)
-    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
-        try:
-            return await write(self, *args, **kw)
-        finally:
-            self.news.set()
-
-    return method
 
 
 def database_url(text: str) -> URL:

@@ -6,8 +6,9 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection, delete, func, select, update
 
 from proofserve.fleet.sql.callbacks import queue_callback
-from proofserve.fleet.sql.database import StorePart, announces, reads, writes
+from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.tables import desired, kept, read_work, record_text, requests
+from proofserve.outbox.database import StorePart, announces, reads, writes
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
@@ -24,7 +25,7 @@ _OPEN = requests.c.ended_at.is_(None)
 _OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 
-class RequestStore(StorePart):
+class RequestStore(StorePart[FleetDatabase]):
     """Part of ``FleetStore``."""
 
     @writes

@@ -3,7 +3,7 @@
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
@@ -19,8 +19,9 @@ from proofserve.fleet.records import (
     MemberStatus,
     Wish,
 )
-from proofserve.fleet.sql.database import StorePart, announces, reads, writes
+from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.tables import (
+    AnyRow,
     desired,
     insert_into,
     kept,
@@ -32,6 +33,7 @@ from proofserve.fleet.sql.tables import (
     round_about,
     rounds,
 )
+from proofserve.outbox.database import StorePart, announces, reads, writes
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import RoundSpec
@@ -42,24 +44,17 @@ MOST_MEMBERS = 10_000
 STATUS_BYTES = 16 * 1024
 MOST_LANES = 4096
 
-_MEMBER = (
-    *(members.c.id, members.c.name, members.c.url, members.c.source, members.c.wish),
-    *(members.c.wish_reason, members.c.added_at, members.c.seen),
-)
 _KNOWN = members.c.removed_at.is_(None)
-_ROUND = (rounds.c.number, rounds.c.spec, rounds.c.lanes, rounds.c.opened_at, rounds.c.ended_at)
 _OPENS = frozenset({Move.INIT, Move.START, Move.INIT_VALIDATE})
 _LANE = (
-    *(rounds.c.id, lanes.c.lane, lanes.c.member, lanes.c.given_at, lanes.c.member_round),
-    *(lanes.c.started_at, lanes.c.ended_at, lanes.c.end_reason),
-    *(lanes.c.weights_digest, lanes.c.model),
-    *(lanes.c.batches, lanes.c.stored, lanes.c.last_stored_at),
-    *(lanes.c.sampled_at, lanes.c.sampled_batch, lanes.c.sampled_stored),
+    *(each for each in lanes.c if each.name in {field.name for field in fields(Lane)}),
+    *(rounds.c.id.label("round_id"), lanes.c.member.label("member_id")),
+    *(lanes.c.member_round.label("member_round_id"), lanes.c.weights_digest, lanes.c.model),
 )
 _OPEN = lanes.c.ended_at.is_(None)
 
 
-class RoundStore(StorePart):
+class RoundStore(StorePart[FleetDatabase]):
     """Who belongs to the fleet, what is desired, and who has which lane."""
 
     # The last look at each member by its text: most readings find the texts of the one before.
@@ -128,7 +123,7 @@ class RoundStore(StorePart):
 
     def listed(self, connection: Connection) -> list[Member]:
         """The members that were not removed, by name; inside the caller's transaction."""
-        ordered = select(*_MEMBER).where(_KNOWN).order_by(members.c.name, members.c.id)
+        ordered = select(members).where(_KNOWN).order_by(members.c.name, members.c.id)
         before, looks, found = self._looks, {}, []
         for row in connection.execute(ordered).all():
             text, look = before.get(row.id, ("", None))
@@ -285,11 +280,11 @@ class RoundStore(StorePart):
 
 
 def read_desired(connection: Connection) -> DesiredState:
-    chosen = select(desired.c.state, *_ROUND).select_from(
+    chosen = select(desired.c.state, rounds).select_from(
         desired.outerjoin(rounds, rounds.c.number == desired.c.round)
     )
-    state, *row = tuple(connection.execute(chosen).one())
-    return DesiredState(State(state), None if row[0] is None else _round(row))
+    row = connection.execute(chosen).one()
+    return DesiredState(State(row.state), None if row.number is None else _round(row))
 
 
 def find_round(connection: Connection, round_id: str) -> FleetRound | None:
@@ -300,16 +295,19 @@ def rounds_where(
     connection: Connection, chosen: ColumnElement[bool], most_of_newest: int | None = None
 ) -> list[FleetRound]:
     """The chosen rounds in the order of their start, at most the newest ``most_of_newest``."""
-    newest = select(*_ROUND).where(chosen).order_by(rounds.c.number.desc())
+    newest = select(rounds).where(chosen).order_by(rounds.c.number.desc())
     return [_round(row) for row in connection.execute(newest.limit(most_of_newest))][::-1]
 
 
 def lanes_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Lane]:
     """The given lanes, by round and number."""
     joined = select(*_LANE).join_from(lanes, rounds, rounds.c.number == lanes.c.round)
-    chosen = joined.where(*conditions).order_by(lanes.c.round, lanes.c.lane)
-    # Columns 8 and 9 are what was served.
-    return [Lane(*row[:8], FleetModel(*row[8:10]), *row[10:]) for row in connection.execute(chosen)]
+    found = []
+    for row in connection.execute(joined.where(*conditions).order_by(lanes.c.round, lanes.c.lane)):
+        columns = dict(row._mapping)
+        served = FleetModel(columns.pop("weights_digest"), columns.pop("model"))
+        found.append(Lane(**columns, served=served))
+    return found
 
 
 def _locked(connection: Connection) -> DesiredState:
@@ -333,45 +331,44 @@ def _change(connection: Connection, lane: Lane, **values: Any) -> None:
         raise Refused(Refusal.UNKNOWN_LANE, text)
 
 
-def _round(row: Sequence[Any]) -> FleetRound:
-    number, spec, lanes, opened_at, ended_at = row
-    return FleetRound(number, read_spec(spec), lanes, opened_at, ended_at)
+def _round(row: AnyRow) -> FleetRound:
+    return FleetRound(row.number, read_spec(row.spec), row.lanes, row.opened_at, row.ended_at)
 
 
 def find_member(connection: Connection, member_id: str) -> Member:
     """A member, also one that was removed."""
-    return _member(connection.execute(select(*_MEMBER).where(members.c.id == member_id)).one())
+    return _member(connection.execute(select(members).where(members.c.id == member_id)).one())
 
 
 def active_members(connection: Connection) -> list[Member]:
     """Those that take part, by name."""
-    known = select(*_MEMBER).where(_KNOWN).order_by(members.c.name, members.c.id)
+    known = select(members).where(_KNOWN).order_by(members.c.name, members.c.id)
     found = map(_member, connection.execute(known))
     return [each for each in found if each.wish is Wish.ACTIVE]
 
 
 def _known_member(connection: Connection, member_id: str) -> Member:
     """Raises Refused (UNKNOWN_MEMBER)."""
-    known = select(*_MEMBER).where(_KNOWN, members.c.id == kept(member_id))
+    known = select(members).where(_KNOWN, members.c.id == kept(member_id))
     if (row := connection.execute(known).first()) is None:
         text = f"there is no member {member_id!r}: `proofserve fleet members` lists them"
         raise Refused(Refusal.UNKNOWN_MEMBER, text)
     return _member(row)
 
 
-def _member(row: Sequence[Any], look: MemberLook | None = None) -> Member:
+def _member(row: AnyRow, look: MemberLook | None = None) -> Member:
     """``look`` is what the text of the row says, None if it was not read before."""
-    id_, name, url, source, wish, reason, added_at, seen = row
-    if look is None and seen is not None:
-        fields = json.loads(seen)
+    if look is None and row.seen is not None:
+        facts = json.loads(row.seen)
         try:
-            if fields["status"] is not None:
-                fields["status"] = MemberStatus.of_parts(fields["status"])
+            if facts["status"] is not None:
+                facts["status"] = MemberStatus.model_validate(facts["status"])
         except ValueError:
             # A controller of another version stored it; the next look replaces it.
-            fields["status"] = None
-        look = MemberLook(**fields)
-    return Member(id_, name, url, MemberSource(source), Wish(wish), reason, added_at, look)
+            facts["status"] = None
+        look = MemberLook(**facts)
+    wish, source = Wish(row.wish), MemberSource(row.source)
+    return Member(row.id, row.name, row.url, source, wish, row.wish_reason, row.added_at, look)
 
 
 def _as_stored(look: MemberLook) -> tuple[str, MemberLook]:
@@ -387,7 +384,7 @@ def _as_stored(look: MemberLook) -> tuple[str, MemberLook]:
 
 
 def _look_text(look: MemberLook) -> str:
-    status = None if look.status is None else look.status.parts()
+    status = None if look.status is None else look.status.model_dump()
     facts = {"at": look.at, "answered": look.answered, "clock_offset_s": look.clock_offset_s}
     # ASCII only: a text of a member may hold what a database does not store.
     return json.dumps(

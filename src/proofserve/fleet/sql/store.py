@@ -2,20 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Self
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
-from sqlalchemy import Connection
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, update
 
-from proofserve.fleet.records import FleetRound, FleetView, Lane, MemberFindings
-from proofserve.fleet.sql.batches import BatchStore, new_batch
+from proofserve.fleet.records import FleetRound, FleetView, Lane, MemberFindings, StoreUnavailable
+from proofserve.fleet.sql.batches import BatchStore, NewBatch, add_roots, new_batch
 from proofserve.fleet.sql.callbacks import DeliveryStore
-from proofserve.fleet.sql.database import FleetDatabase, database_url, reads
-from proofserve.fleet.sql.ingest import BatchWriter
+from proofserve.fleet.sql.database import FleetDatabase, database_url
 from proofserve.fleet.sql.requests import RequestStore, queued_nonces
 from proofserve.fleet.sql.rounds import RoundStore, lanes_where, read_desired
-from proofserve.fleet.sql.tables import lanes
+from proofserve.fleet.sql.tables import batches, counters, deleted_spans, lanes, rounds
 from proofserve.fleet.sql.verdicts import VerdictStore
+from proofserve.outbox.database import reads
+from proofserve.rounds.errors import Refusal, Refused
 
 
 class FleetStore(RoundStore, BatchStore, DeliveryStore):
@@ -73,3 +78,239 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
         given = lanes_where(connection, lanes.c.round == number)
         members, queued = tuple(self.listed(connection)), queued_nonces(connection)
         return FleetView(self.clock(), members, desired, tuple(given), queued)
+
+
+# The most callbacks in one transaction, and the nonces after which no more are added.
+_MOST = 256
+_MOST_NONCES = 1_000_000
+
+_Place = tuple[int, int]
+# Whether it was new, or why it is not stored.
+Stored = bool | Refused
+
+
+class BatchWriter:
+    """Collects callbacks while a transaction runs, and stores them with the next one, in order.
+
+    A transaction costs a write to the disk. With one for each callback, a fleet of a thousand
+    members would wait for the disk most of the time.
+    """
+
+    def __init__(
+        self, database: FleetDatabase, clock: Callable[[], float], news: asyncio.Event
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._news = news
+        self._waiting: deque[tuple[NewBatch, asyncio.Future[bool]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def add(self, batch: NewBatch) -> bool:
+        """As ``FleetStore.ingest``. A cancelled call may still store the batch."""
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((batch, stored))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+        return await stored
+
+    async def close(self) -> None:
+        """Store what waits."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                await self._write_group(self._next_group())
+        finally:
+            self._writing = None
+
+    def _next_group(self) -> list[tuple[NewBatch, "asyncio.Future[bool]"]]:
+        group: list[tuple[NewBatch, asyncio.Future[bool]]] = []
+        nonces = 0
+        while self._waiting and len(group) < _MOST and nonces < _MOST_NONCES:
+            group.append(self._waiting.popleft())
+            nonces += len(group[-1][0].nonces)
+        return group
+
+    async def _write_group(self, group: Sequence[tuple[NewBatch, "asyncio.Future[bool]"]]) -> None:
+        outcomes: Sequence[Stored | StoreUnavailable]
+        try:
+            chosen = [batch for batch, _ in group]
+            outcomes, wakes = await self._database.write(add_all, chosen, self._clock())
+        except StoreUnavailable as error:
+            outcomes, wakes = [error] * len(group), False
+        except BaseException as error:
+            for _, stored in group:
+                if not stored.done():
+                    stored.set_exception(error)
+            raise
+        if wakes:
+            self._news.set()
+        for (_, stored), outcome in zip(group, outcomes, strict=True):
+            if stored.done():
+                # Its caller has gone.
+                continue
+            if isinstance(outcome, Exception):
+                stored.set_exception(outcome)
+            else:
+                stored.set_result(outcome)
+
+
+@dataclass(slots=True)
+class _LaneRow:
+    """A lane in this transaction: what it had, and what is added."""
+
+    next_index: int
+    keys: set[str] = field(default_factory=set)
+    batches: int = 0
+    stored: int = 0
+
+
+def add_all(
+    connection: Connection, group: Sequence[NewBatch], now: float
+) -> tuple[list[Stored], bool]:
+    """Store those of ``group`` that are new, under rising numbers.
+
+    Returns what became of each, and whether the sender of callbacks has new work.
+    """
+    adding = _Adding(connection, group, now)
+    return [adding.add(batch) for batch in group], adding.finish()
+
+
+class _Adding:
+    """One transaction that stores callbacks."""
+
+    def __init__(self, connection: Connection, group: Sequence[NewBatch], now: float) -> None:
+        self._connection = connection
+        self._now = now
+        # Other stores wait here until this transaction has ended. A reader that has seen a number
+        # has therefore seen all smaller ones.
+        last = connection.execute(select(counters).with_for_update()).one()
+        self._last_batch, self._last_seq = last.last_batch, last.last_seq
+        self._lanes = self._read_lanes(group)
+        self._rows: list[dict[str, Any]] = []
+        # Of each round: the nonces added, and its last batch.
+        self._rounds: dict[int, tuple[int, int]] = {}
+
+    def add(self, batch: NewBatch) -> Stored:
+        lane = self._lanes.get((batch.round_number, batch.lane))
+        if lane is None:
+            return Refused(
+                Refusal.UNKNOWN_LANE, f"round {batch.round_number} has given no lane {batch.lane}"
+            )
+        if batch.callback_key in lane.keys:
+            return False
+        if len(batch.indices) and int(batch.indices.min()) < lane.next_index:
+            batch = batch.without(self._known_near(batch))
+        add_roots(self._connection, batch)
+        self._last_batch += 1
+        row = batch.columns(self._last_batch, self._last_seq + 1, self._now)
+        self._last_seq = row["last_seq"]
+        self._rows.append(row)
+        lane.keys.add(batch.callback_key)
+        lane.batches += 1
+        if row["count"]:
+            lane.stored += row["count"]
+            lane.next_index = max(lane.next_index, row["last_index"] + 1)
+            so_far, _ = self._rounds.get(batch.round_number, (0, 0))
+            self._rounds[batch.round_number] = (so_far + row["count"], self._last_batch)
+        return True
+
+    def finish(self) -> bool:
+        """Write what was added. Returns whether the sender has new work."""
+        self._flush()
+        self._update_lanes()
+        values = {"last_batch": self._last_batch, "last_seq": self._last_seq}
+        self._connection.execute(update(counters).values(**values))
+        return self._update_rounds()
+
+    def _read_lanes(self, group: Sequence[NewBatch]) -> dict[_Place, _LaneRow]:
+        """The lanes of ``group``, with those keys of ``group`` that were stored before."""
+        places = {(each.round_number, each.lane) for each in group}
+        keys = [(each.round_number, each.lane, each.callback_key) for each in group]
+        place = tuple_(lanes.c.round, lanes.c.lane)
+        known = select(lanes.c.round, lanes.c.lane, lanes.c.next_index).where(place.in_(places))
+        rows = {(row[0], row[1]): _LaneRow(row[2]) for row in self._connection.execute(known)}
+        columns = (batches.c.round, batches.c.lane, batches.c.callback_key)
+        for number, lane, key in self._connection.execute(
+            select(*columns).where(tuple_(*columns).in_(keys))
+        ):
+            rows[number, lane].keys.add(key)
+        return rows
+
+    def _known_near(self, batch: NewBatch) -> NDArray[np.int64]:
+        """Nonces of the lane's other batches, stored or deleted, in the range of ``batch``."""
+        self._flush()
+        chosen = select(batches.c.nonces).where(
+            batches.c.round == batch.round_number,
+            batches.c.lane == batch.lane,
+            batches.c.last_index >= int(batch.indices.min()),
+            batches.c.first_index < int(batch.ends.max()),
+        )
+        stored = b"".join(row.nonces for row in self._connection.execute(chosen))
+        known = [np.frombuffer(stored, "<i8").astype(np.int64)]
+        spans = select(deleted_spans.c.first_index, deleted_spans.c.end_index).where(
+            deleted_spans.c.round == batch.round_number, deleted_spans.c.lane == batch.lane
+        )
+        for first, end in self._connection.execute(spans):
+            known.append(batch.nonces[(batch.indices >= first) & (batch.indices < end)])
+        return np.concatenate(known)
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._connection.execute(insert(batches), self._rows)
+            self._rows = []
+
+    def _update_lanes(self) -> None:
+        changed = [
+            {
+                "of_round": number,
+                "of_lane": lane,
+                "more_batches": row.batches,
+                "more": row.stored,
+                "next": row.next_index,
+                "at": self._now,
+            }
+            for (number, lane), row in sorted(self._lanes.items())
+            if row.batches
+        ]
+        if changed:
+            self._connection.execute(_ADVANCE_LANE, changed)
+
+    def _update_rounds(self) -> bool:
+        changed = [
+            {"of": number, "more": more, "last": last, "now": self._now}
+            for number, (more, last) in sorted(self._rounds.items())
+        ]
+        if not changed:
+            return False
+        waits = select(func.count()).where(
+            rounds.c.number.in_(self._rounds),
+            rounds.c.url.is_not(None),
+            rounds.c.ended_at.is_not(None) | (rounds.c.last_batch <= rounds.c.cut_batch),
+        )
+        wakes = self._connection.execute(waits).scalar_one() > 0
+        self._connection.execute(_ADVANCE_ROUND, changed)
+        return wakes
+
+
+_ADVANCE_LANE = (
+    update(lanes)
+    .where(lanes.c.round == bindparam("of_round"), lanes.c.lane == bindparam("of_lane"))
+    .values(
+        batches=lanes.c.batches + bindparam("more_batches"),
+        stored=lanes.c.stored + bindparam("more"),
+        next_index=bindparam("next"),
+        last_stored_at=bindparam("at"),
+    )
+)
+_ADVANCE_ROUND = (
+    update(rounds)
+    .where(rounds.c.number == bindparam("of"))
+    .values(
+        stored=rounds.c.stored + bindparam("more"),
+        last_batch=bindparam("last"),
+        interval_from=func.coalesce(rounds.c.interval_from, bindparam("now")),
+    )
+)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, delete, func, select, update
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, Member, Wish
 from proofserve.fleet.sql.batches import integers, vectors
 from proofserve.fleet.sql.callbacks import add_callback
-from proofserve.fleet.sql.database import StorePart, announces, reads, writes
+from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.locks import is_held
 from proofserve.fleet.sql.rounds import active_members, find_member, lanes_where, rounds_where
 from proofserve.fleet.sql.tables import (
@@ -49,6 +49,7 @@ from proofserve.fleet.verification_records import (
     VerificationView,
     share_of_day,
 )
+from proofserve.outbox.database import StorePart, announces, reads, writes
 from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.wire.paths import CONVICTED
 
@@ -62,17 +63,14 @@ _BINS = 24
 _AT_ONCE = 100
 _JOB = TypeAdapter(VerificationJob)
 
-# In the order of the fields of a ``MemberVerdict``.
 _VERDICT = (
-    *(verdicts.c.number, verdicts.c.job, verdicts.c.member, members.c.name, rounds.c.id),
-    *(verdicts.c.lane, jobs.c.cause, verdicts.c.outcome, verdicts.c.reason, verdicts.c.test),
-    *(verdicts.c.nonces, verdicts.c.distance, verdicts.c.threshold, verdicts.c.log_evidence),
-    *(verdicts.c.p_value, verdicts.c.at, verdicts.c.seconds, verdicts.c.worker),
-    *(verdicts.c.alpha, verdicts.c.unproved),
+    *(each for each in verdicts.c if each.name in MemberVerdict.model_fields),
+    *(verdicts.c.job.label("id"), verdicts.c.member.label("member_id"), jobs.c.cause),
+    *(members.c.name.label("member_name"), rounds.c.id.label("round_id")),
 )
 
 
-class VerdictStore(StorePart):
+class VerdictStore(StorePart[FleetDatabase]):
     """Part of ``FleetStore``: what a policy's jobs are, what workers get, and what they found."""
 
     @writes
@@ -211,7 +209,7 @@ class VerdictStore(StorePart):
             return None
         # What is not finite is a text.
         report = None if row.report is None else json.loads(row.report, parse_constant=str)
-        return _verdict(row[:-1]), report
+        return _verdict(row), report
 
     @reads
     def view(self, connection: Connection) -> VerificationView:
@@ -433,5 +431,5 @@ def _joined(*more: Any) -> Select[tuple[Any, ...]]:
     )
 
 
-def _verdict(row: AnyRow | Sequence[Any]) -> MemberVerdict:
-    return MemberVerdict(**dict(zip(MemberVerdict.model_fields, row, strict=True)))
+def _verdict(row: AnyRow) -> MemberVerdict:
+    return MemberVerdict.model_validate(row, from_attributes=True)

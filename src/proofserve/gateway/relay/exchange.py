@@ -4,13 +4,14 @@ An exchange owns its client's charge, its permit, its place at a backend and the
 All its methods are callbacks of one event loop; none of them waits.
 """
 
-from collections.abc import Sequence
+import enum
+import math
+from collections.abc import Mapping, Sequence
 
 from proofserve.gateway import failures
 from proofserve.gateway.connections import Upstream
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.limits import NOTHING, Client
-from proofserve.gateway.relay import stages
 from proofserve.gateway.relay.attempts import (
     Attempts,
     BackendResponse,
@@ -18,9 +19,60 @@ from proofserve.gateway.relay.attempts import (
     Values,
     request_head,
 )
-from proofserve.gateway.relay.gateway import Connection, Entry, Gateway, deadline_of, failure_of
-from proofserve.gateway.relay.stages import step
+from proofserve.gateway.relay.gateway import Connection, Entry, Gateway
 from proofserve.web import key_of, request_id_of
+
+
+class Stage(enum.IntEnum):
+    """What an exchange waits for."""
+
+    RECEIVING = 0  # the body of the request
+    PIPELINED = 1  # the answer to an earlier request of the same connection
+    QUEUED = 2  # a permit
+    CONNECTING = 3  # a connection to the chosen backend; from here on the exchange has a permit
+    WAITING = 4  # the head of the backend's answer
+    RELAYING = 5  # the rest of the answer
+    ENDED = 6  # nothing: all that it held is free
+
+
+class StageMove(enum.IntEnum):
+    HOLD = 0  # an earlier request of the connection is not answered yet
+    RESUME = 1  # all earlier requests of the connection are answered
+    QUEUE = 2  # every permit is in use
+    GRANT = 3  # the exchange gets a permit
+    SEND = 4  # the connection stands, and the request leaves on it
+    RETRY = 5  # the same or another backend is tried again
+    RELAY = 6  # the head of the answer goes to the client
+    END = 7  # the answer is complete, a failure is told, or the client has left
+
+
+class IllegalMove(RuntimeError):
+    """A move that the stage does not allow: a fault of the gateway's own."""
+
+
+# One look-up of a member costs more than a comparison with it, and a request does a dozen of them.
+RECEIVING, PIPELINED, QUEUED, CONNECTING, WAITING, RELAYING, ENDED = Stage
+HOLD, RESUME, QUEUE, GRANT, SEND, RETRY, RELAY, END = StageMove
+
+# Every legal move (ADR 18), a line for each: from which stage it leads to which.
+TABLE: Mapping[StageMove, Mapping[Stage, Stage]] = {
+    HOLD: {RECEIVING: PIPELINED},
+    RESUME: {PIPELINED: RECEIVING},
+    QUEUE: {RECEIVING: QUEUED},
+    GRANT: {RECEIVING: CONNECTING, QUEUED: CONNECTING},
+    SEND: {CONNECTING: WAITING},
+    RETRY: {CONNECTING: CONNECTING, WAITING: CONNECTING},
+    RELAY: {WAITING: RELAYING},
+    END: dict.fromkeys((RECEIVING, PIPELINED, QUEUED, CONNECTING, WAITING, RELAYING), ENDED),
+}
+
+
+def step(stage: Stage, move: StageMove) -> Stage:
+    """The stage after ``move``. Raises IllegalMove."""
+    try:
+        return TABLE[move][stage]
+    except KeyError:
+        raise IllegalMove(f"{move.name} in stage {stage.name}") from None
 
 
 class Exchange:
@@ -44,7 +96,7 @@ class Exchange:
         self._headers = headers
         self._value_of = value_of = values.get
         self._body: bytes | bytearray = b""
-        self._stage = stages.RECEIVING
+        self._stage = RECEIVING
         # Of the request, then of its wait for a permit, then of its time with the permit.
         self._began = gateway.loop.time()
         # When the request left for the backend.
@@ -86,11 +138,11 @@ class Exchange:
 
     def hold(self) -> None:
         """An earlier request of the connection is not answered yet: no deadline runs."""
-        self._stage = step(self._stage, stages.HOLD)
+        self._stage = step(self._stage, HOLD)
 
     def resume_receiving(self) -> None:
         self._began = self._gateway.loop.time()
-        self._stage = step(self._stage, stages.RESUME)
+        self._stage = step(self._stage, RESUME)
 
     def start(self) -> None:
         """The body is complete, and all earlier requests of the connection are answered."""
@@ -98,7 +150,7 @@ class Exchange:
             self._fail(failure)
 
     def client_gone(self) -> None:
-        if self._stage is not stages.ENDED:
+        if self._stage is not ENDED:
             self._end("client_left")
 
     def pause(self) -> None:
@@ -130,7 +182,7 @@ class Exchange:
         if entry is Entry.GRANTED:
             self.permit_granted()
         elif entry is Entry.QUEUED:
-            self._stage = step(self._stage, stages.QUEUE)
+            self._stage = step(self._stage, QUEUE)
         else:
             return gateway.queue_full()
         return None
@@ -140,7 +192,7 @@ class Exchange:
         now = gateway.loop.time()
         gateway.totals.wait.observe(now - self._began)
         self._began = now
-        self._stage = step(self._stage, stages.GRANT)
+        self._stage = step(self._stage, GRANT)
         if attempts.choose():
             attempts.connect(self)
         else:
@@ -150,7 +202,7 @@ class Exchange:
 
     def connected(self, upstream: Upstream, host: bytes) -> None:
         gateway, body = self._gateway, self._body
-        self._stage = step(self._stage, stages.SEND)
+        self._stage = step(self._stage, SEND)
         self._sent = gateway.loop.time()
         own = self._id_line + gateway.backend_lines
         head = request_head(self._target, host, self._headers, gateway.held_back, len(body), own)
@@ -161,7 +213,7 @@ class Exchange:
         gateway, attempts = self._gateway, self._attempts
         if status >= 500 and self._retry("backend_error"):
             return
-        self._stage = step(self._stage, stages.RELAY)
+        self._stage = step(self._stage, RELAY)
         now = gateway.loop.time()
         series = attempts.answered(status, gateway.totals)
         series.first.observe(now - self._began)
@@ -190,7 +242,7 @@ class Exchange:
     def answer_broken(self, failure: Failure) -> None:
         """Before the answer has begun another backend may give it; afterwards none can."""
         closed_while_idle = self._attempts.lost()
-        if self._stage is stages.RELAYING:
+        if self._stage is RELAYING:
             self._attempts.failed()
             self._fail(failure)
         elif closed_while_idle:
@@ -202,30 +254,39 @@ class Exchange:
 
     def deadline(self, now: float) -> float:
         """When this request has taken too long, as of ``now``: seconds of the loop's clock."""
-        since = self._sent
-        if self._answer is not None:
+        stage, timeouts = self._stage, self._gateway.timeouts
+        if stage is QUEUED:
+            return self._began + timeouts.queue
+        if stage is PIPELINED:
+            return math.inf
+        most = self._began + timeouts.total
+        if stage is WAITING:
+            return min(self._sent + timeouts.first_byte, most)
+        if stage is RELAYING and self._answer is not None:
             # Silence counts from the latest byte, and not while the client holds the backend back.
-            since = now if self._paused else self._answer.last
-        return deadline_of(self._stage, self._began, since, self._gateway.timeouts)
+            return min((now if self._paused else self._answer.last) + timeouts.stall, most)
+        # The pool limits the time to connect.
+        return most
 
     def check(self, now: float) -> None:
         if now < self.deadline(now):
             return
-        gateway, stage = self._gateway, self._stage
-        failure = failure_of(stage, self._began, now, gateway.timeouts)
-        if stage is stages.RECEIVING:
+        stage = self._stage
+        if stage is RECEIVING:
             self.keep_alive = False
-            self._fail(self.refusal or failure)
-        elif stage is stages.QUEUED:
-            self._fail(failure.after(gateway.expected_wait))
-        elif failure is failures.FIRST_BYTE_TIMEOUT:
-            self.retry_or_fail(failure)
+            self._fail(self.refusal or failures.RECEIVE_TIMEOUT)
+        elif stage is QUEUED:
+            self._fail(failures.QUEUE_TIMEOUT.after(self._gateway.expected_wait))
+        elif now >= self._began + self._gateway.timeouts.total:
+            self._fail(failures.TOTAL_TIMEOUT)
+        elif stage is WAITING:
+            self.retry_or_fail(failures.FIRST_BYTE_TIMEOUT)
         else:
-            self._fail(failure)
+            self._fail(failures.STALL_TIMEOUT)
 
     def shut_down(self) -> None:
         self.keep_alive = False
-        if self._stage is stages.PIPELINED:
+        if self._stage is PIPELINED:
             # The answer to an earlier request goes out on the connection: no other may be sent.
             self._end(failures.SHUTTING_DOWN.code)
         else:
@@ -239,7 +300,7 @@ class Exchange:
 
     def _connect_again(self, reason: str, fresh: bool = False) -> None:
         self._gateway.totals.retries[reason] += 1
-        self._stage = step(self._stage, stages.RETRY)
+        self._stage = step(self._stage, RETRY)
         self._attempts.connect(self, fresh)
 
     def retry_or_fail(self, failure: Failure) -> None:
@@ -249,7 +310,7 @@ class Exchange:
 
     def _fail(self, failure: Failure) -> None:
         """Tell the client of a failure: by an answer, if none has begun."""
-        if self._stage is stages.RELAYING:
+        if self._stage is RELAYING:
             self._break_off(failure)
             return
         lines = self._gateway.cross_origin.lines(self._value_of(b"origin"))
@@ -269,7 +330,7 @@ class Exchange:
     def _end(self, outcome: str) -> None:
         """Free everything: the one place where it happens."""
         gateway, stage, client, answer = self._gateway, self._stage, self._client, self._answer
-        self._stage = step(stage, stages.END)
+        self._stage = step(stage, END)
         self.response_complete = True
         gateway.deadlines.watched.discard(self)
         self._attempts.release()
@@ -278,8 +339,8 @@ class Exchange:
             # Without an answer of a backend nothing was used.
             client.settle(self._charge, 0 if answer is None else answer.end(held))
         gateway.totals.outcomes["unknown" if client is None else client.name, outcome] += 1
-        if stage is stages.QUEUED:
+        if stage is QUEUED:
             gateway.admission.abandon(self)
-        elif stage >= stages.CONNECTING:
+        elif stage >= CONNECTING:
             gateway.admission.leave(held)
         self._connection.answered(self)

@@ -2,7 +2,6 @@
 
 import asyncio
 import enum
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
@@ -22,9 +21,8 @@ from proofserve.gateway.limits import (
     read_body,
 )
 from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
-from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
+from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.attempts import HOP_BY_HOP, CrossOrigin, response_head
-from proofserve.gateway.relay.stages import PIPELINED, QUEUED, RECEIVING, RELAYING, WAITING, Stage
 
 # Weight of the latest permit in the average time that a permit is held.
 LATEST_WEIGHT = 0.1
@@ -105,33 +103,6 @@ class PermitQueue:
                 waiter.permit_granted()
         finally:
             self._granting = False
-
-
-def deadline_of(stage: Stage, began: float, since: float, timeouts: Timeouts) -> float:
-    """When an exchange has been in ``stage`` for too long, in seconds of the loop's clock.
-
-    ``began`` is when its request, its wait for a permit or its time with the permit began, in that
-    order; ``since`` is when the request left for the backend or the latest byte of the answer came.
-    """
-    if stage is QUEUED:
-        return began + timeouts.queue
-    if stage is PIPELINED:
-        return math.inf
-    most = began + timeouts.total
-    if stage is WAITING:
-        return min(since + timeouts.first_byte, most)
-    # The pool limits the time to connect.
-    return min(since + timeouts.stall, most) if stage is RELAYING else most
-
-
-def failure_of(stage: Stage, began: float, now: float, timeouts: Timeouts) -> Failure:
-    if stage is RECEIVING:
-        return failures.RECEIVE_TIMEOUT
-    if stage is QUEUED:
-        return failures.QUEUE_TIMEOUT
-    if now >= began + timeouts.total:
-        return failures.TOTAL_TIMEOUT
-    return failures.FIRST_BYTE_TIMEOUT if stage is WAITING else failures.STALL_TIMEOUT
 
 
 class Deadlines:

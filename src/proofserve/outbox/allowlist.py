@@ -1,4 +1,4 @@
-"""One attempt to deliver a callback, and only to addresses of the allowlist.
+"""Where callbacks may go: only to addresses of the allowlist.
 
 For each attempt the sender looks the name up once and connects to an address that it has checked.
 A check of the URL alone is not enough: the owner of a name can change its addresses at any time.
@@ -8,22 +8,12 @@ import asyncio
 import contextlib
 import re
 import socket
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
 import httpx
-
-from proofserve.outbox.callbacks import Delivery
-from proofserve.wire.callbacks import (
-    KEY_HEADER,
-    SEQUENCE_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    Envelope,
-)
 
 Address = IPv4Address | IPv6Address
 
@@ -40,11 +30,6 @@ Resolve = Callable[[str, int], Coroutine[Any, Any, Sequence[Address]]]
 _LOOKUP_S = 2.0
 # Most lookups at a time: a slow resolver must not use all threads of the process.
 _MOST_LOOKUPS = 4
-# A large body gets more time: a million artifacts have about 65 MB. Bytes per second.
-_SLOWEST_UPLOAD = 1_000_000
-
-# Kept bytes of an error response, and characters of a redirect's target.
-_EXCERPT = 300
 
 
 class ForbiddenTarget(httpx.TransportError):
@@ -178,94 +163,6 @@ class CheckedTransport(httpx.AsyncHTTPTransport):
             except httpx.ConnectError as error:
                 refused = error
         raise refused
-
-
-@dataclass(frozen=True, slots=True)
-class Outward:
-    """Where callbacks may go, and the secret that signs them, if any. ``clock``: Unix seconds."""
-
-    allowlist: Allowlist = field(default_factory=Allowlist)
-    secret: bytes | None = field(default=None, repr=False)
-    resolve: Resolve = resolve
-    clock: Callable[[], float] = time.time
-
-
-def new_client(outward: Outward) -> httpx.AsyncClient:
-    """A client that connects to allowed addresses only, without redirects and proxies."""
-    transport = CheckedTransport(outward.allowlist, outward.resolve)
-    # httpx's timeout starts again with every byte; ``post`` limits the whole attempt.
-    return httpx.AsyncClient(
-        transport=transport,
-        timeout=None,  # noqa: S113
-        follow_redirects=False,
-        trust_env=False,
-    )
-
-
-async def post(
-    client: httpx.AsyncClient, outward: Outward, delivery: Delivery, body: bytes, timeout_s: float
-) -> str | None:
-    """POST ``body``. Returns the error, or None if the target answered with a 2xx status.
-
-    A redirect is an error: it is not followed, so no receiver has the callback. The target has
-    ``timeout_s`` seconds, and another second for each megabyte of the body.
-    """
-    headers = {
-        "Content-Type": "application/json",
-        KEY_HEADER: delivery.key,
-        SEQUENCE_HEADER: str(delivery.sequence),
-    }
-    if outward.secret is not None:
-        now = int(outward.clock())
-        envelope = Envelope(delivery.endpoint, delivery.key, delivery.sequence, now)
-        # In a thread: a body of a million artifacts would block the loop for a tenth of a second.
-        signature = await asyncio.to_thread(envelope.sign, outward.secret, body)
-        headers |= {TIMESTAMP_HEADER: str(now), SIGNATURE_HEADER: signature}
-    url = f"{delivery.url}/{delivery.endpoint}"
-    allowed_s = timeout_s + len(body) / _SLOWEST_UPLOAD
-    accepted = False
-    error = None
-    try:
-        async with (
-            asyncio.timeout(allowed_s),
-            client.stream("POST", url, content=body, headers=headers) as response,
-        ):
-            accepted = response.is_success
-            if not accepted:
-                detail = _redirect(response, delivery.endpoint) or await _excerpt(response)
-                error = f"HTTP {response.status_code}: {detail}"
-    except TimeoutError:
-        error = f"no answer within {allowed_s:.1f} s"
-    except (httpx.HTTPError, httpx.InvalidURL) as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    # After a 2xx status, an error in the rest of the answer does not matter.
-    return None if accepted else error
-
-
-def _redirect(response: httpx.Response, endpoint: str) -> str | None:
-    """Where a redirect leads and what to do about it; None for any other answer."""
-    if not response.has_redirect_location:
-        return None
-    location = response.headers["location"]
-    try:
-        location = str(response.url.join(location))
-    except httpx.InvalidURL:
-        return f"redirects to {location[:_EXCERPT]!r}, which is not an address"
-    base = location.removesuffix(f"/{endpoint}")
-    return (
-        f"redirects to {location[:_EXCERPT]}; redirects are not followed:"
-        f" configure {base[:_EXCERPT]} as the callback URL"
-    )
-
-
-async def _excerpt(response: httpx.Response) -> str:
-    text = b""
-    with contextlib.suppress(httpx.HTTPError):
-        async for chunk in response.aiter_raw():
-            text += chunk
-            if len(text) >= _EXCERPT:
-                break
-    return text[:_EXCERPT].decode(errors="replace").strip()
 
 
 @dataclass(slots=True, eq=False)
