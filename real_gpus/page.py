@@ -1,6 +1,8 @@
-"""``docs/real-gpus.md`` and its picture: what came of all verifications."""
+"""``docs/real-gpus.md``, its tables as CSV, and its picture: what came of all verifications."""
 
+import csv
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +20,7 @@ _SOON: Final = 100
 PARTS: Final = 10
 _HEAD: Final = (
     *("judged", "references on", "suspect node", "choices and nodes"),
-    *("convicted", "after", "cleared", "after"),
+    *("convicted", "convicted after", "cleared", "cleared after"),
 )
 _SHARES: Final = (0.5, 0.99, 0.999)
 _CLEARED: Final = 0.99
@@ -39,7 +41,6 @@ def page(found: Found, orders: int, nonces: int, machine: str) -> str:
         honest_runs=sum(len(of.nodes) for of in honest) * orders // PARTS,
         tables="\n\n".join(_of_group(group, kinds) for group, kinds in found),
         worst=_worst(found),
-        deployments=_deployments([group for group, _ in found]),
         network=_network([group for group, _ in found]),
     )
 
@@ -57,10 +58,16 @@ def convicted_honest(found: Found) -> list[str]:
 
 
 def _of_group(group: Group, kinds: Mapping[Kind, Endings]) -> str:
+    """Of cheap ones those of which every nonce is cheap; the CSV has the others."""
     title = f"### {group.model}, {len(group.deployments)} deployments"
     if not kinds:
         return f"{title}\n\nWith three references none is left to be judged."
-    rows = [
+    whole = {kind: of for kind, of in kinds.items() if kind.share == 1.0}
+    return f"{title}\n\n{_table(_HEAD, _rows(whole))}"
+
+
+def _rows(kinds: Mapping[Kind, Endings]) -> list[Sequence[str]]:
+    return [
         (
             _title(kind),
             f"{kind.kinds} kind{'s' * (kind.kinds > 1)} of card",
@@ -73,7 +80,12 @@ def _of_group(group: Group, kinds: Mapping[Kind, Endings]) -> str:
         # A suspect of yet other weights says nothing.
         if not kind.cheap or kind.suspect in {"", kind.weights}
     ]
-    return f"{title}\n\n{_table(_HEAD, rows)}"
+
+
+def verdicts_csv(found: Found) -> str:
+    """Every line of the tables, also of nodes that are cheap in a share of their nonces."""
+    rows = [(group.model, *row) for group, kinds in found for row in _rows(kinds)]
+    return _csv(("model", *_HEAD), rows)
 
 
 def _title(kind: Kind) -> str:
@@ -104,7 +116,8 @@ def _worst(found: Found) -> str:
     return "\n".join(lines)
 
 
-def _deployments(groups: Sequence[Group]) -> str:
+def deployments_csv(groups: Sequence[Group]) -> str:
+    """Which file has which weights and GPUs, and how far it is from honest ones."""
     rows = [
         (
             each.name,
@@ -117,7 +130,7 @@ def _deployments(groups: Sequence[Group]) -> str:
         for group in groups
         for i, each in enumerate(group.deployments)
     ]
-    return _table(("file", "model", "weights", "ran on", "", "median distance"), rows)
+    return _csv(("file", "model", "weights", "ran on", "is", "median distance"), rows)
 
 
 def _median(group: Group, node: int) -> float:
@@ -139,6 +152,12 @@ def _network(groups: Sequence[Group]) -> str:
         more = f" and {cheap} of {of_cheap} pairs with a cheap one" if of_cheap else ""
         parts.append(f"{honest} of {of_honest} pairs of honest {group.model} nodes{more}")
     return f"convicts {'; '.join(parts)}."
+
+
+def _csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
