@@ -20,8 +20,10 @@ _SOON: Final = 100
 PARTS: Final = 10
 _HEAD: Final = (
     *("judged", "references on", "suspect node", "choices and nodes"),
-    *("convicted", "convicted after", "cleared", "cleared after"),
+    *("convicted", "cleared", "convicted after", "cleared after"),
 )
+# So many columns are on the page, all in the CSV.
+_SHOWN: Final = 6
 _SHARES: Final = (0.5, 0.99, 0.999)
 _CLEARED: Final = 0.99
 
@@ -63,7 +65,8 @@ def _of_group(group: Group, kinds: Mapping[Kind, Endings]) -> str:
     if not kinds:
         return f"{title}\n\nWith three references none is left to be judged."
     whole = {kind: of for kind, of in kinds.items() if kind.share == 1.0}
-    return f"{title}\n\n{_table(_HEAD, _rows(whole))}"
+    rows = [row[:_SHOWN] for row in _rows(whole)]
+    return f"{title}\n\n{_table(_HEAD[:_SHOWN], rows)}"
 
 
 def _rows(kinds: Mapping[Kind, Endings]) -> list[Sequence[str]]:
@@ -73,8 +76,8 @@ def _rows(kinds: Mapping[Kind, Endings]) -> list[Sequence[str]]:
             f"{kind.kinds} kind{'s' * (kind.kinds > 1)} of card",
             kind.suspect or "none",
             str(len(of.nodes) // PARTS),
-            *_ended(of, of.convicted),
-            *_ended(of, of.cleared),
+            *(f"{of.share(ended, _SOON):.2%}" for ended in (of.convicted, of.cleared)),
+            *(_after(of, ended) for ended in (of.convicted, of.cleared)),
         )
         for kind, of in kinds.items()
         # A suspect of yet other weights says nothing.
@@ -96,10 +99,9 @@ def _title(kind: Kind) -> str:
     )
 
 
-def _ended(of: Endings, ended: Sequence[NDArray[np.int64]]) -> tuple[str, str]:
-    share = of.share(ended, _SOON)
+def _after(of: Endings, ended: Sequence[NDArray[np.int64]]) -> str:
     after = (of.nonces(ended, each) for each in _SHARES)
-    return f"{share:.2%}", ", ".join("-" if each is None else str(each) for each in after)
+    return ", ".join("-" if each is None else str(each) for each in after)
 
 
 def _worst(found: Found) -> str:
