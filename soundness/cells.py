@@ -82,14 +82,13 @@ def honest_summary(rows: Sequence[CellRow]) -> tuple[Sequence[str], list[list[st
         real = list(dict.fromkeys(row["node"] for row in cells if row["processor"]))
         worst = max(float(row["convicted"]) for row in cells)
         soon = (_soon(cells, form) for form in FORMS)
-        lines.append([model, scheme, str(len(nodes)), " / ".join(real), f"{worst:g} %", *soon])
-    head = ["model", "scheme", "nodes", "of them real", "convicted at most"]
-    return [*head, *(f"cleared, {form}" for form in FORMS)], lines
+        lines.append([model, scheme, f"{len(nodes)}: {' / '.join(real)}", f"{worst:g}", *soon])
+    return ["model", "scheme", "nodes: the real ones", "convicted", *FORMS], lines
 
 
 def _soon(cells: Sequence[CellRow], form: str) -> str:
     own = (row["cleared_soon"] for row in cells if row["form"] == form and row["processor"])
-    return f"{' / '.join(own)} %"
+    return " / ".join(own)
 
 
 def cheat_summary(rows: Sequence[CellRow]) -> tuple[Sequence[str], list[list[str]]]:
@@ -100,9 +99,8 @@ def cheat_summary(rows: Sequence[CellRow]) -> tuple[Sequence[str], list[list[str
         caught = sum(row["convicted_after"] != NEVER for row in cells)
         worst = (_slowest([row for row in cells if row["share"] == share]) for share in shares)
         cleared = max(float(row["cleared"]) for row in cells)
-        lines.append([model, scheme, f"{caught} of {len(cells)}", *worst, f"{cleared:g} %"])
-    head = ["model", "scheme", "convicted", *(f"at {share} %" for share in shares)]
-    return [*head, "cleared at most"], lines
+        lines.append([model, scheme, f"{caught} of {len(cells)}", *worst, f"{cleared:g}"])
+    return ["model", "scheme", "convicted", *(f"at {s} %" for s in shares), "cleared"], lines
 
 
 def _slowest(cells: Sequence[CellRow]) -> str:

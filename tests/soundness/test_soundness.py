@@ -74,7 +74,7 @@ def test_the_page_says_what_was_tried_and_a_wrong_conviction(found: Found, tmp_p
     assert read(written(rows)) == rows
     (own,) = [r for r in rows if (r["node"], r["form"]) == ("a node", FORMS[0])]
     assert own["processor"] == "a card"
-    assert f"| {own['cleared_soon']} % |" in text
+    assert f"| {own['cleared_soon']} |" in text
     assert pages.convicted_honest([found]) == []
     node = found.honest[0]
     cells = {**node.cells, FORMS[0]: replace(node.cells[FORMS[0]], convicted=3)}
