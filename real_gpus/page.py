@@ -163,8 +163,8 @@ def _csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    first, *others = (f"| {' | '.join(cells)} |" for cells in [head, *rows])
+    return "\n".join([first, f"|{'---|' * len(head)}", *others])
 
 
 def draw(groups: Sequence[Group], file: Path) -> None:

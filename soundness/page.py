@@ -101,4 +101,5 @@ def _forged(found: Sequence[Found]) -> str:
 
 
 def table(head: Row, rows: Sequence[Row]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+    first, *others = (f"| {' | '.join(row)} |" for row in [head, *rows])
+    return "\n".join([first, f"|{'---|' * len(head)}", *others])
