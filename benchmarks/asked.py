@@ -1,7 +1,7 @@
 """Answers that must be asked for until a cheap writer is convicted.
 
-``python -m benchmarks.asked`` prints the table of ``docs/receipts.md``: an asker is recognised with a
-chance of ``known``, and a share of the other answers is cheap. Answers change the log of the
+``python -m benchmarks.asked`` prints the table of ``docs/receipts.md``: an asker is recognised with
+a chance of ``known``, and a share of the other answers is cheap. Answers change the log of the
 evidence by normal numbers.
 """
 
