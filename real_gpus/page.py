@@ -19,11 +19,11 @@ _SOON: Final = 100
 # In so many parts, with seeds of their own, orders are tried.
 PARTS: Final = 10
 _HEAD: Final = (
-    *("judged", "references on", "suspect node", "choices and nodes"),
-    *("convicted", "cleared", "convicted after", "cleared after"),
+    *("judged", "references on", "suspect node", "convicted", "cleared"),
+    *("choices and nodes", "convicted after", "cleared after"),
 )
 # So many columns are on the page, all in the CSV.
-_SHOWN: Final = 6
+_SHOWN: Final = 5
 _SHARES: Final = (0.5, 0.99, 0.999)
 _CLEARED: Final = 0.99
 
@@ -75,8 +75,8 @@ def _rows(kinds: Mapping[Kind, Endings]) -> list[Sequence[str]]:
             _title(kind),
             f"{kind.kinds} kind{'s' * (kind.kinds > 1)} of card",
             kind.suspect or "none",
-            str(len(of.nodes) // PARTS),
             *(f"{of.share(ended, _SOON):.2%}" for ended in (of.convicted, of.cleared)),
+            str(len(of.nodes) // PARTS),
             *(_after(of, ended) for ended in (of.convicted, of.cleared)),
         )
         for kind, of in kinds.items()

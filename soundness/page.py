@@ -91,13 +91,12 @@ def _calibrations(found: Sequence[Found]) -> str:
 
 
 def _forged(found: Sequence[Found]) -> str:
-    head = ["scheme", "tests", "convicted", "nonces at most"]
-    rows = [
-        [each.scheme, one.tests, f"{one.convicted} of {one.times}", str(one.most)]
+    cells = [
+        f"{each.scheme} by {one.tests} {one.convicted} of {one.times}, {one.most} nonces at most"
         for each in found
         for one in each.forged
     ]
-    return table(head, rows)
+    return "; ".join(cells)
 
 
 def table(head: Row, rows: Sequence[Row]) -> str:

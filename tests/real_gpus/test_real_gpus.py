@@ -71,10 +71,11 @@ def test_the_page_has_a_line_for_each_kind_and_names_who_was_convicted(
     kinds = together([judged(group, 1, 64, seed) for seed in range(PARTS)])
     (kind,) = kinds
     text = page([(group, kinds)], PARTS, 64, "a machine")
-    assert f"honest, FP8 | 1 kind of card | none | {len(kinds[kind].nodes) // PARTS} |" in text
+    assert "| honest, FP8 | 1 kind of card | none | 0.00% |" in text
     (head, row) = verdicts_csv([(group, kinds)]).splitlines()
     assert head.startswith("model,judged,references on,")
-    assert row.startswith(f'{group.model},"honest, FP8",1 kind of card,none,')
+    assert row.startswith(f'{group.model},"honest, FP8",1 kind of card,none,0.00%,')
+    assert f",{len(kinds[kind].nodes) // PARTS}," in row
     assert convicted_honest([(group, kinds)]) == []
     wrong = Endings([np.array([9])], [np.array([NEVER])], ["a node"])
     assert convicted_honest([(group, {kind: wrong})]) == [f"{group.model}: a node was convicted"]
