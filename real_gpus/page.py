@@ -60,11 +60,15 @@ def convicted_honest(found: Found) -> list[str]:
 
 
 def _of_group(group: Group, kinds: Mapping[Kind, Endings]) -> str:
-    """Of cheap ones those of which every nonce is cheap; the CSV has the others."""
+    """Honest ones without a suspect, and cheap ones in every nonce; the CSV has the others."""
     title = f"### {group.model}, {len(group.deployments)} deployments"
     if not kinds:
         return f"{title}\n\nWith three references none is left to be judged."
-    whole = {kind: of for kind, of in kinds.items() if kind.share == 1.0}
+    whole = {
+        kind: of
+        for kind, of in kinds.items()
+        if kind.share == 1.0 and (kind.cheap or not kind.suspect)
+    }
     rows = [row[:_SHOWN] for row in _rows(whole)]
     return f"{title}\n\n{_table(_HEAD[:_SHOWN], rows)}"
 
