@@ -95,7 +95,7 @@ models: $(READY) ## Serve and judge every family and format on this CPU, and wri
 real-gpus: $(READY) ## Judge vectors that real GPUs published by each other, and write docs/real-gpus.md (GPUS=folder of more).
 	OMP_NUM_THREADS=1 $(BIN)/python -m real_gpus run $(GPUS:%=--folder %)
 
-soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md (some two hours; RECORD, EXAMINE=folder).
+soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md and its CSV (some two hours; RECORD, EXAMINE=folder).
 	$(BIN)/python -m soundness $(if $(RECORD),record $(RECORD),run $(EXAMINE:%=--examine %) $(SOUNDNESS))
 
 exact: $(READY) ## How often the bits of two vLLM servers agree, in docs/exact.md (26 starts, half an hour).

@@ -115,7 +115,7 @@ def _machine(
 
 MACHINES: Final = (
     _machine("16 cores, 256 GB", 256, products=1.6e12, read=3e9, touched=1e11),
-    _machine("a card of 24 GB", 24, products=4e13, read=3e9, touched=8e11),
+    _machine("a GPU of 24 GB", 24, products=4e13, read=3e9, touched=8e11),
     _machine("an H100 of 80 GB", 80, products=4e13, read=3e9, touched=2.5e12),
 )
 

@@ -22,7 +22,7 @@ KV_FP8: Final = ("--kv-cache-dtype", "fp8")
 
 # Of vLLM 0.32's build for processors, seen here.
 NO_SIGMOID: Final = (
-    "vLLM's build for processors routes sigmoid scores by groups alone: the first chat, or proof by"
+    "vLLM's CPU build routes sigmoid scores by groups alone: the first chat, or proof by"
     ' natural routing, ends in its `assert self.scoring_func == "softmax"`'
 )
 

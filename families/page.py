@@ -114,5 +114,5 @@ def _reason(candidate: Candidate, found: Mapping[str, Row]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    first, *others = (f"| {' | '.join(line)} |" for line in [head, *rows])
+    return "\n".join([first, f"|{'---|' * len(head)}", *others])

@@ -19,7 +19,7 @@ from proofserve.rounds.computation import chunks
 from proofserve.verifier.claims import document, kernel_facts
 from proofserve.verifier.orders import WorkOptions, order_of
 from real_gpus.deployments import FOLDER, ROOT, Group, groups, read
-from real_gpus.page import PARTS, convicted_honest, draw, page
+from real_gpus.page import PARTS, convicted_honest, deployments_csv, draw, page, verdicts_csv
 from real_gpus.trying import Endings, Kind, judged, together
 
 PAGE: Final = ROOT / "docs" / "real-gpus.md"
@@ -37,7 +37,9 @@ def run(
     ] = None,
     orders: Annotated[int, typer.Option(help="Of each choice of references and node.")] = 1000,
     nonces: Annotated[int, typer.Option(help="The longest verification.")] = 100,
-    into: Annotated[Path, typer.Option(help="The page; its picture is beside it.")] = PAGE,
+    into: Annotated[
+        Path, typer.Option(help="The page; its tables and picture are beside it.")
+    ] = PAGE,
 ) -> None:
     """Judge all deployments, and write docs/real-gpus.md (a quarter of an hour on two cores).
 
@@ -59,6 +61,8 @@ def run(
         facts = machine()
         text = page(found, orders, nonces, f"{facts['cores']} cores of {facts['processor']}")
         into.write_text(text)
+        into.with_suffix(".csv").write_text(verdicts_csv(found))
+        into.with_name(f"{into.stem}-deployments.csv").write_text(deployments_csv(known))
         draw(known, into.with_suffix(".png"))
         session.tell(f"wrote {into}")
         if wrong := convicted_honest(found):

@@ -1,6 +1,8 @@
-"""``docs/real-gpus.md`` and its picture: what came of all verifications."""
+"""``docs/real-gpus.md``, its tables as CSV, and its picture: what came of all verifications."""
 
+import csv
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +19,11 @@ _SOON: Final = 100
 # In so many parts, with seeds of their own, orders are tried.
 PARTS: Final = 10
 _HEAD: Final = (
-    *("judged", "references on", "suspect node", "choices and nodes"),
-    *("convicted", "after", "cleared", "after"),
+    *("judged", "references on", "suspect node", "convicted", "cleared"),
+    *("choices and nodes", "convicted after", "cleared after"),
 )
+# So many columns are on the page, all in the CSV.
+_SHOWN: Final = 5
 _SHARES: Final = (0.5, 0.99, 0.999)
 _CLEARED: Final = 0.99
 
@@ -39,7 +43,6 @@ def page(found: Found, orders: int, nonces: int, machine: str) -> str:
         honest_runs=sum(len(of.nodes) for of in honest) * orders // PARTS,
         tables="\n\n".join(_of_group(group, kinds) for group, kinds in found),
         worst=_worst(found),
-        deployments=_deployments([group for group, _ in found]),
         network=_network([group for group, _ in found]),
     )
 
@@ -57,23 +60,39 @@ def convicted_honest(found: Found) -> list[str]:
 
 
 def _of_group(group: Group, kinds: Mapping[Kind, Endings]) -> str:
+    """Honest ones without a suspect, and cheap ones in every nonce; the CSV has the others."""
     title = f"### {group.model}, {len(group.deployments)} deployments"
     if not kinds:
         return f"{title}\n\nWith three references none is left to be judged."
-    rows = [
+    whole = {
+        kind: of
+        for kind, of in kinds.items()
+        if kind.share == 1.0 and (kind.cheap or not kind.suspect)
+    }
+    rows = [row[:_SHOWN] for row in _rows(whole)]
+    return f"{title}\n\n{_table(_HEAD[:_SHOWN], rows)}"
+
+
+def _rows(kinds: Mapping[Kind, Endings]) -> list[Sequence[str]]:
+    return [
         (
             _title(kind),
             f"{kind.kinds} kind{'s' * (kind.kinds > 1)} of card",
             kind.suspect or "none",
+            *(f"{of.share(ended, _SOON):.2%}" for ended in (of.convicted, of.cleared)),
             str(len(of.nodes) // PARTS),
-            *_ended(of, of.convicted),
-            *_ended(of, of.cleared),
+            *(_after(of, ended) for ended in (of.convicted, of.cleared)),
         )
         for kind, of in kinds.items()
         # A suspect of yet other weights says nothing.
         if not kind.cheap or kind.suspect in {"", kind.weights}
     ]
-    return f"{title}\n\n{_table(_HEAD, rows)}"
+
+
+def verdicts_csv(found: Found) -> str:
+    """Every line of the tables, also of nodes that are cheap in a share of their nonces."""
+    rows = [(group.model, *row) for group, kinds in found for row in _rows(kinds)]
+    return _csv(("model", *_HEAD), rows)
 
 
 def _title(kind: Kind) -> str:
@@ -84,10 +103,9 @@ def _title(kind: Kind) -> str:
     )
 
 
-def _ended(of: Endings, ended: Sequence[NDArray[np.int64]]) -> tuple[str, str]:
-    share = of.share(ended, _SOON)
+def _after(of: Endings, ended: Sequence[NDArray[np.int64]]) -> str:
     after = (of.nonces(ended, each) for each in _SHARES)
-    return f"{share:.2%}", ", ".join("-" if each is None else str(each) for each in after)
+    return ", ".join("-" if each is None else str(each) for each in after)
 
 
 def _worst(found: Found) -> str:
@@ -104,7 +122,8 @@ def _worst(found: Found) -> str:
     return "\n".join(lines)
 
 
-def _deployments(groups: Sequence[Group]) -> str:
+def deployments_csv(groups: Sequence[Group]) -> str:
+    """Which file has which weights and GPUs, and how far it is from honest ones."""
     rows = [
         (
             each.name,
@@ -117,7 +136,7 @@ def _deployments(groups: Sequence[Group]) -> str:
         for group in groups
         for i, each in enumerate(group.deployments)
     ]
-    return _table(("file", "model", "weights", "ran on", "", "median distance"), rows)
+    return _csv(("file", "model", "weights", "ran on", "is", "median distance"), rows)
 
 
 def _median(group: Group, node: int) -> float:
@@ -141,9 +160,15 @@ def _network(groups: Sequence[Group]) -> str:
     return f"convicts {'; '.join(parts)}."
 
 
+def _csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    first, *others = (f"| {' | '.join(cells)} |" for cells in [head, *rows])
+    return "\n".join([first, f"|{'---|' * len(head)}", *others])
 
 
 def draw(groups: Sequence[Group], file: Path) -> None:

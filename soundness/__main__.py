@@ -12,6 +12,7 @@ from matrix.columns import INTERPRETER
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.lab.host import machine, processor_here
 from soundness import answers, contexts, exact, exact_page, writers
+from soundness.cells import cell_rows, written
 from soundness.forged import forged_files
 from soundness.jobs import PROGRESS_S, Job, run_all
 from soundness.page import convicted_honest, page
@@ -22,6 +23,7 @@ from soundness.subjects import BY_NAME, FOLDER, ROOT, SUBJECTS, Subject
 from soundness.trying import Trial, calibration_of, tried
 
 PAGE: Final = ROOT / "docs" / "soundness.md"
+CELLS: Final = PAGE.with_suffix(".csv")
 RESULTS: Final = FOLDER / "results"
 NODES: Final = FOLDER / "nodes"
 
@@ -38,7 +40,7 @@ def run(
     ] = None,
     examine: Examine = None,
 ) -> None:
-    """Try everything, and write docs/soundness.md (some two hours on two cores).
+    """Try everything, write docs/soundness.md and its CSV (some two hours on two cores).
 
     Vectors are kept in .cache: what was interrupted goes on where it was. The
     page has the models that were ever run, each as it was the last time. Exit
@@ -61,6 +63,7 @@ def run(
         run_all(tries, typer.echo)
         found = Found.all_of(RESULTS, [(s.arch, scheme) for s in SUBJECTS for scheme in s.schemes])
     facts = machine()
+    CELLS.write_text(written(cell_rows(found)))
     PAGE.write_text(page(found, f"{facts['cores']} cores of {facts['processor']}"))
     minutes = (time.monotonic() - began) / 60
     typer.echo(f"wrote {PAGE.relative_to(ROOT)} after {minutes:.0f} minutes")

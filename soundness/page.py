@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from soundness.results import FORMS, Cell, Cheat, Found, HonestNode
+from soundness.cells import CHEAT, NEVER, CellRow, cell_rows, cheat_summary, honest_summary, summary
+from soundness.results import Found
 from soundness.subjects import BY_NAME
 
 TEXT: Final = Path(__file__).with_suffix(".txt")
 UNKNOWN: Final = (
-    "GPUs, models of a real size, contexts beyond {longest} tokens, processors other than those"
+    "GPUs, models of a real size, contexts beyond {longest} tokens, CPUs other than those"
     " named here, kernels that round where none of the emulated ones does, and weights that were"
     " rounded with the help of data (AWQ, GPTQ)."
 )
@@ -18,23 +19,32 @@ Row = Sequence[str]
 
 def page(found: Sequence[Found], machine: str) -> str:
     """``found`` are the models and schemes that were tried."""
+    rows = cell_rows(found)
     lengths = {f"{max(n.nonces for n in f.honest)} of {f.seq_len}": 0 for f in found}
     arches = list(dict.fromkeys(each.arch for each in found))
+    processors = {row["processor"] for row in rows if row["processor"]}
     return TEXT.read_text().format(
-        summary=summary(found),
+        summary=_summary(found, rows),
         unknown=_unknown(found),
         runs=found[0].runs,
-        most=found[0].most,
         soon=found[0].soon,
         runs_of_cheats=found[0].runs_of_cheats,
-        matrix=_matrix(found),
-        details="\n\n".join(_details(found, arch) for arch in arches),
-        cheats=_cheats(found),
+        honest=table(*honest_summary(rows)),
+        cheats=table(*cheat_summary(rows)),
+        never=never_convicted(rows),
         forged=_forged(found),
         nonces=f"{' or '.join(lengths)} tokens",
+        calibrations=_calibrations(found),
         models=", ".join(f"{arch} ({BY_NAME[arch].what})" for arch in arches),
         machine=machine,
+        processors="; ".join(sorted(processors)),
     )
+
+
+def _summary(found: Sequence[Found], rows: Sequence[CellRow]) -> str:
+    """Also which honest nodes were convicted."""
+    wrong = convicted_honest(found)
+    return f"{summary(rows)} They are: {'; '.join(wrong)}." if wrong else summary(rows)
 
 
 def _unknown(found: Sequence[Found]) -> str:
@@ -49,31 +59,6 @@ def _unknown(found: Sequence[Found]) -> str:
     )
 
 
-def summary(found: Sequence[Found]) -> str:
-    """The answer in one paragraph."""
-    emulated = {node.name for each in found for node in each.honest if node.processor is None}
-    real = [_title(node) for each in found for node in each.honest if node.processor is not None]
-    schemes = {each.scheme for each in found}
-    processors = {n.processor for each in found for n in each.honest if n.processor is not None}
-    cells = [cell for each in found for node in each.honest for cell in node.cells.values()]
-    convicted, tried = sum(cell.convicted for cell in cells), found[0].runs * len(cells)
-    text = (
-        f"Tried as honest nodes were {len(emulated)} emulated kernels on"
-        f" {len({each.arch for each in found})} models, and {len(real)} runs of real nodes on"
-        f" processors that call themselves {'; '.join(sorted(processors))}, with {len(schemes)}"
-        " schemes, and with a calibration, with one that lacks the node's kernel, and without any:"
-        f" **{convicted:,} of {tried:,}** simulated verifications convicted one."
-    )
-    if convicted:
-        text += f" They are: {'; '.join(convicted_honest(found))}."
-    cheats = [cheat for each in found for cheat in each.cheats]
-    slow = sum(cheat.convicts_at[1] is None for cheat in cheats)
-    return (
-        f"{text} Of {len(cheats)} cheats (weights, shares of the nonces and schemes),"
-        f" {len(cheats) - slow} are convicted by 99.9 % of the verifications within 1,000 nonces."
-    )
-
-
 def convicted_honest(found: Sequence[Found]) -> list[str]:
     """The cells that must not be: honest nodes that were convicted."""
     return [
@@ -85,86 +70,35 @@ def convicted_honest(found: Sequence[Found]) -> list[str]:
     ]
 
 
-def _matrix(found: Sequence[Found]) -> str:
-    head = ["model", "scheme", "nodes", *(f"{form}: convicted; cleared" for form in FORMS)]
-    rows = [
-        [each.arch, each.scheme, _nodes(each), *(_sum(each, form) for form in FORMS)]
-        for each in found
-    ]
-    return table(head, rows)
+def never_convicted(rows: Sequence[CellRow]) -> str:
+    """The cheats that are not convicted although all of their nonces are forged."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if (row["kind"], row["share"], row["convicted_after"]) == (CHEAT, "100", NEVER):
+            names.setdefault(f"{row['model']} by {row['scheme']}", []).append(row["node"])
+    text = "; ".join(f"{where}: {' / '.join(cheats)}" for where, cheats in names.items())
+    return f"Never convicted on all nonces: {text or 'none'}."
 
 
-def _real(found: Found) -> Sequence[HonestNode]:
-    return [node for node in found.honest if node.processor is not None]
-
-
-def _nodes(found: Found) -> str:
-    return f"{len(found.honest)}, of them {' / '.join(node.name for node in _real(found))}"
-
-
-def _sum(found: Found, form: str) -> str:
-    most = max(node.cells[form].convicted for node in found.honest)
-    cleared = (f"{node.cells[form].soon / found.runs:.1%}" for node in _real(found))
-    return f"{_strong(most)}; {' / '.join(cleared)}"
-
-
-def _details(found: Sequence[Found], arch: str) -> str:
-    """The model's nodes one by one: convicted, cleared, no verdict and undecided of each form."""
-    of_model = [each for each in found if each.arch == arch]
-    head = ["honest node", *(f"{each.scheme}, {form}" for each in of_model for form in FORMS)]
-    names = dict.fromkeys(_title(node) for each in of_model for node in each.honest)
-    known = [{_title(node): node for node in each.honest} for each in of_model]
-    rows = [
-        [name, *(_cell(of[name].cells[form]) for of in known for form in FORMS)] for name in names
-    ]
-    about = "; ".join(f"{each.scheme}: {each.calibration}" for each in of_model)
-    return (
-        f"### {arch}: {BY_NAME[arch].what}, {of_model[0].seq_len} tokens\n\n{about}. In a cell:"
-        f" convicted, then cleared, no verdict, undecided.\n\n{table(head, rows)}"
-    )
-
-
-def _title(node: HonestNode) -> str:
-    return f"{node.name}, {node.processor}" if node.processor else node.name
-
-
-def _cell(cell: Cell) -> str:
-    return f"{_strong(cell.convicted)}; {cell.cleared}, {cell.unexplained}, {cell.undecided}"
-
-
-def _strong(convicted: int) -> str:
-    return f"**{convicted}**" if convicted else "0"
-
-
-def _cheats(found: Sequence[Found]) -> str:
-    """A row for the shares of a cheat, the largest first."""
-    rows = []
+def _calibrations(found: Sequence[Found]) -> str:
+    """What the calibrations say of themselves: most of them, then each that says something else."""
+    where: dict[str, list[str]] = {}
     for each in found:
-        by_weights: dict[str, list[Cheat]] = {}
-        for cheat in each.cheats:
-            by_weights.setdefault(cheat.weights, []).append(cheat)
-        for name, shares in by_weights.items():
-            about = [f"{shares[0].size:.2f}", f"{shares[0].footprint:.2f}"]
-            ends = [_ending(cheat, each.runs_of_cheats) for cheat in shares]
-            rows.append([each.arch, each.scheme, name, *about, *ends])
-    on = dict.fromkeys(f"{cheat.share:.0%}" for each in found for cheat in each.cheats)
-    return table(["model", "scheme", "weights", "size", "footprint", *on], rows)
-
-
-def _ending(cheat: Cheat, runs: int) -> str:
-    half, most = ("never" if n is None else str(n) for n in cheat.convicts_at)
-    return f"{half}, {most}; {cheat.cleared / runs:.1%}"
+        about = each.calibration.removeprefix(f"calibration of {each.arch}: ")
+        where.setdefault(about, []).append(f"{each.arch} {each.scheme}")
+    usual, *others = sorted(where, key=lambda about: -len(where[about]))
+    return "; ".join([usual, *(f"{', '.join(where[each])}: {each}" for each in others)])
 
 
 def _forged(found: Sequence[Found]) -> str:
-    head = ["scheme", "tests", "convicted", "nonces at most"]
-    rows = [
-        [each.scheme, one.tests, f"{one.convicted} of {one.times}", str(one.most)]
+    cells = [
+        f"{each.scheme} by {one.tests} {one.convicted} of {one.times}, {one.most} nonces at most"
         for each in found
         for one in each.forged
     ]
-    return table(head, rows)
+    return "; ".join(cells)
 
 
 def table(head: Row, rows: Sequence[Row]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+    first, *others = (f"| {' | '.join(row)} |" for row in [head, *rows])
+    return "\n".join([first, f"|{'---|' * len(head)}", *others])

@@ -12,7 +12,7 @@ from lab.stub_node import stub_node
 from proofserve.lab.report import LabError
 from real_gpus import __main__ as command
 from real_gpus.deployments import FOLDER, Group, groups, read
-from real_gpus.page import PARTS, convicted_honest, page
+from real_gpus.page import PARTS, convicted_honest, deployments_csv, page, verdicts_csv
 from real_gpus.trying import NEVER, Endings, Kind, by_the_network, judged, together
 
 ORDERS = 5
@@ -71,11 +71,20 @@ def test_the_page_has_a_line_for_each_kind_and_names_who_was_convicted(
     kinds = together([judged(group, 1, 64, seed) for seed in range(PARTS)])
     (kind,) = kinds
     text = page([(group, kinds)], PARTS, 64, "a machine")
-    assert f"honest, FP8 | 1 kind of card | none | {len(kinds[kind].nodes) // PARTS} |" in text
+    assert "| honest, FP8 | 1 kind of card | none | 0.00% |" in text
+    (head, row) = verdicts_csv([(group, kinds)]).splitlines()
+    assert head.startswith("model,judged,references on,")
+    assert row.startswith(f'{group.model},"honest, FP8",1 kind of card,none,0.00%,')
+    assert f",{len(kinds[kind].nodes) // PARTS}," in row
     assert convicted_honest([(group, kinds)]) == []
     wrong = Endings([np.array([9])], [np.array([NEVER])], ["a node"])
     assert convicted_honest([(group, {kind: wrong})]) == [f"{group.model}: a node was convicted"]
     assert convicted_honest([(group, {replace(kind, cheap=True): wrong})]) == []
+
+
+def test_the_table_of_deployments_is_computed(known: dict[str, Group]) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert deployments_csv([*known.values()]) == (docs / "real-gpus-deployments.csv").read_text()
 
 
 def test_a_file_that_does_not_say_what_it_is_is_named(tmp_path: Path) -> None:

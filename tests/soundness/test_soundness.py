@@ -11,6 +11,7 @@ from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
 from proofserve.verifier.judges import BankRun
 from soundness import page as pages
+from soundness.cells import cell_rows, read, written
 from soundness.recorded import README, foreign, nodes_in
 from soundness.results import FORMS, Found
 from soundness.runs import KeptRuns
@@ -69,7 +70,11 @@ def test_the_page_says_what_was_tried_and_a_wrong_conviction(found: Found, tmp_p
     assert Found.read(tmp_path, "qwen3_moe", SKETCH) == found
     text = pages.page([found], "a processor")
     assert f"**0 of {TRIAL.runs * (len(KERNELS) + 1) * len(FORMS):,}**" in text
-    assert "a node, a card" in text
+    rows = cell_rows([found])
+    assert read(written(rows)) == rows
+    (own,) = [r for r in rows if (r["node"], r["form"]) == ("a node", FORMS[0])]
+    assert own["processor"] == "a card"
+    assert f"| {own['cleared_soon']} |" in text
     assert pages.convicted_honest([found]) == []
     node = found.honest[0]
     cells = {**node.cells, FORMS[0]: replace(node.cells[FORMS[0]], convicted=3)}

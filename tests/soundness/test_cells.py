@@ -1,0 +1,60 @@
+"""The committed page and README say what the committed cells do."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from proofserve.protocol import ARTIFACT, SKETCH_2
+from soundness import cells
+from soundness.page import never_convicted, table
+
+ROOT = Path(__file__).parents[2]
+ROWS = cells.read((ROOT / "docs" / "soundness.csv").read_text())
+PAGE = (ROOT / "docs" / "soundness.md").read_text()
+README = (ROOT / "README.md").read_text()
+MIXTURES = ("trained_moe", "qwen3_moe", "gpt_oss", "deepseek_v3")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        cells.summary(ROWS),
+        table(*cells.honest_summary(ROWS)),
+        table(*cells.cheat_summary(ROWS)),
+        never_convicted(ROWS),
+    ],
+    ids=["summary", "honest", "cheats", "never convicted"],
+)
+def test_the_page_sums_up_its_cells(text: str) -> None:
+    assert text in PAGE
+
+
+def test_readme_says_how_often_honest_nodes_are_convicted_and_cleared() -> None:
+    honest = [row for row in ROWS if row["kind"] == cells.HONEST]
+    assert {row["convicted"] for row in honest} == {"0"}
+    assert "No honest node was convicted" in README
+    said = re.search(r"within 100 nonces in ([\d.]+) %, on two ranks in (\d+) %", README)
+    assert said is not None
+    cleared = {
+        (row["model"], row["scheme"], row["node"]): float(row["cleared_soon"])
+        for row in honest
+        if row["processor"] and row["form"] == "calibrated" and row["scheme"] != ARTIFACT
+        # README says so beside it: only this scheme clears a mixture.
+        if row["model"] not in MIXTURES or row["scheme"] == SKETCH_2
+    }
+    on_two_ranks = cleared.pop(("trained", "sketch-v1", "vllm-tp2"))
+    assert (min(cleared.values()), round(on_two_ranks)) == (float(said[1]), int(said[2]))
+
+
+def test_readme_says_how_often_the_weights_of_the_bank_are_cleared() -> None:
+    said = re.search(r"were cleared in at most ([\d.]+) %", README)
+    assert said is not None
+    rates = [
+        float(row["cleared"])
+        for row in ROWS
+        if row["kind"] == cells.CHEAT and row["scheme"] != ARTIFACT
+        # No suspect of the bank: README has a line of its own about it.
+        if "private" not in row["node"]
+    ]
+    assert max(rates) == float(said[1])
