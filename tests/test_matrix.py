@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from matrix import columns, installation, trial
+from matrix.__main__ import MEASURED, PAGE
 from matrix.columns import Column
 from matrix.page import REFERENCE, STEPS, honest_noise, page, passed
 from matrix.results import ColumnResult, Measured, StepResult
@@ -148,3 +149,10 @@ def test_the_page() -> None:
     assert text.count("**yes**") == 1
     assert text.count("1.0000 | 1.0000 | 50 | 123") == 1
     assert "Measured 0.31-V1 on one core; 0.32-V1, 0.33-V1 on 2 cores. Seconds" in text
+
+
+def test_the_page_is_of_the_results_that_are_kept() -> None:
+    wanted = columns.columns()
+    files = {each.name: MEASURED / f"{each.name}.json" for each in wanted}
+    found = {name: ColumnResult.read(file) for name, file in files.items() if file.is_file()}
+    assert PAGE.read_text() == page(wanted, found)
