@@ -206,3 +206,15 @@ def test_files_of_two_different_tasks_are_refused(tiny: Path, tmp_path: Path) ->
     assert "the files of --other differ in seq_len" in result.output
     document = json.loads(paths[0].read_text())
     assert document["ran_on"]["emulated"] is False
+
+
+def test_a_mixture_is_measured_by_the_scheme_that_can_clear_it(
+    small_models: SmallModels, tmp_path: Path
+) -> None:
+    mixture, out = small_models.get("qwen3_moe"), tmp_path / "calibration.json"
+    refused = run(mixture, *FEW, *NO_BANK, "--scheme", "artifact-v1")
+    assert refused.exit_code == 2
+    assert "no honest node is cleared by it" in refused.output
+    made = run(mixture, *FEW, *NO_BANK, "--out", out)
+    assert made.exit_code == 0, made.output
+    assert read(out).scheme == "sketch-v2"

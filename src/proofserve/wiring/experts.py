@@ -88,7 +88,7 @@ def asked_experts(
     """
     if scheme and scheme != SKETCH_2:
         return Asked((), f"{scheme} leaves the experts to the model")
-    config = _config_of(model)
+    config = config_of(model)
     if config is None:
         return Asked((), f"no config.json of {model} is on this machine")
     if not has_experts(config):
@@ -116,7 +116,7 @@ def _by_table(card: str, kind: str | None) -> Asked:
     return Asked((OPTION, row.unfused), f"{why}, and {SKETCH_2} be refused")
 
 
-def _config_of(model: str) -> Mapping[str, Any] | None:
+def config_of(model: str) -> Mapping[str, Any] | None:
     """``config.json`` of a folder, or of a model in the cache; None if it is not there."""
     file = Path(model) / "config.json"
     if not file.is_file():

@@ -10,7 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from proofserve.cli import options, recompute
-from proofserve.cli.model import NAMES, checkpoint_named
+from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
 from proofserve.cli.session import CommandSession, open_session
 from proofserve.cli.validator.plans import tell_plan
 from proofserve.lab.host import machine
@@ -40,6 +40,7 @@ from proofserve.verifier.noise import (
 from proofserve.verifier.orders import WorkOptions, order_for, workload
 from proofserve.verifier.populations import nearest
 from proofserve.verifier.target import write_noise
+from proofserve.wiring.experts import config_of, has_experts
 
 if TYPE_CHECKING:
     from proofserve.verifier.plans.costs import Pass
@@ -97,7 +98,10 @@ def noise(
         int | None, typer.Option(help="Values per vector; 64 of sketches, else 12.", min=1)
     ] = None,
     scheme: Annotated[
-        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset, as a round's; or {SKETCH_2}.")
+        str | None,
+        typer.Option(
+            help=f"{DEFAULT_SCHEME} if unset, as a round's; of a mixture only {SKETCH_2}."
+        ),
     ] = None,
     kv_cache: Annotated[
         str, typer.Option(help="What nodes may keep keys and values in: auto, or also fp8.")
@@ -141,11 +145,12 @@ def noise(
         claimed = _to_compute([saved for _, saved in engines if saved is not None], nonces)
         # Files say it; else this command has a default.
         tokens = seq_len if claimed.claims else seq_len or SEQ_LEN
-        work = workload(claimed, WorkOptions(scheme, k_dim, tokens, None, stronger_rng))
-        recompute.warn_of_few_values(work, session)
-        measuring = MeasuringPlan(claimed.nonces, emulated, bank)
         session.line.step("writing a small model, unless it is in the cache")
         checkpoint = checkpoint_named(model, size, session.line.step, for_plan=plan)
+        named = _scheme_for(checkpoint, scheme, claimed.scheme)
+        work = workload(claimed, WorkOptions(named, k_dim, tokens, None, stronger_rng))
+        recompute.warn_of_few_values(work, session)
+        measuring = MeasuringPlan(claimed.nonces, emulated, bank)
         if plan:
             setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
             _tell_plan(setup, work, forward_batch, measuring, session)
@@ -170,6 +175,22 @@ def noise(
         for line in left_out_lines(made.left_out):
             session.console.print(line, soft_wrap=True)
         _write(made, json, png, out, session)
+
+
+def _scheme_for(checkpoint: Checkpoint, asked: str | None, said: str | None) -> str | None:
+    """The scheme that is ``asked`` for, or else that of a mixture; None for the default one.
+
+    Raises LabError for one that clears no honest node of a mixture; ``said`` is that of files.
+    """
+    config = config_of(str(checkpoint.folder))
+    if config is None or not has_experts(config):
+        return asked
+    if (found := asked or said or SKETCH_2) != SKETCH_2:
+        raise LabError(
+            f"--scheme {found}: a mixture chooses its experts itself there, and rounding changes"
+            f" some, so no honest node is cleared by it; have rounds of {SKETCH_2}"
+        )
+    return found
 
 
 def _write(
