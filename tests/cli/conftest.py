@@ -3,12 +3,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from lab.stub_node import stub_node
 from proofserve.cli import recompute, servers
+from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import CommandSession
 from proofserve.lab.node_client import NodeClient
+from support.four_bits import one_thread
+from support.small_bank import small_bank
 
 from . import outbox_files
 
@@ -35,3 +39,16 @@ def path(tmp_path: Path) -> Path:
     made = tmp_path / "outbox.sqlite"
     outbox_files.fill(made)
     return made
+
+
+@pytest.fixture(scope="session")
+def of_tiny(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The tiny model and its calibration of sketches: the emulated kernels of a small bank."""
+    file = tmp_path_factory.mktemp("calibration") / "calibration.json"
+    shape = ("--scheme", "sketch-v1", "--seq-len", "32")
+    few = ("--nonces", "32", "--emulated", "32", "--bank", "24", "--verifications", "100")
+    with one_thread(), small_bank():
+        options = ["calibrate", "noise", str(tiny), *shape, *few, "--out", str(file)]
+        result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    return "--model", str(tiny), "--calibration", str(file)

@@ -22,7 +22,6 @@ from support.four_bits import one_thread
 from support.pace import wait_until
 from support.small_bank import small_bank
 
-SHAPE = ("--scheme", "sketch-v1", "--seq-len", "32")
 EXITS = {"honest": 0, "fraud": 1}
 
 
@@ -44,26 +43,16 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def calibration(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = str(tmp_path_factory.mktemp("calibration") / "calibration.json")
-    few = ("--nonces", "32", "--emulated", "32", "--bank", "24", "--verifications", "100")
-    result = run("calibrate", "noise", str(tiny), *SHAPE, *few, "--out", file)
-    assert result.exit_code == 0, result.output
-    return file
-
-
-@pytest.fixture(scope="module")
 def made(
-    node: ChallengedNode, tiny: Path, calibration: str, tmp_path_factory: pytest.TempPathFactory
+    node: ChallengedNode, of_tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """A bundle of each verdict, about an honest challenge and one of a node with 4 bits."""
     folder, found = tmp_path_factory.mktemp("bundles"), {}
-    of_model = ("--model", str(tiny), "--calibration", calibration)
     asked = ("challenge", node.url, "--api-key", VALIDATOR, "--nonces", "32", "--deadline", "600")
     for verdict, code in EXITS.items():
         node.engine.serves = node.engine.honest if verdict == "honest" else node.engine.four_bits
         found[verdict] = folder / f"{verdict}.json"
-        result = run(*asked, *of_model, "--bundle", str(found[verdict]))
+        result = run(*asked, *of_tiny, "--bundle", str(found[verdict]))
         assert result.exit_code == code, result.output
     node.engine.serves = node.engine.honest
     return found
@@ -71,13 +60,12 @@ def made(
 
 @pytest.mark.parametrize("verdict", EXITS)
 def test_a_third_party_comes_to_the_same_verdict(
-    verdict: str, made: dict[str, Path], tiny: Path, calibration: str
+    verdict: str, made: dict[str, Path], of_tiny: tuple[str, ...]
 ) -> None:
     checked = run("verify-bundle", str(made[verdict]), "--check-only")
     assert checked.exit_code == 0, checked.output
     assert f"sample, distances and verdict agree: {verdict} after" in checked.output
-    of_model = ("--model", str(tiny), "--calibration", calibration)
-    again = run("verify-bundle", str(made[verdict]), *of_model)
+    again = run("verify-bundle", str(made[verdict]), *of_tiny)
     assert again.exit_code == EXITS[verdict], again.output
     assert ("So does another sample" in again.output) is (verdict == "fraud")
 
@@ -145,7 +133,7 @@ def test_a_validator_cannot_change_its_verdict_alone(made: dict[str, Path], tmp_
 
 
 def test_a_validator_that_invents_vectors_is_found_by_the_model(
-    made: dict[str, Path], tiny: Path, calibration: str, tmp_path: Path
+    made: dict[str, Path], of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The check alone cannot know what the published weights would give."""
     body = json.loads(made["honest"].read_text())
@@ -154,8 +142,7 @@ def test_a_validator_that_invents_vectors_is_found_by_the_model(
     report |= {"verdict": "fraud", "findings": [guilty, *report["findings"][1:]]}
     file = forged(made["honest"], tmp_path / "f.json", report=report)
     assert run("verify-bundle", str(file), "--check-only").exit_code == 0
-    of_model = ("--model", str(tiny), "--calibration", calibration)
-    again = run("verify-bundle", str(file), *of_model)
+    again = run("verify-bundle", str(file), *of_tiny)
     assert again.exit_code == 3, again.output
     assert "verdict: honest, the bundle says fraud" in again.output
 

@@ -37,18 +37,6 @@ def node(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chall
         yield made
 
 
-@pytest.fixture(scope="module")
-def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The tiny model and its calibration of sketches: the emulated kernels."""
-    file = tmp_path_factory.mktemp("calibration") / "calibration.json"
-    few = ("--nonces", "32", "--emulated", "32", "--bank", "24", "--verifications", "100")
-    with one_thread():
-        options = ["calibrate", "noise", str(tiny), *SHAPE, *few, "--out", str(file)]
-        result = CliRunner().invoke(app, options)
-    assert result.exit_code == 0, result.output
-    return "--model", str(tiny), "--calibration", str(file)
-
-
 @pytest.fixture
 def usual(node: ChallengedNode) -> Iterator[ChallengedNode]:
     """The node, which is as it was after the test."""
@@ -67,13 +55,13 @@ def challenge(url: str, *options: str, key: str = VALIDATOR) -> Result:
 
 
 def test_an_honest_node_is_honest_by_nonces_of_a_new_block_each_time(
-    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+    usual: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     blocks, nonces = set(), set()
     for _ in range(2):
         usual.engine.calls.clear()
         file = tmp_path / "challenge.json"
-        result = challenge(usual.url, *measured, "--json", str(file))
+        result = challenge(usual.url, *of_tiny, "--json", str(file))
         assert result.exit_code == 0, result.output
         assert "footprint honest" in result.output
         found = json.loads(file.read_text())
@@ -93,18 +81,18 @@ def test_an_honest_node_is_honest_by_nonces_of_a_new_block_each_time(
 
 
 def test_weights_in_four_bits_are_fraud_and_verify_can_repeat_it(
-    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+    usual: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     usual.engine.serves = usual.engine.four_bits
     file, answer = tmp_path / "challenge.json", tmp_path / "answer.json"
-    result = challenge(usual.url, *measured, "--json", str(file))
+    result = challenge(usual.url, *of_tiny, "--json", str(file))
     assert result.exit_code == 1, result.output
     (one,) = json.loads(file.read_text())["challenges"]
     assert one["outcome"] == one["report"]["verdict"] == "fraud"
     answer.write_text(json.dumps(one["answer"]))
     with one_thread():
         seed = ("--seed", one["report"]["seed"])
-        again = CliRunner().invoke(app, ["verify", str(answer), *measured, *seed])
+        again = CliRunner().invoke(app, ["verify", str(answer), *of_tiny, *seed])
     assert again.exit_code == 1, again.output
     assert f"{one['report']['nonces_used']} of 32 nonces recomputed" in again.output
 
@@ -120,11 +108,11 @@ def outcome_of(file: Path) -> tuple[str, str]:
 
 
 def test_a_late_answer_is_unproved(
-    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+    usual: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     usual.engine.latency_s = 3600.0
     file = tmp_path / "challenge.json"
-    late = challenge(usual.url, *measured, "--json", str(file), "--deadline", "0.5")
+    late = challenge(usual.url, *of_tiny, "--json", str(file), "--deadline", "0.5")
     assert late.exit_code == 2, late.output
     assert outcome_of(file) == ("late", "no answer within 0.5 s")
     # The node stops computing for a client that has left.
@@ -132,13 +120,13 @@ def test_a_late_answer_is_unproved(
 
 
 def test_a_challenge_during_a_round_is_late_and_says_why(
-    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+    usual: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     order = {"block_hash": "block", "block_height": 7, "public_key": "key", "node_id": 0}
     order |= {"node_count": 1, "params": {"model": "tiny", "seq_len": 32, "k_dim": 12}}
     assert usual.node.post("/init/generate", order).is_success
     file = tmp_path / "challenge.json"
-    late = challenge(usual.url, *measured, "--json", str(file), "--deadline", "2")
+    late = challenge(usual.url, *of_tiny, "--json", str(file), "--deadline", "2")
     assert usual.node.post("/stop", {}).is_success
     assert late.exit_code == 2, late.output
     outcome, reason = outcome_of(file)
@@ -149,22 +137,22 @@ def test_a_challenge_during_a_round_is_late_and_says_why(
 
 
 def test_a_part_of_the_answer_is_unproved(
-    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+    usual: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     file = tmp_path / "challenge.json"
     usual.meddling.drops_nonce = True
     usual.engine.serves = usual.engine.four_bits
-    partly = challenge(usual.url, *measured, "--json", str(file))
+    partly = challenge(usual.url, *of_tiny, "--json", str(file))
     assert partly.exit_code == 2, partly.output
     assert outcome_of(file) == ("partly answered", "31 vectors came; 1 of 32 nonces have none")
 
 
 def test_an_answer_for_another_block_is_unproved(
-    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+    usual: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     file = tmp_path / "challenge.json"
     usual.meddling.reverses_block = True
-    other = challenge(usual.url, *measured, "--json", str(file))
+    other = challenge(usual.url, *of_tiny, "--json", str(file))
     assert other.exit_code == 2, other.output
     outcome, reason = outcome_of(file)
     assert outcome == "another block"
@@ -181,36 +169,36 @@ def test_an_answer_for_another_block_is_unproved(
 )
 def test_a_refused_challenge_is_unproved(
     usual: ChallengedNode,
-    measured: tuple[str, ...],
+    of_tiny: tuple[str, ...],
     tmp_path: Path,
     options: tuple[str, ...],
     key: str,
     said: str,
 ) -> None:
     file = tmp_path / "challenge.json"
-    refused = challenge(usual.url, *measured, *options, "--json", str(file), key=key)
+    refused = challenge(usual.url, *of_tiny, *options, "--json", str(file), key=key)
     assert refused.exit_code == 2, refused.output
     outcome, reason = outcome_of(file)
     assert outcome == "refused"
     assert said in reason
 
 
-def test_what_is_no_node_is_unproved(measured: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_is_no_node_is_unproved(of_tiny: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "challenge.json"
     with stub_node(Habits()) as (_, url):
-        other = challenge(url, *measured, "--json", str(file))
+        other = challenge(url, *of_tiny, "--json", str(file))
     assert (other.exit_code, outcome_of(file)[0]) == (2, "refused")
-    gone = challenge(url, *measured, "--json", str(file))
+    gone = challenge(url, *of_tiny, "--json", str(file))
     assert (gone.exit_code, outcome_of(file)[0]) == (2, "not reached")
 
 
 def test_repeated_challenges_are_counted_until_a_signal(
-    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+    usual: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The node is late at each one. Ctrl-C ends the command, which then has counted all."""
     usual.engine.latency_s = 3600.0
     file = tmp_path / "challenges.json"
-    argv = ["challenge", usual.url, *measured, "--api-key", VALIDATOR, "--json", str(file)]
+    argv = ["challenge", usual.url, *of_tiny, "--api-key", VALIDATOR, "--json", str(file)]
     code = "from proofserve.cli.main import app; app()"
     times = ("--every", "1s", "--deadline", "0.2")
     process = subprocess.Popen(
@@ -263,17 +251,17 @@ def test_the_challenges_of_a_day_share_alpha() -> None:
     ],
 )
 def test_a_wrong_option_asks_nothing_of_the_node(
-    usual: ChallengedNode, measured: tuple[str, ...], options: tuple[str, ...], said: str
+    usual: ChallengedNode, of_tiny: tuple[str, ...], options: tuple[str, ...], said: str
 ) -> None:
     usual.engine.calls.clear()
-    refused = challenge(usual.url, *measured, *options, key=OPERATOR)
+    refused = challenge(usual.url, *of_tiny, *options, key=OPERATOR)
     assert refused.exit_code == 3, refused.output
     assert said in refused.output
     assert usual.engine.calls == []
 
 
 def test_verify_takes_the_block_and_key_that_the_network_expects(
-    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+    usual: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     order: dict[str, Any] = {"block_hash": "theirs", "block_height": 7, "public_key": "its-key"}
     order |= {"node_id": 0, "node_count": 1, "scheme": "sketch-v1", "batch_size": 8}
@@ -282,7 +270,7 @@ def test_verify_takes_the_block_and_key_that_the_network_expects(
     wait_until(lambda: usual.node.computed() >= 48, 600.0)
     assert usual.node.post("/stop", {}).is_success
     file = tmp_path / "verdict.json"
-    asked = ["verify", usual.url, *measured, "--api-key", VALIDATOR, "--nonces", "48"]
+    asked = ["verify", usual.url, *of_tiny, "--api-key", VALIDATOR, "--nonces", "48"]
 
     def verify(*options: str) -> Result:
         with one_thread():
