@@ -153,7 +153,7 @@ class NodeSettings(EngineSettings, ServiceSettings):
     outbox_keep_days: float = Field(30.0, ge=0)
     """Delivered results and callbacks are deleted after this many days; 0: never."""
     receipts_key_file: Path | None = None
-    """Key that signs receipts, made at the first start; unset: beside the outbox."""
+    """Key that signs answers and receipts, made at the first start; unset: beside the outbox."""
     receipts_keep_days: float = Field(7.0, ge=0)
     """Receipts are deleted after this many days; 0: never."""
     receipts_callback: str | None = None
