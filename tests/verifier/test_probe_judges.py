@@ -45,6 +45,7 @@ class MadeUpModel:
     names: Sequence[str] = SUSPECTS
     kernels: Sequence[str] = KERNELS
     references: Sequence[str] = KERNELS[:SERVED]
+    hides_lies: bool = False
 
     def read(self, run: BankRun, answers: Sequence[Read]) -> Iterator[Logits]:
         if run == PUBLISHED:
@@ -170,6 +171,13 @@ def test_only_a_footprint_clears_a_kernel_however_rough(
     other = MadeUpModel(rounded=times * ROUNDED, shared=shared)
     found = probed(MadeUpModel(), partial(other.honest, "a foreign kernel"))
     assert found.label == label, found.opinions
+
+
+def test_no_footprint_clears_where_the_checkpoint_s_own_cache_hides_lies() -> None:
+    hiding = MadeUpModel(hides_lies=True)
+    found = probed(hiding, partial(hiding.honest, "a foreign kernel"))
+    assert found.label == "cannot tell", found.opinions
+    assert "footprint" not in {each.test for each in found.opinions}
 
 
 @pytest.mark.parametrize("rounded", [0.05, 0.8])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from fastapi import APIRouter, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
@@ -71,7 +71,9 @@ def guarded(
                 request.scope[CALLER] = caller
                 read = await _with_body(node, caller, request, has_nonces)
                 response = await handle(read)
-                if without_key is None and node.key is not None:
+                # The page's events have no end that could be signed.
+                is_stream = isinstance(response, StreamingResponse)
+                if node.key is not None and without_key is None and not is_stream:
                     await _sign(node.key, read, response)
             except _KNOWN as error:
                 response, reason = error_response(error), reason_of(error)

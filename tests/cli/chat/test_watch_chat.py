@@ -44,7 +44,7 @@ def test_help_teaches() -> None:
     result = run("--help")
     text = " ".join(result.output.split())
     assert result.exit_code == 0
-    assert "proofserve watch-chat http://gateway:9000 --model ./model" in text
+    assert "proofserve watch-chat http://gateway:7000 --model ./model" in text
     assert "exit code 1 at the first verdict of fraud" in text
 
 
