@@ -25,6 +25,7 @@ from proofserve.verifier.bundle import (
     read_bundle,
 )
 from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judging import VerdictReport, judged
 from proofserve.verifier.orders import workload_of
 
@@ -73,7 +74,7 @@ def command(
             session.tell("\n".join(faults), "red")
             raise typer.Exit(EXIT_NO_VERDICT)
         bundle = read_bundle(file)
-        session.tell("\n".join(_about(bundle, bundle.claims()[1])))
+        session.tell("\n".join(_about(bundle, *bundle.claims())))
         if check_only:
             return
         if model is None:
@@ -90,7 +91,7 @@ def command(
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
-def _about(bundle: Bundle, order: Work) -> list[str]:
+def _about(bundle: Bundle, claimed: ClaimedArtifacts, order: Work) -> list[str]:
     made = datetime.fromtimestamp(bundle.made_ms / 1000, UTC)
     times = [each.time_ms for each in bundle.answers if each.signature]
     first, last = (datetime.fromtimestamp(at / 1000, UTC) for at in (min(times), max(times)))
@@ -100,6 +101,7 @@ def _about(bundle: Bundle, order: Work) -> list[str]:
         f" {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S} UTC",
         f"sample, distances and verdict agree: {verdict} after {used} nonces, made"
         f" {made:%Y-%m-%d %H:%M:%S} UTC",
+        f"the node says that it serves weights of the digest {claimed.weights_digest or '(none)'}",
         f"of {order.scheme}, seq_len {order.seq_len}, k_dim {order.k_dim}; judged with"
         f" {', '.join(_numbers(bundle.judged_by))}",
     ]
