@@ -186,7 +186,7 @@ def test_a_round_of_a_node_is_evidence_too(round_of_node: str, tiny: Path, tmp_p
     assert again.exit_code == 0, again.output
     wanted = json.loads(file.read_text())["wanted"] | {"lane": {"node_id": 0, "node_count": 2}}
     found = faults(forged(file, tmp_path / "f.json", wanted=wanted))
-    assert "answers: the validator says what the node was asked for, without a signature" in found
+    assert "answers: the validator says what the node owed, without a signature" in found
 
 
 def test_a_seed_that_convicts_by_chance_does_not_convince(

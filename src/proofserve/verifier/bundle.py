@@ -101,7 +101,7 @@ class BundledOptions(BaseModel):
 
 
 class Bundle(BaseModel):
-    """``challenge`` is what was asked of a node, or ``wanted`` and ``work`` what of its round.
+    """``challenge`` is what was asked of a node, or ``wanted`` says which round of it was read.
 
     ``ours`` are the validator's vectors, by nonce, of those that had one to compare with, in
     base64; ``seed`` drew the sample of ``most`` nonces. ``digests`` are SHA-256 of all other
@@ -119,7 +119,6 @@ class Bundle(BaseModel):
     answers: list[AnswerRecord]
     challenge: FreshChallenge | None
     wanted: Selection | None
-    work: WorkOptions | None
     seed: str
     most: int | None
     judged_by: BundledOptions
@@ -138,29 +137,24 @@ class Bundle(BaseModel):
                     raise LabError("the validator chose the nonces: they are not of the block")
                 found = answer(node, self.challenge, math.inf)
                 return found.claimed, found.order
-            if self.wanted is None or self.work is None:
+            if self.wanted is None:
                 raise LabError("challenge: there is none, and no round either")
-            if self.wanted.lane is not None or self.work.stronger_rng:
-                # Else an honest node would seem to have left nonces out, or to have other inputs.
-                raise LabError(
-                    "the validator says what the node was asked for, without a signature"
-                )
+            if self.wanted.lane is not None:
+                # Of another lane an honest node would seem to have left nonces out.
+                raise LabError("the validator says what the node owed, without a signature")
             claimed = from_node(node, self.wanted)
-        return claimed, order_of(claimed, self.work)
+        # What the node was asked for is what it says itself, and nothing else.
+        return claimed, order_of(claimed, WorkOptions())
 
 
 @dataclass(frozen=True, slots=True)
 class HeardNode:
-    """What the node at ``url`` answered: to a ``challenge``, or about its round.
-
-    Of a round ``wanted`` and ``work`` say what it was asked for.
-    """
+    """What the node at ``url`` answered: to a ``challenge``, or about the round ``wanted``."""
 
     url: str
     transcript: Transcript
     challenge: FreshChallenge | None = None
     wanted: Selection | None = None
-    work: WorkOptions | None = None
 
     def public_key(self) -> bytes:
         """That of all answers. Raises LabError if the node did not sign them."""
@@ -205,7 +199,6 @@ def write_bundle(
         ],
         "challenge": heard.challenge and asdict(heard.challenge),
         "wanted": heard.wanted and asdict(heard.wanted),
-        "work": heard.work and asdict(heard.work),
         "seed": report.seed,
         "most": most,
         "judged_by": {

@@ -278,7 +278,7 @@ def command(
                 claimed = _opened(Path(source), wanted, opened, sample, session)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         is_file = open_url is None and not _is_url(source or "")
-        order, given = _order_of(claimed, given, judging.calibration, is_file)
+        order = _order_of(claimed, given, judging.calibration, is_file)
         if isinstance(judge, NodeOptions):
             with session.interrupts.allowed():
                 report = judge.report(claimed, order, judging, sample, session.line)
@@ -291,7 +291,7 @@ def command(
         show(session, report.outcome.verdict, [*report.lines(), *notes])
         if json is not None:
             write_json(json, report.record() | {"expected": asdict(wanted)})
-        node = HeardNode(str(source), heard, wanted=wanted, work=given)
+        node = HeardNode(str(source), heard, wanted=wanted)
         write_bundle(bundle, node, report, nonces, (calibration, suspect or ()))
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
@@ -346,16 +346,12 @@ def _engines(judged: Collection[str | None], *given: Any) -> "EngineOptions":
 
 def _order_of(
     claimed: ClaimedArtifacts, given: WorkOptions, measured: CalibrationFile | None, is_file: bool
-) -> tuple[Work, WorkOptions]:
-    """And the options that a calibration completes.
-
-    A file may have vectors of any length; a node is asked for those of the scheme.
-    """
-    completed = given if measured is None else measured.completed(given, claimed)
-    order = order_of(claimed, completed)
+) -> Work:
+    """A file may have vectors of any length; a node is asked for those of the scheme."""
+    order = order_of(claimed, given if measured is None else measured.completed(given, claimed))
     if is_file and given.k_dim is None:
         require_width(claimed, order)
-    return order, completed
+    return order
 
 
 # What a bundle cannot hold.
