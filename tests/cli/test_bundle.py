@@ -214,15 +214,19 @@ def test_a_seed_that_convicts_by_chance_does_not_convince(
 def test_a_node_whose_answers_are_changed_on_the_way_has_signed_nothing(
     node: ChallengedNode, tiny: Path, tmp_path: Path
 ) -> None:
+    """It cannot end its verdict by that."""
     node.meddling.strips_signature = True
+    node.engine.serves = node.engine.four_bits
     try:
         asked = ("challenge", node.url, "--model", str(tiny), "--api-key", VALIDATOR)
         few = ("--nonces", "32", "--deadline", "600", "--bundle", str(tmp_path / "b.json"))
         result = run(*asked, *few)
     finally:
         node.meddling.strips_signature = False
-    assert result.exit_code == 3
+        node.engine.serves = node.engine.honest
+    assert result.exit_code == 1, result.output
     assert "does not sign its answers" in result.output
+    assert not (tmp_path / "b.json").exists()
 
 
 def test_what_a_bundle_cannot_hold_is_refused(tiny: Path, tmp_path: Path) -> None:

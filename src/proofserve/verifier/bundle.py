@@ -147,6 +147,10 @@ class Bundle(BaseModel):
         return claimed, order_of(claimed, WorkOptions())
 
 
+class UnsignedError(LabError):
+    """There is no evidence to write down, and the verdict stands all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeardNode:
     """What the node at ``url`` answered: to a ``challenge``, or about the round ``wanted``."""
@@ -157,15 +161,15 @@ class HeardNode:
     wanted: Selection | None = None
 
     def public_key(self) -> bytes:
-        """That of all answers. Raises LabError if the node did not sign them."""
+        """That of all answers. Raises UnsignedError if the node did not sign them."""
         keys = {each.public_key for each in self.transcript.signed}
         unsigned = [each.target for each in self.transcript.unsigned if each.target != _UNSIGNED]
         if len(keys) == 1 and not unsigned:
             return next(iter(keys))
         what = f"{unsigned[0]} came without" if unsigned else f"{len(keys)} keys"
-        raise LabError(
-            f"--bundle: {self.url} does not sign its answers ({what}): its proofserve is too old, a"
-            " proxy changes them, or it is a fleet; the report alone is no evidence"
+        raise UnsignedError(
+            f"no bundle: {self.url} does not sign its answers ({what}): it is a fleet, its proofserve"
+            " is too old, or a proxy changes them; the report alone is no evidence"
         )
 
 
@@ -175,15 +179,19 @@ def write_bundle(
     report: VerdictReport,
     most: int | None,
     judged_with: tuple[Path | None, Sequence[Path]],
-) -> None:
+) -> str:
     """Write the verdict of ``report`` about up to ``most`` nonces, if there is a ``file`` for it.
 
-    ``judged_with`` are the file of the calibration and suspected checkpoints. Raises LabError if
-    the node did not sign what it answered, and OSError.
+    ``judged_with`` are the file of the calibration and suspected checkpoints. Returns why nothing
+    was written, else an empty text: a node that does not sign must not end its own verdict. Raises
+    OSError.
     """
     if file is None:
-        return
-    public_key, answers = heard.public_key(), heard.transcript
+        return ""
+    try:
+        public_key, answers = heard.public_key(), heard.transcript
+    except UnsignedError as error:
+        return str(error)
     options, (calibration, suspects) = report.options, judged_with
     threshold = options.threshold if isinstance(options.threshold, GivenThreshold) else None
     numbers = ("tests", "alpha", "beta", "share", "p_fraud", "sequential", "kept")
@@ -216,6 +224,7 @@ def write_bundle(
     write_json(
         file, {**fields, "digests": {name: _digest(value) for name, value in fields.items()}}
     )
+    return ""
 
 
 def digest_of_file(path: Path) -> str:

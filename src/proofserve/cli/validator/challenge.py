@@ -251,11 +251,12 @@ class _Challenger:
             none = SequentialResult.UNEXPLAINED
             return challenge.ChallengeResult(none, asked, str(error), found.seconds, found)
         node = HeardNode(self.url, heard, challenge=asked)
-        write_bundle(self.bundle, node, report, None, self.judged_with)
+        unwritten = write_bundle(self.bundle, node, report, None, self.judged_with)
         outcome = report.outcome
         deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
         said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
         reason = f"{outcome.nonces_used} of {self.nonces} nonces; {said}"
+        reason += f"; {unwritten}" if unwritten else ""
         return challenge.ChallengeResult(
             outcome.verdict, asked, reason, found.seconds, found, report
         )

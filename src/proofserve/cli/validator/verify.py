@@ -287,12 +287,12 @@ def command(
         else:
             report = judge.report(claimed, workload_of(order), tests, judging, sample, session)
         differ = not tests.judges and leaves_open(report.outcome)
-        notes = _notes(differ, seed, wanted, str(source))
-        show(session, report.outcome.verdict, [*report.lines(), *notes])
+        node = HeardNode(str(source), heard, wanted=wanted)
+        kept = write_bundle(bundle, node, report, nonces, (calibration, suspect or ()))
+        notes = *_notes(differ, seed, wanted, str(source)), kept
+        show(session, report.outcome.verdict, filter(None, (*report.lines(), *notes)))
         if json is not None:
             write_json(json, report.record() | {"expected": asdict(wanted)})
-        node = HeardNode(str(source), heard, wanted=wanted)
-        write_bundle(bundle, node, report, nonces, (calibration, suspect or ()))
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
