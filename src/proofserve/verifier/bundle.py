@@ -42,6 +42,10 @@ _UNSIGNED: Final = "/v1/models"
 _ROUNDING: Final = 1e-4
 
 
+class UnsignedError(LabError):
+    """There is no evidence to write down, and the verdict stands all the same."""
+
+
 class AnswerRecord(BaseModel):
     """A ``SignedAnswer``; ``signature`` in base64 is empty for one that needs none."""
 
@@ -56,11 +60,11 @@ class AnswerRecord(BaseModel):
 
     @classmethod
     def of(cls, answer: SignedAnswer) -> Self:
-        """Raises LabError for a body that is no text."""
+        """Raises UnsignedError for a body that is no text."""
         try:
             request, body = answer.request.decode(), answer.body.decode()
         except UnicodeDecodeError as error:
-            raise LabError(f"--bundle: {answer.target} was not answered in UTF-8") from error
+            raise UnsignedError(f"no bundle: {answer.target} is not in UTF-8") from error
         text = base64.b64encode(answer.signature).decode("ascii")
         about = {"method": answer.method, "target": answer.target, "time_ms": answer.time_ms}
         return cls(**about, request=request, body=body, signature=text)
@@ -147,10 +151,6 @@ class Bundle(BaseModel):
         return claimed, order_of(claimed, WorkOptions())
 
 
-class UnsignedError(LabError):
-    """There is no evidence to write down, and the verdict stands all the same."""
-
-
 @dataclass(frozen=True, slots=True)
 class HeardNode:
     """What the node at ``url`` answered: to a ``challenge``, or about the round ``wanted``."""
@@ -168,8 +168,8 @@ class HeardNode:
             return next(iter(keys))
         what = f"{unsigned[0]} came without" if unsigned else f"{len(keys)} keys"
         raise UnsignedError(
-            f"no bundle: {self.url} does not sign its answers ({what}): it is a fleet, its proofserve"
-            " is too old, or a proxy changes them; the report alone is no evidence"
+            f"no bundle: {self.url} does not sign its answers ({what}): it is a fleet, its"
+            " proofserve is too old, or a proxy changes them; the report alone is no evidence"
         )
 
 
@@ -189,7 +189,8 @@ def write_bundle(
     if file is None:
         return ""
     try:
-        public_key, answers = heard.public_key(), heard.transcript
+        public_key, every = heard.public_key(), heard.transcript
+        answers = [AnswerRecord.of(each).model_dump() for each in (*every.unsigned, *every.signed)]
     except UnsignedError as error:
         return str(error)
     options, (calibration, suspects) = report.options, judged_with
@@ -202,9 +203,7 @@ def write_bundle(
         "made_on": machine(),
         "url": heard.url,
         "public_key": public_key.hex(),
-        "answers": [
-            AnswerRecord.of(each).model_dump() for each in (*answers.unsigned, *answers.signed)
-        ],
+        "answers": answers,
         "challenge": heard.challenge and asdict(heard.challenge),
         "wanted": heard.wanted and asdict(heard.wanted),
         "seed": report.seed,
