@@ -1,6 +1,8 @@
 """What every test may use."""
 
 import os
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +72,13 @@ def group_of(nodeid: str) -> str:
     """Tests of a file share its engine in one process; so do files that share an engine."""
     file = nodeid.partition("::")[0]
     return SHARED_ENGINE.get(file, file)
+
+
+def pytest_runtest_setup() -> None:
+    """What a test draws is the same in each run, whichever tests its process ran before."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
