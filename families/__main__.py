@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.lab.host import machine
 
 PAGE = ROOT / "docs" / "models.md"
-RESULTS = FOLDER / "results"
+MEASURED = Path(__file__).parent / "measured"
 
 app = typer.Typer(help="Every family of models and every format, live on this machine's CPU.")
 
@@ -28,11 +29,12 @@ def run(
     """Try the families and formats, and write docs/models.md. Exit code 1 if one of them failed.
 
     \b
-    Results of those that do not run now are kept from the last time.
+    Those that do not run now keep their results, which are files in families/measured.
     """
     if unknown := set(only or ()) - set(CANDIDATES):
         raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join(CANDIDATES)}")
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    MEASURED.mkdir(exist_ok=True)
     for name in only or CANDIDATES:
         typer.echo(f"{name} ...")
         with (FOLDER / f"{name}.log").open("wb") as log:
@@ -40,22 +42,31 @@ def run(
             command = (sys.executable, "-m", "families", "one", name)
             code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
         typer.echo(f"{name}: exit code {code}")
-    found = {n: Row.read(f) for n in CANDIDATES if (f := RESULTS / f"{n}.json").is_file()}
-    facts = machine()
-    PAGE.write_text(page(found, f"{facts.get('cores', '?')} cores of {facts.get('processor')}"))
-    typer.echo(f"wrote {PAGE.relative_to(ROOT)}")
+    found = write_page()
     tried_now = [CANDIDATES[name] for name in only or CANDIDATES]
     if failed := [text for each in tried_now for text in wrong(each, found.get(each.name))]:
         typer.echo("\n".join(failed))
         raise typer.Exit(EXIT_FAILED)
 
 
+@app.command("page")
+def write_page() -> dict[str, Row]:
+    """Write docs/models.md from the results of all, without a run."""
+    found = {n: Row.read(f) for n in CANDIDATES if (f := MEASURED / f"{n}.json").is_file()}
+    PAGE.write_text(page(found))
+    typer.echo(f"wrote {PAGE.relative_to(ROOT)}")
+    return found
+
+
 @app.command()
 def one(name: str) -> None:
     """Try one family or format; a step of `run`."""
-    (RESULTS / f"{name}.json").unlink(missing_ok=True)
+    (MEASURED / f"{name}.json").unlink(missing_ok=True)
+    facts = machine()
     with open_session() as session:
-        tried(CANDIDATES[name], session).write(RESULTS)
+        row = tried(CANDIDATES[name], session)
+    row.machine = f"{facts.get('cores', '?')} cores of {facts.get('processor')}"
+    row.write(MEASURED)
 
 
 if __name__ == "__main__":

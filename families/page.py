@@ -25,7 +25,7 @@ WORDS: Final = {SequentialResult.HONEST: "cleared", SequentialResult.FRAUD: "con
 NONE: Final = "-"
 
 
-def page(found: Mapping[str, Row], machine: str) -> str:
+def page(found: Mapping[str, Row]) -> str:
     """The text of the page; ``found`` holds rows by the names of their candidates."""
     families = [_family(each, found.get(name)) for name, each in FAMILIES.items()]
     formats = [_format(each, found.get(name)) for name, each in FORMATS.items()]
@@ -37,7 +37,7 @@ def page(found: Mapping[str, Row], machine: str) -> str:
         formats=_table(FORMAT_HEAD, formats),
         reasons="\n".join(reasons),
         versions=", ".join(versions) or "(none yet)",
-        machine=machine,
+        machines=" or ".join(sorted({row.machine for row in found.values()})),
         seq_len=SEQ_LEN,
         judged=len(JUDGED),
         calibrated=len(CALIBRATED),

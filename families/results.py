@@ -1,4 +1,4 @@
-"""What one subject gave, as a file, so that it can be tried again alone."""
+"""What one subject gave, as a file beside the code: it can be tried again alone, anywhere."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,10 +38,14 @@ class Winners:
 
 @dataclass(slots=True)
 class Row:
-    """``checks`` and ``seconds`` are by step; ``errors`` say why a step ended before its end."""
+    """``checks`` and ``seconds`` are by step; ``errors`` say why a step ended before its end.
+
+    ``machine`` is the one that ran them, in words.
+    """
 
     name: str
     vllm: str = ""
+    machine: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     checks: dict[str, list[Check]] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
@@ -49,7 +53,7 @@ class Row:
     errors: dict[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        (folder / f"{self.name}.json").write_bytes(_ROW.dump_json(self, indent=1))
+        (folder / f"{self.name}.json").write_bytes(_ROW.dump_json(self, indent=1) + b"\n")
 
     @staticmethod
     def read(file: Path) -> "Row":

@@ -30,6 +30,7 @@ def row(name: str = "qwen3", cheat: str = CHEAT, verdict: str = FRAUD) -> Row:
     return Row(
         name,
         "0.32.0",
+        "2 cores of a test",
         dict.fromkeys(steps, 1.0),
         {step: [Check("a check", True, "as it should be")] for step in steps},
         [judged(ONE, HONEST), judged(TWO, HONEST), judged(cheat, verdict)],
@@ -49,7 +50,7 @@ def test_a_row_is_read_back(tmp_path: Path) -> None:
 
 
 def test_the_page_has_every_row_and_every_reason() -> None:
-    text = page({"qwen3": row(), "AWQ": row("AWQ")}, "2 cores of a test")
+    text = page({"qwen3": row(), "AWQ": row("AWQ")})
     for name, each in CANDIDATES.items():
         assert f"| {name} | {each.like} |" in text
         if name not in {"qwen3", "AWQ"}:
@@ -72,7 +73,7 @@ def test_what_went_wrong_is_told() -> None:
         "qwen3: e2e: it restarts: it did not",
         f"qwen3: {CHEAT}: {HONEST} after 10 nonces",
     ]
-    text = page({"qwen3": failed}, "2 cores of a test")
+    text = page({"qwen3": failed})
     assert "| yes | **no** | **no** | yes | yes |" in text
 
 
