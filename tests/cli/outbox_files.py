@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from outbox.support import a_distance_spec, a_spec, artifacts, winners
 from proofserve.cli.main import app
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 
 SECRET = "http://user:s3cret@hook:9000/t0ken?key=s3cret"  # noqa: S105 - a test value

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.outbox.allowlist import Address, Allowlist
-from proofserve.outbox.callbacks import CallbackPolicy, Delivery
+from proofserve.outbox.planning import CallbackPolicy, Delivery
 from proofserve.outbox.sender import CallbackSender, Outward, new_client, post
 from proofserve.outbox.store import SqliteOutbox
 

@@ -1,6 +1,6 @@
 import pytest
 
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 
 
 def test_pauses_double_up_to_the_longest() -> None:

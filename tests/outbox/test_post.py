@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from proofserve.outbox.callbacks import Delivery
+from proofserve.outbox.planning import Delivery
 from proofserve.outbox.sender import Outward, new_client, post
 
 from .support import Target

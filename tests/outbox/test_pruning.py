@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.outbox import offline
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.pruning import Pruned
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress

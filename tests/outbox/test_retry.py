@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.offline import retry, writing
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from support.pace import until

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.pruning import Pruned
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.codec import encode

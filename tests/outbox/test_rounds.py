@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane

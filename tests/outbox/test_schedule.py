@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proofserve.outbox.callbacks import CallbackPolicy, SendPlan
+from proofserve.outbox.planning import CallbackPolicy, SendPlan
 from proofserve.outbox.store import SqliteOutbox
 
 from .support import a_spec, artifacts, nonces_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan
+from proofserve.outbox.planning import CallbackPolicy, Delivery, SendPlan
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable

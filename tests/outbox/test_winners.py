@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proofserve.outbox import callbacks
-from proofserve.outbox.callbacks import CallbackPolicy, SendPlan
+from proofserve.outbox.planning import CallbackPolicy, SendPlan
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress, StoredResult, Winner

@@ -16,7 +16,7 @@ import pytest
 
 from outbox.support import running_target, sending
 from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError

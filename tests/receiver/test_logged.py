@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.receipts.signature import SigningKey

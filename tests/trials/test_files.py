@@ -12,7 +12,7 @@ from endurance import files
 from endurance.files import Account
 from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.callbacks import Generated, GeneratedWinners

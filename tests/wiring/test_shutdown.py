@@ -10,7 +10,7 @@ import pytest
 
 from outbox.support import FastClock, Target, running_target
 from proofserve.engines.fake import FakeEngine
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import Refusal
 from proofserve.settings.node import NodeSettings

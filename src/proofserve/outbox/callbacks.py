@@ -1,19 +1,30 @@
 """Callbacks: when they are due, rows and bodies (A.8, B.7)."""
 
-import json
 import sqlite3
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from sqlite3 import Connection
 from typing import Any
 
 from proofserve.outbox.database import Database, StorePart, announces, reads, writes
+from proofserve.outbox.planning import (
+    CallbackPolicy,
+    Delivery,
+    SendPlan,
+    Span,
+    callback_text,
+    joined,
+    listed,
+    send_plan,
+    wait_until,
+)
 from proofserve.protocol.commitments import CommittedBatch
 from proofserve.rounds.records import CompletedJob, DistanceVerdict
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
-from proofserve.wire.paths import GENERATED, LOGGED, VALIDATED
+from proofserve.wire.paths import GENERATED
 from proofserve.wire.records import (
     ARTIFACT,
     DISTANCE,
@@ -22,85 +33,6 @@ from proofserve.wire.records import (
     encoding_of,
     root_record,
 )
-
-ENDPOINTS = (GENERATED, VALIDATED, LOGGED)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The results ``first_seq`` .. ``last_seq`` of the round with this row number."""
-
-    round_number: int
-    first_seq: int
-    last_seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One callback to POST to ``{url}/{endpoint}``.
-
-    ``key`` never changes; ``sequence`` rises from 1 by 1 for each ``url``; ``attempts`` counts
-    the failures so far. The body is made from ``span`` of the round ``round_id``; without a span it
-    is stored.
-    """
-
-    id: int
-    endpoint: str
-    url: str
-    key: str
-    sequence: int
-    attempts: int
-    span: Span | None
-    round_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallbackPolicy:
-    """The limits and times of callbacks. Times in seconds.
-
-    A round's first callback is made ``interval_s`` after its first result, later ones at most once
-    in each ``interval_s``, of at most ``max_artifacts`` or as many roots. A callback that failed
-    ``max_retries`` times expires; with 0 it never expires. A target must answer within
-    ``timeout_s``. The pause after a failure doubles from ``backoff_first_s`` to
-    ``backoff_longest_s``. At least every ``look_again_s`` the sender reads the file again: another
-    process may have made callbacks due.
-
-    Raises ValueError for a number outside its range.
-    """
-
-    interval_s: float = 5.0
-    max_artifacts: int = 1_000_000
-    max_retries: int = 10
-    max_concurrent: int = 10
-    timeout_s: float = 10.0
-    backoff_first_s: float = 1.0
-    backoff_longest_s: float = 30.0
-    look_again_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        for field, value in asdict(self).items():
-            if not (value > 0 or (value == 0 and field in {"interval_s", "max_retries"})):
-                raise ValueError(f"{field} is {value}, which is too small")
-
-    def pause_s(self, failures: int) -> float:
-        """The pause after failure number ``failures`` = 1, 2, ... in a row."""
-        # Bounded, so that the power stays a float; the longest pause is reached much earlier.
-        return min(self.backoff_first_s * 2.0 ** min(failures - 1, 32), self.backoff_longest_s)
-
-    def expires(self, failures: int) -> bool:
-        return 0 < self.max_retries <= failures
-
-
-@dataclass(frozen=True, slots=True)
-class SendPlan:
-    """``due`` has the callbacks to post now, at most one for each target.
-
-    ``wait_s`` is the time until more are due, None if unknown. ``idle``: nothing is undelivered.
-    """
-
-    due: tuple[Delivery, ...]
-    wait_s: float | None
-    idle: bool
 
 
 class CallbackQueue(StorePart[Database]):
@@ -129,21 +61,10 @@ class CallbackQueue(StorePart[Database]):
     ) -> SendPlan:
         """Make the due callbacks, all if ``flushing``; choose those to post, none to ``busy``."""
         now = self.clock()
-        waits = _cut_rounds(connection, policy, flushing, now)
-        undelivered = bool(waits)
-        due: list[Delivery] = []
-        slots = policy.max_concurrent - len(busy)
-        for url, at in connection.execute(_TARGETS).fetchall():
-            undelivered = True
-            if url in busy:
-                continue
-            wait_s = wait_until(at, now, policy.backoff_longest_s)
-            if wait_s > 0.0:
-                waits.append(wait_s)
-            elif len(due) < slots:
-                # Without a free slot no wait is needed: the end of a post leads to a new plan.
-                due.append(_first_of(connection, url))
-        return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
+        uncut = _cut_rounds(connection, policy, flushing, now)
+        targets = connection.execute(_TARGETS).fetchall()
+        first_of = partial(_first_of, connection)
+        return send_plan(targets, first_of, uncut, policy, busy, now)
 
     async def body(self, delivery: Delivery) -> bytes:
         span = delivery.span
@@ -157,10 +78,7 @@ class CallbackQueue(StorePart[Database]):
         while page := await self.database.read(_page, span, kind, after):
             after, lists = page
             pages.append(lists)
-        members = [_dumps(head)[1:-1]]
-        members += [f'"{name}":[{",".join(page[name] for page in pages)}]' for name in pages[0]]
-        members.append(_dumps(tail)[1:-1])
-        return f"{{{','.join(members)}}}".encode()
+        return joined(head, pages, tail)
 
     @writes
     def acknowledge(self, connection: Connection, delivery: Delivery) -> None:
@@ -184,9 +102,6 @@ class CallbackQueue(StorePart[Database]):
 
 # -- what is due -----------------------------------------------------------------------------------
 
-# A wait longer than its pause and this means that the clock was set back after the due time was
-# stored; the callback is then due at once. Seconds.
-_CLOCK_SLACK = 1.0
 _UNCUT = """
     SELECT number, url, closed OR r_target IS NOT NULL, cut_seq, last_seq, interval_from,
            commits_roots
@@ -246,12 +161,6 @@ def _next_span(connection: Connection, uncut: Span, commits_roots: bool, most: i
     return Span(uncut.round_number, first_seq, uncut.last_seq if last is None else last[0])
 
 
-def wait_until(at: float, now: float, longest_s: float) -> float:
-    """The seconds until ``at``; 0 also if they are more than the clock can explain."""
-    wait_s = at - now
-    return 0.0 if wait_s <= 0.0 or wait_s > longest_s + _CLOCK_SLACK else wait_s
-
-
 # -- rows ------------------------------------------------------------------------------------------
 
 _ADD = """
@@ -306,13 +215,6 @@ def add_job(
 ) -> None:
     """Queue a callback whose body is stored. Raises as ``callback_text``."""
     _add(connection, endpoint, url, now, callback_text(endpoint, body))
-
-
-def callback_text(endpoint: str, body: Mapping[str, Any]) -> str:
-    """The body as it is stored. Raises ValueError for an unknown endpoint, NaN and infinities."""
-    if endpoint not in ENDPOINTS:
-        raise ValueError(f"endpoint {endpoint!r} is not one of {', '.join(ENDPOINTS)}")
-    return json.dumps(body, allow_nan=False, separators=(",", ":"))
 
 
 def _add(connection: Connection, endpoint: str, url: str, now: float, about: str | Span) -> None:
@@ -375,14 +277,10 @@ def _page(
     last_seq = rows[-1][0]
     if kind == ROOTS:
         roots = [root_record(CommittedBatch(*row)) for _, *row in rows]
-        return last_seq, {"roots": _dumps(roots)[1:-1]}
+        return last_seq, {"roots": listed(roots)}
     if kind == ARTIFACT:
         artifacts = [artifact_record(*row) for _, *row in rows]
-        return last_seq, {"artifacts": _dumps(artifacts)[1:-1]}
+        return last_seq, {"artifacts": listed(artifacts)}
     _, nonces, distances = zip(*rows, strict=True)
     # A stored distance is the JSON of a number already.
-    return last_seq, {"nonces": _dumps(nonces)[1:-1], "dist": ",".join(distances)}
-
-
-def _dumps(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return last_seq, {"nonces": listed(nonces), "dist": ",".join(distances)}

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 
 from proofserve.outbox.allowlist import Allowlist, CheckedTransport, Resolve, resolve
-from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan
+from proofserve.outbox.planning import CallbackPolicy, Delivery, SendPlan
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.wire.callbacks import (
     KEY_HEADER,

@@ -32,7 +32,7 @@ from proofserve.fleet.verification_records import DAY_S, AfterConviction, Judged
 from proofserve.fleet.watch import FleetWatch
 from proofserve.lab.report import LabError
 from proofserve.outbox.allowlist import UrlCheck
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import ModelFacts

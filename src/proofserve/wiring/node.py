@@ -12,7 +12,7 @@ import torch
 from proofserve.api.node import CallLimits, Deployment, Node
 from proofserve.api.node_page import NodeHistory, with_dashboard
 from proofserve.outbox.allowlist import UrlCheck
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.receipts import SqliteReceipts, signing_key
 from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.outbox.store import SqliteOutbox

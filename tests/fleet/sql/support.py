@@ -26,7 +26,7 @@ from proofserve.fleet.sql.rounds import find_round, lanes_where
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.tables import jobs, rounds
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
-from proofserve.outbox.callbacks import callback_text
+from proofserve.outbox.planning import callback_text
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane

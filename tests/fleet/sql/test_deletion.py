@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.rounds.state import Move
 
 from .support import a_lane, a_spec, lanes_of, nonces_of, vectors_of

@@ -7,7 +7,7 @@ import pytest
 
 from outbox.support import FastClock, Target, running_target, sending
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.receiver.callbacks import Generated, GeneratedWinners
 from proofserve.rounds.state import Move

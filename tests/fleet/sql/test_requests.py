@@ -7,7 +7,7 @@ import pytest
 
 from proofserve.fleet.sql.requests import RequestStore, read_job
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import Refusal
 from proofserve.rounds.records import (

@@ -19,7 +19,7 @@ from proofserve.fleet.verification_records import (
     VerdictOutcome,
     VerificationJob,
 )
-from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.planning import CallbackPolicy
 
 from .support import MARK, a_job, members_of, nonces_of, round_of, vectors_of
 

@@ -5,7 +5,6 @@ before it was not delivered: a callback for each one of a member would be too ma
 """
 
 import asyncio
-import json
 import uuid
 from typing import Any
 
@@ -26,15 +25,18 @@ from proofserve.fleet.sql.tables import (
     rounds,
     streams,
 )
-from proofserve.outbox.callbacks import (
+from proofserve.outbox.database import StorePart, announces, reads, writes
+from proofserve.outbox.planning import (
     CallbackPolicy,
     Delivery,
     SendPlan,
     Span,
     callback_text,
+    joined,
+    listed,
+    send_plan,
     wait_until,
 )
-from proofserve.outbox.database import StorePart, announces, reads, writes
 from proofserve.rounds.records import CompletedJob, DistanceVerdict, RoundSpec
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
@@ -68,21 +70,10 @@ class DeliveryStore(StorePart[FleetDatabase]):
     ) -> SendPlan:
         """The callbacks to post now, at most one for each URL, in the order of their sequence."""
         now = self.clock()
-        waits = _cut_rounds(connection, policy, flushing, now)
-        undelivered = bool(waits)
-        due: list[Delivery] = []
-        slots = policy.max_concurrent - len(busy)
-        for at, delivery in _firsts(connection):
-            undelivered = True
-            if delivery.url in busy:
-                continue
-            wait_s = wait_until(at, now, policy.backoff_longest_s)
-            if wait_s > 0.0:
-                waits.append(wait_s)
-            elif len(due) < slots:
-                # Without a free slot no wait is needed: the end of a post leads to a new plan.
-                due.append(delivery)
-        return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
+        uncut = _cut_rounds(connection, policy, flushing, now)
+        first = {delivery.url: (at, delivery) for at, delivery in _firsts(connection)}
+        targets = ((url, at) for url, (at, _) in first.items())
+        return send_plan(targets, lambda url: first[url][1], uncut, policy, busy, now)
 
     async def body(self, delivery: Delivery) -> bytes:
         """The body (protocol A.8, B.7), read in pieces."""
@@ -268,7 +259,7 @@ def _lists(rows: list[AnyRow], spec: RoundSpec) -> dict[str, str]:
     nonces = [nonce for row in rows for nonce in integers(row.nonces)]
     if spec.target is not None:
         distances = [distance for row in rows for distance in floats(row.found)]
-        return {"nonces": _dumps(nonces)[1:-1], "dist": _dumps(distances)[1:-1]}
+        return {"nonces": listed(nonces), "dist": listed(distances)}
     found = vectors(b"".join(row.found for row in rows), rows[0].row_bytes)
     pairs = zip(nonces, callback_bodies.encode_all(found), strict=True)
     # By hand: the same as the JSON of artifact_record, in a third of its time.
@@ -289,11 +280,4 @@ def _joined_body(spec: RoundSpec, pages: list[dict[str, str]]) -> bytes:
         tail: dict[str, Any] = {"r_target": spec.target.r_target}
     else:
         tail = {"encoding": encoding_of(work.scheme.width)}
-    members = [_dumps(head)[1:-1]]
-    members += [f'"{name}":[{",".join(page[name] for page in pages)}]' for name in pages[0]]
-    members.append(_dumps(tail)[1:-1])
-    return f"{{{','.join(members)}}}".encode()
-
-
-def _dumps(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return joined(head, pages, tail)
