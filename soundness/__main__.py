@@ -157,8 +157,11 @@ def who_wrote(arch: str) -> None:
     with open_session(log_every_s=PROGRESS_S) as session, session.interrupts.allowed():
         run_all(answers.jobs(arch), typer.echo)
         trial = writers.AnswersTrial(BY_NAME[arch], session.line)
-        cheats = [trial.of_writer(name) for name in answers.WRITERS]
-        typer.echo(writers.text_of(arch, trial.honest(), cheats))
+        # As they come: the whole takes so long that it may be stopped.
+        typer.echo(writers.HEAD)
+        for name in answers.WRITERS:
+            typer.echo(writers.cheat_text(trial.of_writer(name)))
+        typer.echo(writers.honest_text(arch, trial.honest()))
 
 
 @app.command("contexts")

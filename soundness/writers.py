@@ -22,8 +22,9 @@ from proofserve.verifier.written.readings import AnyRead, Readings, SuspectReadi
 from soundness.answers import folder_of
 from soundness.subjects import Subject
 
-# Orders in which honest answers are judged, and those of each writer.
-ORDERS, ORDERS_OF_CHEATS = 10_000, 1000
+# Orders in which the tokens of honest answers are judged, their sketches (of which a verdict takes
+# half a second), and the answers of each writer.
+ORDERS, ORDERS_OF_SKETCHES, ORDERS_OF_CHEATS = 10_000, 1000, 1000
 # Answers of which the sketches are judged in all orders: nodes are cleared by a few.
 READ_BY: Final = 48
 # The two questions have half of alpha each.
@@ -132,10 +133,10 @@ class AnswersTrial:
         validator = self._checker.validator.with_other(blocks.forwards)
         ours = Truth(validator.truth, blocks.width, len(blocks), validator=validator)
         claimed, first = blocks.claims(), blocks.conversations()
-        self._progress.step("who read them, in many orders", ORDERS)
+        self._progress.step("who read them, in many orders", ORDERS_OF_SKETCHES)
         ended: dict[str, int] = {}
         quiet = Progress()
-        for number in range(ORDERS):
+        for number in range(ORDERS_OF_SKETCHES):
             place = np.random.default_rng(number).permutation(len(answers))
             order = sorted(claimed.nonces, key=lambda block: (place[first[block]], block))
             judges = self._checker.sketch_judges(blocks, ours, CHANCES)
@@ -149,24 +150,30 @@ def _shuffled(items: Sequence[Item], number: int) -> list[Item]:
     return [items[place] for place in np.random.default_rng(number).permutation(len(items))]
 
 
-def text_of(arch: str, honest: HonestAnswers, cheats: Sequence[Written]) -> str:
+def honest_text(arch: str, found: HonestAnswers) -> str:
     """For docs/receipts.md."""
     lines = [
-        f"{arch}: {honest.answers} honest answers, {len(honest.failures)} failures,"
-        f" {len(honest.gaps)} gaps; written by: {honest.convicted} of {ORDERS} orders convicted;"
-        f" read by: {honest.read_by}",
-        *honest.failures[:3],
-        *honest.gaps[:3],
-        *honest.lines,
-        "",
-        "| writer | sampled answers: median, 99 % | greedy | nats a sampled answer |",
-        "| --- | --- | --- | --- |",
+        f"{arch}: {found.answers} honest answers, {len(found.failures)} failures,"
+        f" {len(found.gaps)} gaps; written by: {found.convicted} of {ORDERS} orders convicted;"
+        f" read by: {found.read_by}",
+        *found.failures[:3],
+        *found.gaps[:3],
+        *found.lines,
     ]
-    for each in cheats:
-        cells = [_ends(each.after[kind]) for kind in ("sampled", "greedy")]
-        lines.append(f"| {each.writer} | {cells[0]} | {cells[1]} | {each.gain:.4f} |")
-        lines += [f"{each.writer}: {text}" for text in each.failures[:2]]
     return "\n".join(lines)
+
+
+HEAD: Final = (
+    "| writer | sampled answers: median, 99 % | greedy | nats a sampled answer |\n"
+    "| --- | --- | --- | --- |"
+)
+
+
+def cheat_text(found: Written) -> str:
+    """A row below ``HEAD``, and what fails in the receipts."""
+    cells = [_ends(found.after[kind]) for kind in ("sampled", "greedy")]
+    lines = [f"| {found.writer} | {cells[0]} | {cells[1]} | {found.gain:.4f} |"]
+    return "\n".join(lines + [f"{found.writer}: {text}" for text in found.failures[:2]])
 
 
 def _ends(after: Sequence[int | None]) -> str:
