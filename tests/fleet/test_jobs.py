@@ -17,6 +17,8 @@ from fleet.servers import (
     members,
     receiving,
 )
+from proofserve.outbox.receipts import signing_key
+from proofserve.wire.answers import ANSWER_HEADER, answer_with
 from support.pace import until
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +38,21 @@ async def test_a_job_is_divided_and_its_vectors_are_those_of_one_node(tmp_path: 
     assert sum(shares) == len(NONCES)
     assert deep["status"] == "ok"
     assert min(shares) > 0
+
+
+async def test_a_fleet_signs_what_it_answers_as_one_node(tmp_path: Path) -> None:
+    key = signing_key(tmp_path / "fleet.key.pem")
+    target = "/api/v1/pow/generate"
+    async with members(tmp_path, 2) as made:
+        async with fleet_of(tmp_path, made) as fleet:
+            said = await fleet.http.post(target, json=JOB)
+        async with fleet_of(tmp_path, made, key_file=tmp_path / "mine.pem") as fleet:
+            again = await fleet.http.post(target, json=JOB)
+    for response, of in (said, key), (again, signing_key(tmp_path / "mine.pem")):
+        header, asked = response.headers[ANSWER_HEADER], response.request.content
+        answer = answer_with(header, "POST", target, asked, response.content)
+        assert answer.is_signed
+        assert answer.public_key == of.public_key
 
 
 async def test_claims_are_judged_by_all_members_together(tmp_path: Path) -> None:

@@ -272,8 +272,8 @@ _OWNER_ONLY = 0o600
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def signing_key(path: Path) -> SigningKey:
-    """The key in ``path``; a new one, stored there, if there is no such file.
+def signing_key(path: Path, setting: str = "POC_RECEIPTS_KEY_FILE") -> SigningKey:
+    """The key in ``path``, which ``setting`` names; a new one, stored there, if there is none.
 
     Raises ValueError for a file that other users may read or that has no such key, and if it cannot
     be read or made.
@@ -283,7 +283,7 @@ def signing_key(path: Path) -> SigningKey:
     except ProtocolError as error:
         raise ValueError(
             f"the node's key file {path} {error.message}: name another file with"
-            " POC_RECEIPTS_KEY_FILE, or move this one away and a new key is made"
+            f" {setting}, or move this one away and a new key is made"
         ) from error
     except OSError as error:
         raise ValueError(f"the node's key file {path}: {error.strerror}") from error

@@ -46,6 +46,8 @@ class FleetSettings(ServiceSettings):
     """TOML file of [[member]] tables: url, and if you like name and key."""
     dns: str | None = None
     """http://NAME:PORT: every address of this name is a member, looked up again each 30 s."""
+    key_file: Path | None = None
+    """Key that signs answers, of all controllers; unset: one is made beside an SQLite file."""
     join_key: BearerKeys = ()
     """Keys with which servers join (serve --poc-fleet); operators' keys may join, too."""
     join_allow: Texts = ("loopback",)

@@ -25,6 +25,7 @@ from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
 from proofserve.fleet.reconciler import DELETE_EVERY_S, MemberList, Reconciler, delete_delivered
 from proofserve.fleet.routes.app import FleetParts, create_app
 from proofserve.fleet.sources import DnsMembers
+from proofserve.fleet.sql.database import database_url, is_sqlite
 from proofserve.fleet.sql.locks import Leadership, while_leading
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
@@ -33,8 +34,10 @@ from proofserve.fleet.watch import FleetWatch
 from proofserve.lab.report import LabError
 from proofserve.outbox.allowlist import UrlCheck
 from proofserve.outbox.planning import CallbackPolicy
+from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
 from proofserve.receiver.callbacks import SignatureCheck
@@ -62,6 +65,7 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     """
     outward, listed = outward_of(settings, "FLEET_CALLBACK_ALLOW"), member_list(settings)
     access, policy = access_of(settings), policy_of(settings.policy)
+    key = _signing_key(settings)
     async with (
         await FleetStore.open(settings.database) as store,
         member_http() as http,
@@ -80,7 +84,7 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
             settings.max_open_waits,
             settings.challenge_nonces_per_hour,
         )
-        node = Node(watch.limits, manager, results, access, limits, dashboard=feed)
+        node = Node(watch.limits, manager, results, access, limits, dashboard=feed, key=key)
         parts = _parts(settings, node, reconciler, policy)
         sending = CallbackPolicy(
             max_retries=settings.callback_max_retries,
@@ -177,6 +181,18 @@ def _own_url(host: str, port: int) -> str:
             " http://HOST:PORT, as members reach the fleet"
         )
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _signing_key(settings: FleetSettings) -> SigningKey | None:
+    """What the fleet signs answers with as one node. Raises ValueError for an unusable file."""
+    database, file = database_url(settings.database), settings.key_file
+    if file is None and is_sqlite(database):
+        file = Path(str(database.database)).with_suffix(".key.pem")
+    if file is None:
+        # A key of its own for each controller would make one fleet look like several nodes.
+        _logger.info("answers are not signed: give every controller the same FLEET_KEY_FILE")
+        return None
+    return signing_key(file, "FLEET_KEY_FILE")
 
 
 def _require_safe(settings: FleetSettings) -> None:
