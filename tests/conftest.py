@@ -2,6 +2,7 @@
 
 import os
 import random
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,13 +75,6 @@ def group_of(nodeid: str) -> str:
     return SHARED_ENGINE.get(file, file)
 
 
-def pytest_runtest_setup() -> None:
-    """What a test draws is the same in each run, whichever tests its process ran before."""
-    random.seed(0)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {group: number for number, group in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(group_of(item.nodeid), len(LONGEST)))
@@ -95,6 +89,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
     return SharingEngines(config, log)
+
+
+@pytest.fixture(autouse=True)
+def same_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test draws the same in each run: numbers, samples of a verdict, blocks of a challenge.
+
+    A verdict is wrong with a small chance. Many tests, run often, would meet it.
+    """
+    drawn = random.Random(request.node.nodeid)
+    monkeypatch.setattr(secrets, "token_hex", lambda size=32: drawn.randbytes(size).hex())
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
