@@ -171,8 +171,9 @@ def longer_contexts() -> None:
     Vectors are kept in .cache: what was interrupted goes on where it was.
     """
     with open_session(log_every_s=PROGRESS_S) as session, session.interrupts.allowed():
-        found = [contexts.tried_context(each, session.line) for each in contexts.NONCES]
-    typer.echo(contexts.rows(found))
+        typer.echo(contexts.HEAD)
+        for each in contexts.NONCES:
+            typer.echo(contexts.rows(contexts.tried_context(each, session.line)))
 
 
 @app.command("exact")

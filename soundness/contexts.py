@@ -103,19 +103,20 @@ def _judged(name: str, errors: Vectors, ours: OwnRuns, runs: KeptRuns) -> Node:
     )
 
 
-def rows(contexts: Sequence[Context]) -> str:
-    """A table in Markdown."""
-    lines = [
-        "| tokens | nonces tried | seconds a nonce | node | distance | footprint |"
-        " convicted | cleared | after |",
-        f"|{' --- |' * 9}",
-    ]
-    for context in contexts:
-        for node in context.nodes:
-            after = ", ".join("-" if each is None else str(each) for each in node.after)
-            lines.append(
-                f"| {context.seq_len:,} | {context.nonces} | {context.seconds:.1f} | {node.weights}"
-                f" | {node.distance:.4f} | {node.footprint:.2f} | {node.convicted / RUNS:.1%}"
-                f" | {node.cleared / RUNS:.1%} | {after} |"
-            )
+HEAD: Final = (
+    "| tokens | nonces tried | seconds a nonce | node | distance | footprint |"
+    f" convicted | cleared | after |\n|{' --- |' * 9}"
+)
+
+
+def rows(context: Context) -> str:
+    """Those below ``HEAD``."""
+    lines = []
+    for node in context.nodes:
+        after = ", ".join("-" if each is None else str(each) for each in node.after)
+        lines.append(
+            f"| {context.seq_len:,} | {context.nonces} | {context.seconds:.1f} | {node.weights}"
+            f" | {node.distance:.4f} | {node.footprint:.2f} | {node.convicted / RUNS:.1%}"
+            f" | {node.cleared / RUNS:.1%} | {after} |"
+        )
     return "\n".join(lines)
