@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import resource
 import shlex
 import socket
@@ -49,7 +50,10 @@ FAILED = 3
 
 
 def plan_of(chosen: GatewaySettings) -> GatewayPlan:
-    """The plan of the settings. Raises ValueError: a URL, a weight or a file of keys is wrong."""
+    """The plan of the settings.
+
+    Raises ValueError: a URL, a weight, a path or a file of keys is wrong.
+    """
     timeouts = Timeouts(
         queue=chosen.queue_wait_timeout_seconds,
         connect=chosen.connect_timeout_seconds,
@@ -81,6 +85,7 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         dashboard=chosen.dashboard,
         processes=chosen.gateway_workers,
         shared_limits=chosen.shared_limits,
+        other_paths=other_paths(chosen.other_paths),
         cors_origins=tuple(filter(None, map(str.strip, chosen.cors_origins.split(",")))),
     )
 
@@ -105,6 +110,17 @@ def backends_of(text: str) -> tuple[tuple[BackendSpec, ...], tuple[BackendSpec, 
     if len({spec.url for spec in (*names, *specs)}) < len(parts):
         raise ValueError("VLLM_BACKEND_URL names a backend twice; give it a weight instead: URL*2")
     return tuple(specs), tuple(names)
+
+
+def other_paths(text: str) -> tuple[bytes, ...]:
+    """The paths of ``/classify,/pooling``. Raises ValueError if one is not a path to relay."""
+    paths = tuple(filter(None, map(str.strip, text.split(","))))
+    for path in paths:
+        if not re.fullmatch(r"/[\w.~/-]+", path, re.ASCII) or path.startswith("/admin"):
+            raise ValueError(
+                f"VLLM_OTHER_PATHS: {path!r} is not a path like /classify, or is the gateway's own"
+            )
+    return tuple(path.encode() for path in paths)
 
 
 def _backend(text: str) -> BackendSpec:

@@ -20,6 +20,7 @@ from proofserve.gateway.relay.attempts import (
     request_head,
 )
 from proofserve.gateway.relay.gateway import Connection, Entry, Gateway
+from proofserve.gateway.relay.routes import Target
 from proofserve.web import key_of, request_id_of
 
 
@@ -80,7 +81,7 @@ class Exchange:
         self,
         gateway: Gateway,
         connection: Connection,
-        target: bytes,
+        target: Target,
         headers: Sequence[Header],
         values: Values,
         keep_alive: bool,
@@ -170,7 +171,10 @@ class Exchange:
         if gateway.draining:
             self.keep_alive = False
             return failures.SHUTTING_DOWN
-        found = gateway.admit(key_of(self._value_of(b"authorization", b"")), self._body)
+        value_of = self._value_of
+        key = key_of(value_of(b"authorization", b"")) or value_of(b"x-api-key", b"")
+        form = value_of(b"content-type", b"").lower().startswith(b"multipart/form-data")
+        found = gateway.admit(self._target.route, key, form, self._body)
         if isinstance(found, Failure):
             return found
         self._client, self._charge, fields = found
@@ -205,7 +209,9 @@ class Exchange:
         self._stage = step(self._stage, SEND)
         self._sent = gateway.loop.time()
         own = self._id_line + gateway.backend_lines
-        head = request_head(self._target, host, self._headers, gateway.held_back, len(body), own)
+        head = request_head(
+            self._target.url, host, self._headers, gateway.held_back, len(body), own
+        )
         upstream.send(self, head, body)
 
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
@@ -217,12 +223,13 @@ class Exchange:
         now = gateway.loop.time()
         series = attempts.answered(status, gateway.totals)
         series.first.observe(now - self._began)
-        self._answer = answer = BackendResponse(status, head, data, series, now)
+        route = self._target.route
+        self._answer = answer = BackendResponse(status, head, data, series, now, route.usage)
         if attempts.until_close:
             self.keep_alive = False
         client, backend = self._client, attempts.backend
         if status < 300 and client is not None and backend is not None:
-            gateway.answered.add(self._target, self._request_id, client.name, backend.name)
+            gateway.answered.add(route, self._request_id, client.name, backend.name)
         head = gateway.client_head(head, self._id_line, self._value_of(b"origin"), self.keep_alive)
         self._connection.write(head + data)
         if complete:
@@ -314,7 +321,8 @@ class Exchange:
             self._break_off(failure)
             return
         lines = self._gateway.cross_origin.lines(self._value_of(b"origin"))
-        self._connection.write(failure.answer(self._request_id, lines, self.keep_alive))
+        shape = self._target.route.errors
+        self._connection.write(failure.answer(self._request_id, lines, self.keep_alive, shape))
         self._end(failure.code)
 
     def _break_off(self, failure: Failure) -> None:
@@ -322,7 +330,7 @@ class Exchange:
         self.keep_alive = False
         # A client that does not read would not see the event, and we would have to keep it.
         if self._answer is not None and self._answer.takes_event and not self._paused:
-            self._connection.write(failure.last_chunks())
+            self._connection.write(failure.last_chunks(self._target.route.errors))
         else:
             self._connection.abort()
         self._end(failure.code)
