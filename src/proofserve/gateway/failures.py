@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 
-class Shape(enum.Enum):
+class ErrorShape(enum.Enum):
     """Whose errors a client expects: their fields, and the event that ends a stream."""
 
     OPENAI = enum.auto()
@@ -53,16 +53,20 @@ class Failure:
         """The same failure with a ``retry_after``, rounded up to whole seconds, at least one."""
         return replace(self, retry_after=max(1, math.ceil(seconds)))
 
-    def body(self, shape: Shape = Shape.OPENAI) -> bytes:
+    def body(self, shape: ErrorShape = ErrorShape.OPENAI) -> bytes:
         shown = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         whole: dict[str, object] = {"error": shown}
-        if shape is Shape.ANTHROPIC:
+        if shape is ErrorShape.ANTHROPIC:
             shown["type"] = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
             whole = {"type": "error", **whole}
         return json.dumps(whole).encode()
 
     def answer(
-        self, request_id: bytes, extra: bytes, keep_alive: bool, shape: Shape = Shape.OPENAI
+        self,
+        request_id: bytes,
+        extra: bytes,
+        keep_alive: bool,
+        shape: ErrorShape = ErrorShape.OPENAI,
     ) -> bytes:
         """The whole HTTP/1.1 response. ``extra`` are header lines, each ending with CRLF."""
         body = self.body(shape)
@@ -74,9 +78,9 @@ class Failure:
             b"x-request-id: %s\r\n%s%s%s\r\n%s"
         ) % (status, len(body), request_id, wait, extra, close, body)
 
-    def last_chunks(self, shape: Shape = Shape.OPENAI) -> bytes:
+    def last_chunks(self, shape: ErrorShape = ErrorShape.OPENAI) -> bytes:
         """The error as an event of a chunked stream, and the stream's end."""
-        name = b"event: error\n" if shape is Shape.ANTHROPIC else b""
+        name = b"event: error\n" if shape is ErrorShape.ANTHROPIC else b""
         event = b"%sdata: %s\n\n" % (name, self.body(shape))
         return b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
 

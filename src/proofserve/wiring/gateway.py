@@ -24,12 +24,13 @@ from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.limits import require_valid
 from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.tracing import NO_TRACES, exported
 from proofserve.settings.gateway import GatewaySettings, client_keys
 from proofserve.settings.node import EngineSettings
-from proofserve.settings.process import export, plugin_list
+from proofserve.settings.process import export, has_variable, plugin_list, trace_export
 from proofserve.web import http_parts
 from proofserve.wire.paths import PROOFS, RECEIPTS
-from proofserve.wiring.launch import runner_choice
+from proofserve.wiring.launch import SERVICE_NAME, runner_choice, trace_options, trace_variables
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets, cannot_listen, on_unix_socket
 
 # uvicorn's: a logger of this package has no handler in this process.
@@ -148,11 +149,15 @@ def application() -> FastAPI:
     """The application of this process's environment; uvicorn calls it in every worker."""
     chosen = GatewaySettings()
     plan = plan_of(chosen)
+    traces = NO_TRACES
+    if trace_export() is not None:
+        if not has_variable(SERVICE_NAME):
+            export({SERVICE_NAME: "proofserve-gateway"})
+        traces = exported()
     if not chosen.use_embedded_engine:
-        return build(plan)
-    return build(
-        replace(plan, self_guarded=(f"{PROOFS}/", f"{RECEIPTS}/log")), partial(_engine, chosen)
-    )
+        return build(plan, traces=traces)
+    own = replace(plan, self_guarded=(f"{PROOFS}/", f"{RECEIPTS}/log"))
+    return build(own, partial(_engine, chosen), traces=traces)
 
 
 @asynccontextmanager
@@ -160,7 +165,7 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     # A gateway without an embedded engine saves two seconds of imports.
     from proofserve.engines.vllm.inprocess import vllm_app  # noqa: PLC0415
 
-    changes = {"VLLM_PLUGINS": plugin_list(), **runner_choice()}
+    changes = {"VLLM_PLUGINS": plugin_list(), **runner_choice(), **trace_variables()}
     if chosen.receipts:
         changes["POC_RECEIPTS"] = "1"
     # vLLM warns of variables that it does not know, and would use VLLM_PORT for its processes.
@@ -168,7 +173,8 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     # Ctrl-C in a terminal reaches the engine core too, which must not end before the gateway.
     drain = ["--shutdown-timeout", str(math.ceil(chosen.drain_timeout_seconds))]
     # vLLM does not listen on this host. Its plugins learn from it which machines can reach them.
-    options = [*drain, *shlex.split(chosen.engine_options), "--host", chosen.host]
+    given = shlex.split(chosen.engine_options)
+    options = [*drain, *given, *trace_options(given), "--host", chosen.host]
     engine = vllm_app(chosen.model or "", options, EngineSettings().unvetted)
     async with engine as app, on_unix_socket(app) as socket:
         yield BackendSpec(f"unix:{socket}"), app

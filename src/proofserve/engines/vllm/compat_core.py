@@ -48,12 +48,33 @@ class VllmCore:
 
         Relies on: input_queue items being ``(EngineCoreRequestType, (Request, wave))``.
         """
+        return [request.request_id for request in self._queued()]
+
+    def _queued(self) -> list[Any]:
         if not self.has_own_loop():
             return []
         queue = self._engine.input_queue
         with queue.mutex:
             items = list(queue.queue)
-        return [body[0].request_id for kind, body in items if kind == EngineCoreRequestType.ADD]
+        return [body[0] for kind, body in items if kind == EngineCoreRequestType.ADD]
+
+    def waited(self, request_id: str, start: float, end: float) -> None:
+        """Make a span in the client's trace. vLLM keeps trace headers only if it exports traces,
+        by the tracer that it sets in this process.
+
+        Relies on: Request.trace_headers.
+        """
+        traced = [r.trace_headers for r in self._queued() if r.request_id == request_id]
+        if not any(traced):
+            return
+        from opentelemetry import trace  # noqa: PLC0415
+        from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415
+
+        context = tracecontext.TraceContextTextMapPropagator().extract(traced[0])
+        since_epoch = time.time() - time.monotonic()
+        began, ended = (int((since_epoch + each) * 1e9) for each in (start, end))
+        tracer = trace.get_tracer("proofserve.node")
+        tracer.start_span("wait for proofs", context, start_time=began).end(ended)
 
     def call_when_idle(self, callback: Callable[[], None]) -> None:
         """Relies on: EngineCoreProc._idle_state_callbacks. The core pops them until none is left

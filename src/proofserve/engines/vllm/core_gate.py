@@ -98,7 +98,7 @@ class ProofGate:
         self._core, self._options, self._now = core, options, now
         self._leases = LeaseTable(core)
         self._sizes = ForwardSizes(core, options.forward_batch, options.max_wait_s)
-        self._times = CoreTimes(now)
+        self._times = CoreTimes(now, core.waited)
         self._budget = ShareBudget(options.share)
         self._queue: deque[QueuedCall] = deque()
         # A call that was answered in the middle of a forward; its next call goes on there.

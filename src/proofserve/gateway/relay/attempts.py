@@ -170,7 +170,7 @@ class Attempts:
 class BackendResponse:
     """A backend's answer, from its head on. Times are seconds of the loop's clock."""
 
-    __slots__ = ("_chunked", "_kept", "_series", "_stream", "_usage", "last", "status")
+    __slots__ = ("_chunked", "_kept", "_series", "_stream", "_usage", "last", "status", "tokens")
 
     def __init__(
         self, status: int, head: bytes, data: bytes, series: Series, now: float, usage: Usage
@@ -181,6 +181,8 @@ class BackendResponse:
         self._stream = b"text/event-stream" in head
         self._chunked = b"chunked" in head
         self._usage = usage
+        # Of prompt and completion, as the backend said at the end.
+        self.tokens: tuple[int, int] | None = None
         # The end of the answer; its beginning where that says what it cost.
         self._kept = data[:TAIL_BYTES] if usage is Usage.FIRST else data[-TAIL_BYTES:]
 
@@ -214,7 +216,10 @@ class BackendResponse:
         series.prompt_tokens += used.prompt
         series.completion_tokens += used.completion
         series.audio_seconds += used.seconds or 0
-        return used.prompt + used.completion if used.seconds is None else None
+        if used.seconds is not None:
+            return None
+        self.tokens = (used.prompt, used.completion)
+        return sum(self.tokens)
 
 
 class Reported(msgspec.Struct, gc=False):

@@ -20,7 +20,7 @@ from proofserve.gateway.relay.attempts import (
     request_head,
 )
 from proofserve.gateway.relay.gateway import Connection, Entry, Gateway
-from proofserve.gateway.relay.routes import Target
+from proofserve.gateway.relay.routes import RelayTarget
 from proofserve.web import key_of, request_id_of
 
 
@@ -81,7 +81,7 @@ class Exchange:
         self,
         gateway: Gateway,
         connection: Connection,
-        target: Target,
+        target: RelayTarget,
         headers: Sequence[Header],
         values: Values,
         keep_alive: bool,
@@ -107,6 +107,8 @@ class Exchange:
         self._attempts = Attempts(gateway.pool)
         self._answer: BackendResponse | None = None
         self._paused = False
+        path = target.url.partition(b"?")[0]
+        self._trace = gateway.traces.begin(path, values)
         self._request_id = request_id_of(value_of(b"x-request-id"))
         self._id_line = b"x-request-id: " + self._request_id + b"\r\n"
         if int(value_of(b"content-length", b"0")) > gateway.plan.max_body_bytes:
@@ -182,6 +184,7 @@ class Exchange:
         if gateway.plan.affinity:
             self._attempts.prefix = fields.beginning()
         self._began = gateway.loop.time()
+        self._trace.queued(self._client.name, fields.model)
         entry = gateway.admission.enter(self)
         if entry is Entry.GRANTED:
             self.permit_granted()
@@ -197,10 +200,17 @@ class Exchange:
         gateway.totals.wait.observe(now - self._began)
         self._began = now
         self._stage = step(self._stage, GRANT)
+        self._trace.granted()
         if attempts.choose():
-            attempts.connect(self)
+            self._connect()
         else:
             self._fail(failures.NO_BACKEND)
+
+    def _connect(self, fresh: bool = False) -> None:
+        attempts = self._attempts
+        if attempts.backend is not None:
+            self._trace.tried(attempts.backend.name)
+        attempts.connect(self, fresh)
 
     # -- the backend's side ------------------------------------------------------------------
 
@@ -208,7 +218,7 @@ class Exchange:
         gateway, body = self._gateway, self._body
         self._stage = step(self._stage, SEND)
         self._sent = gateway.loop.time()
-        own = self._id_line + gateway.backend_lines
+        own = self._id_line + gateway.backend_lines + self._trace.lines
         head = request_head(
             self._target.url, host, self._headers, gateway.held_back, len(body), own
         )
@@ -223,6 +233,7 @@ class Exchange:
         now = gateway.loop.time()
         series = attempts.answered(status, gateway.totals)
         series.first.observe(now - self._began)
+        self._trace.answered(status)
         route = self._target.route
         self._answer = answer = BackendResponse(status, head, data, series, now, route.usage)
         if attempts.until_close:
@@ -308,7 +319,7 @@ class Exchange:
     def _connect_again(self, reason: str, fresh: bool = False) -> None:
         self._gateway.totals.retries[reason] += 1
         self._stage = step(self._stage, RETRY)
-        self._attempts.connect(self, fresh)
+        self._connect(fresh)
 
     def retry_or_fail(self, failure: Failure) -> None:
         """No answer has begun: try another backend, or tell the client."""
@@ -347,6 +358,7 @@ class Exchange:
             # Without an answer of a backend nothing was used.
             client.settle(self._charge, 0 if answer is None else answer.end(held))
         gateway.totals.outcomes["unknown" if client is None else client.name, outcome] += 1
+        self._trace.ended(outcome, None if answer is None else answer.tokens)
         if stage is QUEUED:
             gateway.admission.abandon(self)
         elif stage >= CONNECTING:

@@ -24,7 +24,8 @@ from proofserve.gateway.limits import (
 from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.attempts import HOP_BY_HOP, CrossOrigin, response_head
-from proofserve.gateway.relay.routes import OTHER, ROUTES, Route, Target, Usage
+from proofserve.gateway.relay.routes import OTHER, ROUTES, RelayTarget, Route, Usage
+from proofserve.gateway.tracing import NO_TRACES, Traces
 
 # Weight of the latest permit in the average time that a permit is held.
 LATEST_WEIGHT = 0.1
@@ -200,8 +201,9 @@ class Connection(Protocol):
 class Gateway:
     """Made inside a running event loop, and used in that loop only."""
 
-    def __init__(self, plan: GatewayPlan) -> None:
+    def __init__(self, plan: GatewayPlan, traces: Traces = NO_TRACES) -> None:
         self.plan = plan
+        self.traces = traces
         self.routes = {**dict.fromkeys(plan.other_paths, OTHER), **ROUTES}
         self.timeouts = plan.timeouts
         self.loop = asyncio.get_running_loop()
@@ -221,7 +223,7 @@ class Gateway:
         self.backend_lines = f"authorization: Bearer {key}\r\n".encode() if key else b""
         # Where the gateway has keys of its own, the backend must not see a client's key.
         hidden = {b"authorization", b"x-api-key"} if plan.clients or key else set()
-        self.held_back = HOP_BY_HOP | hidden
+        self.held_back = HOP_BY_HOP | hidden | traces.replaced
         self.metrics = CollectorRegistry()
         self.metrics.register(GatewayCollector(self.totals, self._gauges()))
 
@@ -230,10 +232,10 @@ class Gateway:
         """Seconds that a new request would wait for a permit, at most until its timeout."""
         return min(self.admission.expected_wait, self.timeouts.queue)
 
-    def target_of(self, url: bytes) -> Target | None:
+    def target_of(self, url: bytes) -> RelayTarget | None:
         """Where a POST to ``url`` is relayed; None if it is not."""
         route = self.routes.get(url) or self.routes.get(url.partition(b"?")[0])
-        return Target(url, route) if route is not None else None
+        return RelayTarget(url, route) if route is not None else None
 
     def admit(
         self, route: Route, key: bytes, form: bool, body: bytes | bytearray

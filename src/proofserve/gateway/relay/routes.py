@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from proofserve.gateway.failures import Shape
+from proofserve.gateway.failures import ErrorShape
 
 
 class Usage(enum.Enum):
@@ -27,7 +27,7 @@ class Route:
     prompts: tuple[str, ...] = ()
     example: Any = "Hello"
     usage: Usage = Usage.LAST
-    errors: Shape = Shape.OPENAI
+    errors: ErrorShape = ErrorShape.OPENAI
     answer_id: bytes = b""
     form: bool = False
 
@@ -40,8 +40,10 @@ ROUTES: Mapping[bytes, Route] = {
     b"/v1/completions": Route(("prompt", "prompt_embeds"), answer_id=b"cmpl-"),
     b"/v1/embeddings": Route(("input", "messages")),
     b"/v1/responses": Route(("input",)),
-    b"/v1/messages": Route(("messages",), MESSAGES, errors=Shape.ANTHROPIC, answer_id=b"chatcmpl-"),
-    b"/v1/messages/count_tokens": Route(("messages",), MESSAGES, Usage.NONE, Shape.ANTHROPIC),
+    b"/v1/messages": Route(
+        ("messages",), MESSAGES, errors=ErrorShape.ANTHROPIC, answer_id=b"chatcmpl-"
+    ),
+    b"/v1/messages/count_tokens": Route(("messages",), MESSAGES, Usage.NONE, ErrorShape.ANTHROPIC),
     b"/v1/rerank": Route(("documents",), ["Hello"], Usage.FIRST),
     b"/v1/score": Route(("text_1", "queries", "data_1")),
     b"/v1/audio/transcriptions": Route(("file",), form=True),
@@ -52,7 +54,7 @@ ROUTES: Mapping[bytes, Route] = {
 OTHER = Route(usage=Usage.NONE)
 
 
-class Target(NamedTuple):
+class RelayTarget(NamedTuple):
     """Where a request goes: path and query as the client sent them, and the path's route."""
 
     url: bytes
