@@ -175,8 +175,10 @@ class Exchange:
             return failures.SHUTTING_DOWN
         value_of = self._value_of
         key = key_of(value_of(b"authorization", b"")) or value_of(b"x-api-key", b"")
-        form = value_of(b"content-type", b"").lower().startswith(b"multipart/form-data")
-        found = gateway.admit(self._target.route, key, form, self._body)
+        route = self._target.route
+        kind = value_of(b"content-type", b"") if route.form else b""
+        form = kind.lower().startswith(b"multipart/form-data")
+        found = gateway.admit(route, key, form, self._body)
         if isinstance(found, Failure):
             return found
         self._client, self._charge, fields = found

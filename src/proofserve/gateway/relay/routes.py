@@ -18,7 +18,7 @@ class Usage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path. A request has at least one of the fields ``prompts``, in a form if ``form``.
+    """One path. A request has at least one of the fields ``prompts``; its body may be a ``form``.
 
     ``answer_id`` is what vLLM puts before a request's id to make that of the answer; empty if an
     answer has no receipt.
@@ -51,7 +51,7 @@ ROUTES: Mapping[bytes, Route] = {
     b"/detokenize": Route(("tokens",), [1], Usage.NONE),
 }
 # Any other path that the operator names.
-OTHER = Route(usage=Usage.NONE)
+OTHER = Route(usage=Usage.NONE, form=True)
 
 
 class RelayTarget(NamedTuple):
