@@ -46,6 +46,29 @@ TRIGGER: dict[str, Any] = {
     },
 }
 COUNT = {"type": "integer", "minimum": 0}
+# And of the Prometheus operator's (monitoring.coreos.com/v1).
+ENDPOINT: dict[str, Any] = {
+    "required": ["port"],
+    "additionalProperties": False,
+    "properties": {
+        **{key: {"type": "string"} for key in ("port", "path", "interval", "scrapeTimeout")},
+        "authorization": {"properties": {"credentials": {"required": ["name", "key"]}}},
+    },
+}
+MONITORING: dict[str, Any] = {
+    "PodMonitor": {
+        "required": ["selector", "podMetricsEndpoints"],
+        "additionalProperties": False,
+        "properties": {
+            "selector": {"required": ["matchLabels"]},
+            "podMetricsEndpoints": {"items": ENDPOINT, "minItems": 1},
+        },
+    },
+    "PrometheusRule": {
+        "additionalProperties": False,
+        "properties": {"groups": {"type": "array", "minItems": 1}},
+    },
+}
 KEDA: dict[str, Any] = {
     "ScaledObject": {
         "required": ["scaleTargetRef", "triggers"],
@@ -77,6 +100,8 @@ def test_every_object_fits_its_schema(manifests: tuple[Manifest, ...]) -> None:
     for each in manifests:
         if each["apiVersion"].startswith("keda.sh/"):
             jsonschema.validate(each["spec"], KEDA[each["kind"]])
+        elif each["apiVersion"] == "monitoring.coreos.com/v1":
+            jsonschema.validate(each["spec"], MONITORING[each["kind"]])
         else:
             kubernetes_validate.validate(each, VERSION, strict=True)
 
@@ -261,7 +286,8 @@ def wait_before_end_s(workload: Manifest) -> float:
 
 
 def test_only_the_overlay_without_postgresql_has_one_controller() -> None:
-    one, many = (workloads(built(overlay)) for overlay in OVERLAYS)
+    one, many, monitored = (workloads(built(overlay)) for overlay in OVERLAYS)
+    assert monitored == many
     assert one["controller"]["spec"]["replicas"] == 1
     assert one["controller"]["spec"]["strategy"] == {"type": "Recreate"}
     assert ("fleet", "database") not in references(one["controller"], "secretKeyRef")
@@ -269,3 +295,26 @@ def test_only_the_overlay_without_postgresql_has_one_controller() -> None:
     assert ("fleet", "database") in references(many["controller"], "secretKeyRef")
     for found in (one, many):
         assert container(found["members"])["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_the_monitors_scrape_every_page_of_metrics() -> None:
+    monitors, pods = of_kind(built("monitored"), "PodMonitor"), workloads(built("monitored"))
+    assert monitors.keys() == pods.keys() - {"worker"}
+    for name, monitor in monitors.items():
+        labels = pods[name]["spec"]["template"]["metadata"]["labels"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        (port,) = container(pods[name])["ports"]
+        assert endpoint["port"] == port["name"]
+    (page,) = monitors["controller"]["spec"]["podMetricsEndpoints"]
+    key = page["authorization"]["credentials"]
+    assert (key["name"], key["key"]) in references(pods["controller"], "secretKeyRef")
+
+
+def test_the_rules_are_prometheus_own_and_the_dashboard_is_grafanas() -> None:
+    (rules,) = of_kind(built("monitored"), "PrometheusRule").values()
+    deploy = KUBERNETES.parent
+    assert rules["spec"] == yaml.safe_load((deploy / "prometheus" / "rules.yml").read_text())
+    board = of_kind(built("monitored"), "ConfigMap")["dashboard"]
+    assert board["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert board["data"]["proofserve.json"] == (deploy / "grafana" / "proofserve.json").read_text()

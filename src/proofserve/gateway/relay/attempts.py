@@ -210,7 +210,7 @@ class BackendResponse:
         series.duration.observe(seconds)
         if self._usage is Usage.NONE:
             return 0
-        used = read_usage(self._kept, self._usage)
+        used = read_usage(self._kept)
         if used is None:
             return 0 if self.status >= 400 else None
         series.prompt_tokens += used.prompt
@@ -255,12 +255,12 @@ def tail_of(before: bytes, data: bytes) -> bytes:
     return (before + data)[-TAIL_BYTES:]
 
 
-def read_usage(kept: bytes, which: Usage = Usage.LAST) -> Reported | None:
-    """The last or the first usage in ``kept``; None if it has none.
+def read_usage(kept: bytes) -> Reported | None:
+    """The last usage in ``kept``; None if it has none.
 
     A ``"usage":`` in the model's own text cannot be mistaken for it: its quotes are escaped.
     """
-    at = kept.find(_MARK) if which is Usage.FIRST else kept.rfind(_MARK)
+    at = kept.rfind(_MARK)
     text = _object(kept, at + len(_MARK)) if at >= 0 else None
     if text is None:
         return None
