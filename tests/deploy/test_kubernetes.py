@@ -318,3 +318,34 @@ def test_the_rules_are_prometheus_own_and_the_dashboard_is_grafanas() -> None:
     board = of_kind(built("monitored"), "ConfigMap")["dashboard"]
     assert board["metadata"]["labels"] == {"grafana_dashboard": "1"}
     assert board["data"]["proofserve.json"] == (deploy / "grafana" / "proofserve.json").read_text()
+
+
+def test_two_models_are_two_fleets_behind_the_same_gateways() -> None:
+    halves = (built("two-models/first"), built("two-models/second"))
+    for half in halves:
+        test_every_object_fits_its_schema(half)
+        test_every_account_map_and_secret_is_there(half)
+    assert sorted(map(str, built("two-models"))) == sorted(map(str, (*halves[0], *halves[1])))
+    first, second = (
+        {(each["kind"], _bare(each)): each for each in half if each["kind"] != "Namespace"}
+        for half in halves
+    )
+    assert first.keys() - second.keys() == {pair for pair in first if pair[1] == "gateway"}
+    maps = [half["ConfigMap", "settings"]["data"]["MODEL"] for half in (first, second)]
+    assert len(set(maps)) == 2
+    spaces = [half["Service", "chat"]["metadata"]["namespace"] for half in (first, second)]
+    backends = container(first["Deployment", "gateway"])["args"][1].partition("=")[2]
+    assert backends == f"dns:http://chat:8000,dns:http://chat.{spaces[1]}:8000"
+    callers = second["NetworkPolicy", "members"]["spec"]["ingress"][0]["from"]
+    assert {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": spaces[0]}},
+        "podSelector": first["NetworkPolicy", "gateway"]["spec"]["podSelector"],
+    } in callers
+    for half, space in zip((first, second), spaces, strict=True):
+        (trigger,) = half["ScaledObject", "worker"]["spec"]["triggers"]
+        assert trigger["metadata"]["url"].startswith(f"http://controller.{space}:7100/")
+
+
+def _bare(manifest: Manifest) -> str:
+    """Its name without the hash of kustomize."""
+    return next(iter(of_kind((manifest,), manifest["kind"])))
