@@ -84,6 +84,7 @@ async def test_an_answer_costs_what_its_own_usage_says(
         async with serving(plan) as server:
             got = await once(server.port, post(None, "Authorization: Bearer k", path=path))
             assert (got.status, json.loads(got.raw)) == (200, said)
+            await server.settled()
             counted = series_of(server)
             assert (counted.prompt_tokens, counted.completion_tokens) == (prompt, completion)
             assert left(server) == BUDGET - prompt - completion
@@ -107,6 +108,7 @@ async def test_a_stream_of_messages_costs_what_its_last_usage_says_with_cached_t
         serving(plan_for(backend)) as server,
     ):
         await once(server.port, post(order(stream=True), path=MESSAGES))
+        await server.settled()
         counted = series_of(server)
         assert (counted.prompt_tokens, counted.completion_tokens) == (25, 7)
 
@@ -141,6 +143,7 @@ async def test_a_form_goes_to_a_backend_with_its_model_as_it_came() -> None:
                     assert sound in backend.calls[-1].body
                 with pytest.raises(openai.NotFoundError, match="'huge'"):
                     await client.audio.transcriptions.create(model="huge", file=("a.wav", sound))
+            await server.settled()
             assert [len(each.calls) for each in (small, large)] == [1, 1]
             assert {series.audio_seconds for series in server.gateway.totals.series.values()} == {
                 12

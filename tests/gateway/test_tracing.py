@@ -16,6 +16,7 @@ from gateway.scripted import OK, Call, answer, answers, backends, silent
 from gateway.serving import CHAT, never_tried_again, once, plan_for, post, serving, wire
 from proofserve.gateway.records import Timeouts
 from proofserve.gateway.tracing import NO_TRACES, ExportedTraces, exported
+from support.collector import collecting
 from support.pace import until
 
 pytestmark = pytest.mark.anyio
@@ -133,6 +134,22 @@ async def test_each_attempt_is_a_span_and_a_failure_ends_all(
     relayed, refused = [e for e in memory.get_finished_spans() if e.name == f"POST {CHAT}"]
     assert relayed.status.status_code == refused.status.status_code == StatusCode.ERROR
     assert refused.attributes == {"proofserve.outcome": "invalid_body"}
+
+
+async def test_spans_leave_for_the_collector_that_the_variables_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "front")
+        async with (
+            backends(answers) as (backend,),
+            serving(plan_for(backend), traces=exported()) as server,
+        ):
+            await once(server.port, post(None, *SENT))
+        # The end of a gateway waits for them.
+        found = {(each.name, each.trace, each.service) for each in collector.spans}
+    assert found == {(name, TRACE, "front") for name in (f"POST {CHAT}", "queue", "backend")}
 
 
 def test_without_opentelemetry_a_gateway_says_what_to_install(

@@ -46,6 +46,8 @@ WORKER_SILENCE_S = 60
 OPEN_FILES = 65_536
 # Before the URL of a backend: each address of its host is a backend.
 DNS = "dns:"
+# Of OpenTelemetry's variables. A gateway whose collector is gone must still end in time.
+TRACE_DEFAULTS = {SERVICE_NAME: "proofserve-gateway", "OTEL_EXPORTER_OTLP_TIMEOUT": "3"}
 # The exit code of a gateway that did not start, or that has lost the engine in its process.
 FAILED = 3
 
@@ -151,8 +153,7 @@ def application() -> FastAPI:
     plan = plan_of(chosen)
     traces = NO_TRACES
     if trace_export() is not None:
-        if not has_variable(SERVICE_NAME):
-            export({SERVICE_NAME: "proofserve-gateway"})
+        export({n: value for n, value in TRACE_DEFAULTS.items() if not has_variable(n)})
         traces = exported()
     if not chosen.use_embedded_engine:
         return build(plan, traces=traces)
