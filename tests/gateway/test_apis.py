@@ -1,6 +1,7 @@
 """How the relayed paths of vLLM differ: tokens, forms, keys, errors; and paths by option."""
 
 import json
+import time
 from typing import Any
 
 import anthropic
@@ -25,7 +26,7 @@ from proofserve.gateway.metrics import Series
 from proofserve.gateway.records import ClientSpec, GatewayPlan, Timeouts
 from proofserve.gateway.relay.routes import ROUTES
 from proofserve.wiring.gateway import other_paths
-from support.pace import until
+from support.pace import PACE, until
 
 pytestmark = pytest.mark.anyio
 MESSAGES = "/v1/messages"
@@ -164,6 +165,14 @@ async def test_a_form_goes_to_a_backend_with_its_model_as_it_came() -> None:
 )
 def test_a_form_without_a_model_names_none(body: bytes) -> None:
     assert read_form(body).model is None
+
+
+def test_a_form_full_of_fields_costs_no_time() -> None:
+    body = (b' name="model"' + b"x" * 80 + b"\r\n") * 100_000
+    began = time.process_time()
+    assert read_form(body).model is None
+    # The event loop waits meanwhile; reading every place would take seconds.
+    assert time.process_time() - began < 0.5 * PACE
 
 
 # -- keys, errors --------------------------------------------------------------------------------

@@ -29,10 +29,12 @@ UNLIMITED = (None, None, None)
 PREFIX_BYTES = 1024
 # The beginning of a list of texts, or of a list of lists of tokens.
 _LIST = re.compile(rb'\[\s*(["\[])')
-# The field "model" of a form (RFC 7578). Bounded, or a hostile form would cost seconds.
+# The field "model" of a form (RFC 7578), and how many places that look like its beginning are read.
+_MODEL_BEGINS = b' name="model"'
 _MODEL = re.compile(
     rb' name="model"[^\r\n]{0,80}(?:\r\n[^\r\n]{1,200}){0,4}\r\n\r\n([^\r\n]{1,400})\r\n--'
 )
+_PLACES = 16
 # Larger than any real limit. Python cannot print a product of numbers with thousands of digits.
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 # No request is matched with this key.
@@ -112,8 +114,14 @@ def read_body(body: bytes | bytearray) -> RequestFields:
 
 def read_form(body: bytes | bytearray) -> RequestFields:
     """What a body of ``multipart/form-data`` says about where it goes; its files stay unread."""
-    found = _MODEL.search(body)
-    return RequestFields(found[1].decode(errors="replace")) if found else RequestFields()
+    at = -1
+    for _ in range(_PLACES):
+        at = body.find(_MODEL_BEGINS, at + 1)
+        if at < 0:
+            break
+        if found := _MODEL.match(body, at):
+            return RequestFields(found[1].decode(errors="replace"))
+    return RequestFields()
 
 
 # A window by its name, which is the same in every gateway with these keys, and its limit.

@@ -32,7 +32,7 @@ class Traces:
     replaced: frozenset[bytes] = frozenset()
     _none = RequestTrace()
 
-    def begin(self, _path: bytes, _values: Mapping[bytes, bytes]) -> RequestTrace:
+    def begin(self, _url: bytes, _values: Mapping[bytes, bytes]) -> RequestTrace:
         return self._none
 
     def close(self) -> None: ...
@@ -54,13 +54,13 @@ class ExportedTraces(Traces):
         self.headers = tracecontext.TraceContextTextMapPropagator()
         self.replaced = frozenset(name.encode() for name in self.headers.fields)
 
-    def begin(self, path: bytes, values: Mapping[bytes, bytes]) -> RequestTrace:
+    def begin(self, url: bytes, values: Mapping[bytes, bytes]) -> RequestTrace:
         given = {
             name.decode(): values[name].decode("latin-1")
             for name in self.replaced
             if name in values
         }
-        return SpanTrace(self, path.decode("latin-1"), given)
+        return SpanTrace(self, url.partition(b"?")[0].decode("latin-1"), given)
 
     def close(self) -> None:
         self._provider.shutdown()

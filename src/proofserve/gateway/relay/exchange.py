@@ -107,8 +107,7 @@ class Exchange:
         self._attempts = Attempts(gateway.pool)
         self._answer: BackendResponse | None = None
         self._paused = False
-        path = target.url.partition(b"?")[0]
-        self._trace = gateway.traces.begin(path, values)
+        self._trace = gateway.traces.begin(target.url, values)
         self._request_id = request_id_of(value_of(b"x-request-id"))
         self._id_line = b"x-request-id: " + self._request_id + b"\r\n"
         if int(value_of(b"content-length", b"0")) > gateway.plan.max_body_bytes:
