@@ -49,6 +49,8 @@ class FakeCore:
         self.unfinished: dict[str, int] = {}
         self.waits: list[tuple[str, float, float]] = []
         """Requests that waited for a part of a forward, from when to when."""
+        self.delays: list[tuple[float, float]] = []
+        """When all requests waited between two of their steps."""
         self._own_loop = own_loop
         self._messages: deque[str] = deque()
         self._steps: dict[str, int] = {}
@@ -118,6 +120,9 @@ class FakeCore:
 
     def waited(self, request_id: str, start: float, end: float) -> None:
         self.waits.append((request_id, start, end))
+
+    def delayed(self, start: float, end: float) -> None:
+        self.delays.append((start, end))
 
     def waiting_requests(self) -> list[str]:
         return [name for name in self._messages if name != "wakeup"]

@@ -251,7 +251,9 @@ class ProofGate:
         if self._queue and self._budget.is_open:
             began = self._now()
             self._run_next_part()
-            self._budget.spend(began, self._now())
+            ended = self._now()
+            self._budget.spend(began, ended)
+            self._core.delayed(began, ended)
 
     def _chat_stepped(self, start: float, end: float) -> None:
         self._times.stepped(start, end, deferring=bool(self._queue))

@@ -26,6 +26,9 @@ class CorePort(Protocol):
         ``time.monotonic``.
         """
 
+    def delayed(self, start: float, end: float) -> None:
+        """The same of every request that the scheduler has not finished."""
+
     def call_when_idle(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, as soon as the core has no work."""
 
