@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Files that use one start of an engine, and which.
 SHARED_ENGINE = {
     "tests/e2e/test_checks.py": "the served node",
+    "tests/e2e/test_clients.py": "the served node",
     "tests/e2e/test_dashboard.py": "the served node",
     "tests/e2e/test_distance.py": "the served node",
     "tests/e2e/test_endurance.py": "the served node",

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from typing import Any
@@ -83,8 +83,17 @@ def bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     Empty, which is the key of no client, if the request has no bearer key or several Authorization
     headers. Names are in lower case.
     """
-    found = [value for name, value in headers if name == b"authorization"]
-    return key_of(found[0]) if len(found) == 1 else b""
+    return key_of(_only(headers, b"authorization"))
+
+
+def client_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The bearer key of a request, else the ``X-Api-Key`` that Anthropic's clients send."""
+    return bearer_key(headers) or _only(headers, b"x-api-key")
+
+
+def _only(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    found = [value for name, value in headers if name == wanted]
+    return found[0] if len(found) == 1 else b""
 
 
 def key_of(authorization: bytes) -> bytes:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import queue
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,9 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from vllm import logger
 from vllm.config import (
     CompilationConfig,
@@ -33,6 +37,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
@@ -142,6 +147,27 @@ def test_a_second_wakeup_does_not_wait_in_the_queue() -> None:
     core.post_wakeup()
     assert core.waiting_requests() == ["a"]
     assert messages.qsize() == 2
+
+
+def test_a_forward_between_two_steps_is_a_span_in_the_trace_of_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer", provider.get_tracer)
+    headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    known = {"a": SimpleNamespace(trace_headers=headers), "b": SimpleNamespace(trace_headers=None)}
+    core = VllmCore(SimpleNamespace(scheduler=SimpleNamespace(requests=known)), "", nullcontext)
+    now = time.monotonic()
+    core.delayed(now - 2.0, now - 1.5)
+    (span,) = memory.get_finished_spans()
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert span.end_time - span.start_time == pytest.approx(0.5e9, rel=1e-3)
+    assert time.time_ns() - span.end_time == pytest.approx(1.5e9, abs=0.5e9)
+    assert "self.requests[" in source(Scheduler.add_request)
 
 
 def test_await_message() -> None:

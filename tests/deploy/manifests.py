@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
-OVERLAYS = ("one-card", "many-cards")
+OVERLAYS = ("one-card", "many-cards", "monitored")
 # The files that kustomize reads, and those that are a part of an object.
 NOT_WHOLE = ("kustomization.yaml", "sqlite.yaml")
 # Names of settings files by kind, as kustomize adds a hash of the content to them.

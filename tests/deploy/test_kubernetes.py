@@ -46,6 +46,29 @@ TRIGGER: dict[str, Any] = {
     },
 }
 COUNT = {"type": "integer", "minimum": 0}
+# And of the Prometheus operator's (monitoring.coreos.com/v1).
+ENDPOINT: dict[str, Any] = {
+    "required": ["port"],
+    "additionalProperties": False,
+    "properties": {
+        **{key: {"type": "string"} for key in ("port", "path", "interval", "scrapeTimeout")},
+        "authorization": {"properties": {"credentials": {"required": ["name", "key"]}}},
+    },
+}
+MONITORING: dict[str, Any] = {
+    "PodMonitor": {
+        "required": ["selector", "podMetricsEndpoints"],
+        "additionalProperties": False,
+        "properties": {
+            "selector": {"required": ["matchLabels"]},
+            "podMetricsEndpoints": {"items": ENDPOINT, "minItems": 1},
+        },
+    },
+    "PrometheusRule": {
+        "additionalProperties": False,
+        "properties": {"groups": {"type": "array", "minItems": 1}},
+    },
+}
 KEDA: dict[str, Any] = {
     "ScaledObject": {
         "required": ["scaleTargetRef", "triggers"],
@@ -77,6 +100,8 @@ def test_every_object_fits_its_schema(manifests: tuple[Manifest, ...]) -> None:
     for each in manifests:
         if each["apiVersion"].startswith("keda.sh/"):
             jsonschema.validate(each["spec"], KEDA[each["kind"]])
+        elif each["apiVersion"] == "monitoring.coreos.com/v1":
+            jsonschema.validate(each["spec"], MONITORING[each["kind"]])
         else:
             kubernetes_validate.validate(each, VERSION, strict=True)
 
@@ -261,7 +286,8 @@ def wait_before_end_s(workload: Manifest) -> float:
 
 
 def test_only_the_overlay_without_postgresql_has_one_controller() -> None:
-    one, many = (workloads(built(overlay)) for overlay in OVERLAYS)
+    one, many, monitored = (workloads(built(overlay)) for overlay in OVERLAYS)
+    assert monitored == many
     assert one["controller"]["spec"]["replicas"] == 1
     assert one["controller"]["spec"]["strategy"] == {"type": "Recreate"}
     assert ("fleet", "database") not in references(one["controller"], "secretKeyRef")
@@ -269,3 +295,57 @@ def test_only_the_overlay_without_postgresql_has_one_controller() -> None:
     assert ("fleet", "database") in references(many["controller"], "secretKeyRef")
     for found in (one, many):
         assert container(found["members"])["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_the_monitors_scrape_every_page_of_metrics() -> None:
+    monitors, pods = of_kind(built("monitored"), "PodMonitor"), workloads(built("monitored"))
+    assert monitors.keys() == pods.keys() - {"worker"}
+    for name, monitor in monitors.items():
+        labels = pods[name]["spec"]["template"]["metadata"]["labels"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        (port,) = container(pods[name])["ports"]
+        assert endpoint["port"] == port["name"]
+    (page,) = monitors["controller"]["spec"]["podMetricsEndpoints"]
+    key = page["authorization"]["credentials"]
+    assert (key["name"], key["key"]) in references(pods["controller"], "secretKeyRef")
+
+
+def test_the_rules_are_prometheus_own_and_the_dashboard_is_grafanas() -> None:
+    (rules,) = of_kind(built("monitored"), "PrometheusRule").values()
+    deploy = KUBERNETES.parent
+    assert rules["spec"] == yaml.safe_load((deploy / "prometheus" / "rules.yml").read_text())
+    board = of_kind(built("monitored"), "ConfigMap")["dashboard"]
+    assert board["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert board["data"]["proofserve.json"] == (deploy / "grafana" / "proofserve.json").read_text()
+
+
+def test_two_models_are_two_fleets_behind_the_same_gateways() -> None:
+    halves = (built("two-models/first"), built("two-models/second"))
+    for half in halves:
+        test_every_object_fits_its_schema(half)
+        test_every_account_map_and_secret_is_there(half)
+    assert sorted(map(str, built("two-models"))) == sorted(map(str, (*halves[0], *halves[1])))
+    first, second = (
+        {(each["kind"], _bare(each)): each for each in half if each["kind"] != "Namespace"}
+        for half in halves
+    )
+    assert first.keys() - second.keys() == {pair for pair in first if pair[1] == "gateway"}
+    maps = [half["ConfigMap", "settings"]["data"]["MODEL"] for half in (first, second)]
+    assert len(set(maps)) == 2
+    spaces = [half["Service", "chat"]["metadata"]["namespace"] for half in (first, second)]
+    backends = container(first["Deployment", "gateway"])["args"][1].partition("=")[2]
+    assert backends == f"dns:http://chat:8000,dns:http://chat.{spaces[1]}:8000"
+    callers = second["NetworkPolicy", "members"]["spec"]["ingress"][0]["from"]
+    assert {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": spaces[0]}},
+        "podSelector": first["NetworkPolicy", "gateway"]["spec"]["podSelector"],
+    } in callers
+    for half, space in zip((first, second), spaces, strict=True):
+        (trigger,) = half["ScaledObject", "worker"]["spec"]["triggers"]
+        assert trigger["metadata"]["url"].startswith(f"http://controller.{space}:7100/")
+
+
+def _bare(manifest: Manifest) -> str:
+    """Its name without the hash of kustomize."""
+    return next(iter(of_kind((manifest,), manifest["kind"])))

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.support import serving
+from fleet.servers import fleet_of
 from proofserve.api.metrics import exposed
 from proofserve.engines.fake import FakeEngine
 from proofserve.gateway.records import BackendSpec, GatewayPlan
@@ -92,8 +93,15 @@ def rule_expressions() -> Iterator[str]:
         yield from (rule["expr"] for rule in group["rules"])
 
 
+async def fleet_series() -> dict[str, set[str]]:
+    with TemporaryDirectory() as folder:
+        async with fleet_of(Path(folder), []) as fleet:
+            return labels_of((await fleet.http.get("/api/v1/fleet/metrics")).text)
+
+
 @pytest.mark.parametrize("expressions", [dashboard_expressions, rule_expressions])
 def test_every_selector_meets_a_series(expressions: object, series: dict[str, set[str]]) -> None:
+    series = series | asyncio.run(fleet_series())
     asked = [found for text in expressions() for found in SELECTOR.findall(text)]  # type: ignore[operator]
     assert len(asked) > 10
     for name, braces in asked:

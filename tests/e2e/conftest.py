@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from support.collector import Collector, collecting
+from support.gateway import TOOLS
 from support.node import ServedNode, serve
 
 # Seconds after which the served node reports a hang; by default a minute.
@@ -12,9 +14,26 @@ STALL_S = 4.0
 
 
 @pytest.fixture(scope="session")
-def served(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedNode]:
+def collector() -> Iterator[Collector]:
+    """It gets the spans of the served node."""
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def served(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[ServedNode]:
     folder = tmp_path_factory.mktemp("served")
-    with serve(tiny, folder, POC_ENGINE_STALL_SEC=str(STALL_S), POC_DASHBOARD="1") as running:
+    options = ("--otlp-traces-endpoint", collector.url, *TOOLS)
+    variables = {
+        "POC_ENGINE_STALL_SEC": str(STALL_S),
+        "POC_DASHBOARD": "1",
+        "POC_RECEIPTS": "1",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_BSP_SCHEDULE_DELAY": "200",
+    }
+    with serve(tiny, folder, options, **variables) as running:
         yield running
 
 

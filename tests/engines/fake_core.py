@@ -47,6 +47,10 @@ class FakeCore:
         self.held_back: list[float] = []
         """Seconds from the end of each step until its tokens left for the API process."""
         self.unfinished: dict[str, int] = {}
+        self.waits: list[tuple[str, float, float]] = []
+        """Requests that waited for a part of a forward, from when to when."""
+        self.delays: list[tuple[float, float]] = []
+        """When all requests waited between two of their steps."""
         self._own_loop = own_loop
         self._messages: deque[str] = deque()
         self._steps: dict[str, int] = {}
@@ -113,6 +117,12 @@ class FakeCore:
 
     def unfinished_requests(self) -> int:
         return len(self.unfinished)
+
+    def waited(self, request_id: str, start: float, end: float) -> None:
+        self.waits.append((request_id, start, end))
+
+    def delayed(self, start: float, end: float) -> None:
+        self.delays.append((start, end))
 
     def waiting_requests(self) -> list[str]:
         return [name for name in self._messages if name != "wakeup"]

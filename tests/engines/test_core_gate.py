@@ -111,6 +111,7 @@ def test_a_chat_request_that_arrives_during_a_forward_waits_for_that_forward_alo
     gauges = gate.gauges()
     assert gauges["longest_chat_wait_s"] == pytest.approx(FORWARD_S * 3 / 4)
     assert gauges["longest_chat_wait_batches"] == pytest.approx(3 / 4)
+    assert core.waits == [("chat", pytest.approx(FORWARD_S / 4), pytest.approx(FORWARD_S))]
 
 
 def test_under_endless_chat_proofs_never_run() -> None:

@@ -8,7 +8,7 @@ from proofserve.rounds.status import FORWARD_BOUNDS_S
 
 def test_a_forward_falls_into_the_bin_of_its_length() -> None:
     now = 100.0
-    times = CoreTimes(lambda: now)
+    times = CoreTimes(lambda: now, lambda *_: None)
     for seconds in (0.004, 0.3, 0.3, 11.0):
         with times.forward(list):
             now += seconds

@@ -79,6 +79,8 @@ def test_a_forward_holds_no_tokens_back_that_chat_has_already_computed() -> None
     core.spin(99)
     assert core.events.count("forward") >= 9
     assert max(core.held_back) == 0
+    assert len(core.delays) == core.events.count("forward")
+    assert {round(end - start, 6) for start, end in core.delays} == {FORWARD_S}
 
 
 def test_forwards_that_ran_while_chat_was_idle_are_not_charged() -> None:

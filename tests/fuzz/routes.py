@@ -6,6 +6,7 @@ from api.distance_bodies import CLAIMS
 from fuzz.hostile import Form
 from fuzz.nodes import POW
 from gateway.scripted import MODEL
+from proofserve.gateway.relay.routes import ROUTES
 
 COUNTS = ("node_id", "node_count", "block_height", "batch_size")
 
@@ -43,15 +44,13 @@ def node_routes(order: dict[str, Any], distance: dict[str, Any]) -> list[Route]:
 def gateway_routes(backend: str) -> list[Route]:
     """Routes of a gateway with ``backend``. It reads only a few fields of a relayed body."""
     lengths = ("n", "max_tokens", "max_completion_tokens", "max_output_tokens")
-    relayed = {
-        "/v1/chat/completions": "messages",
-        "/v1/completions": "prompt",
-        "/v1/embeddings": "input",
-        "/v1/responses": "input",
-    }
+    relayed = {path.decode(): route for path, route in ROUTES.items() if not route.form}
     return [
-        Route(path, Form({"model": MODEL, prompt: "x"}, ("model",), lengths, reads_all=False))
-        for path, prompt in relayed.items()
+        Route(
+            path,
+            Form({"model": MODEL, route.prompts[0]: "x"}, ("model",), lengths, reads_all=False),
+        )
+        for path, route in relayed.items()
     ] + [
         Route(f"/admin/{order}", Form({"backend": backend}, ("backend",)))
         for order in ("drain", "undrain")

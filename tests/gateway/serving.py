@@ -17,6 +17,7 @@ from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.tracing import NO_TRACES, Traces
 from support.pace import until
 
 CHAT = "/v1/chat/completions"
@@ -33,12 +34,13 @@ class Server:
         loop: Any = "uvloop",
         keep_alive: float = 60.0,
         resolve: Resolve = addresses,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            build(plan, resolve=resolve),
+            build(plan, resolve=resolve, traces=traces),
             http=GatewayProtocol,
             ws="none",
             lifespan="on",
@@ -125,10 +127,14 @@ def never_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def serving(
-    plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0, resolve: Resolve = addresses
+    plan: GatewayPlan,
+    loop: Any = "uvloop",
+    keep_alive: float = 60.0,
+    resolve: Resolve = addresses,
+    traces: Traces = NO_TRACES,
 ) -> AsyncIterator[Server]:
     """A running gateway. At the end, assert that it holds no permit, request or connection."""
-    server = Server(plan, loop, keep_alive, resolve)
+    server = Server(plan, loop, keep_alive, resolve, traces)
     await server.start()
     try:
         yield server

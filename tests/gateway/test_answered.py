@@ -2,14 +2,15 @@
 
 from gateway.kit import Clock
 from proofserve.gateway.relay.gateway import AnsweredRequests
+from proofserve.gateway.relay.routes import ROUTES
 
-CHAT = b"/v1/chat/completions"
+CHAT = ROUTES[b"/v1/chat/completions"]
 
 
 def test_an_answer_is_found_by_its_client_alone() -> None:
     answered = AnsweredRequests(10, Clock())
     answered.add(CHAT, b"r1", "web", "http://a")
-    answered.add(b"/v1/completions?x=1", b"r1", "app", "http://b")
+    answered.add(ROUTES[b"/v1/completions"], b"r1", "app", "http://b")
     assert answered.backend_of("chatcmpl-r1", "web") == "http://a"
     assert answered.backend_of("cmpl-r1", "app") == "http://b"
     assert answered.backend_of("chatcmpl-r1", "app") is None
@@ -20,7 +21,7 @@ def test_an_answer_is_found_by_its_client_alone() -> None:
 
 def test_what_has_no_receipts_is_not_remembered() -> None:
     answered = AnsweredRequests(10, Clock())
-    answered.add(b"/v1/embeddings", b"r1", "web", "http://a")
+    answered.add(ROUTES[b"/v1/embeddings"], b"r1", "web", "http://a")
     assert len(answered) == 0
     off = AnsweredRequests(0, Clock())
     off.add(CHAT, b"r1", "web", "http://a")

@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from gateway.asgi_client import PLAN, AsgiClient, client_of
 from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.http.protocol import RELAYED
 from proofserve.gateway.records import ClientSpec, GatewayPlan
+from proofserve.gateway.relay.routes import ROUTES
 
 pytestmark = pytest.mark.anyio
 ADMIN_PATHS = ("/admin/backends", "/admin/drain", "/admin/undrain")
@@ -36,7 +36,7 @@ async def test_the_page_describes_what_every_route_takes_and_answers(client: Asg
             assert schemas[0] or status in ("4XX", "5XX"), (path, status)
     refusals = [each for each in vars(failures).values() if isinstance(each, Failure)]
     statuses = {str(each.status) for each in refusals}
-    for path in RELAYED:
+    for path in ROUTES:
         relayed = routes["post", path.decode()]
         assert list(relayed["responses"]["200"]["content"]) == [
             "application/json",
@@ -57,7 +57,7 @@ async def test_the_page_asks_for_a_key_only_where_one_is_configured() -> None:
     assert await secured(PLAN) == {}
     admin = {path: [{"admin": []}] for path in ADMIN_PATHS}
     assert await secured(replace(PLAN, admin_key="k")) == admin
-    clients = {path.decode(): [{"client": []}] for path in (*RELAYED, *OF_CLIENTS)}
+    clients = {path.decode(): [{"client": []}] for path in (*ROUTES, *OF_CLIENTS)}
     assert await secured(replace(PLAN, clients=(ClientSpec(name="anna", key="k"),))) == clients
 
 
@@ -70,15 +70,10 @@ def schema_of(page: dict[str, Any], path: str, *keys: str) -> Draft202012Validat
 
 @pytest.mark.parametrize(
     ("path", "prompts"),
-    [
-        ("/v1/chat/completions", ["messages"]),
-        ("/v1/completions", ["prompt", "prompt_embeds"]),
-        ("/v1/embeddings", ["input", "messages"]),
-        ("/v1/responses", ["input"]),
-    ],
+    [(path.decode(), route.prompts) for path, route in ROUTES.items() if not route.form],
 )
 async def test_the_page_requires_a_prompt(
-    path: str, prompts: list[str], client: AsgiClient
+    path: str, prompts: tuple[str, ...], client: AsgiClient
 ) -> None:
     page = (await client.get("/openapi.json")).json()
     body = schema_of(page, path, "requestBody")

@@ -28,8 +28,10 @@ from proofserve.gateway.relay.exchange import (
     step,
 )
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.relay.routes import ROUTES, RelayTarget
 
-TARGET = b"/v1/chat/completions"
+CHAT = b"/v1/chat/completions"
+TARGET = RelayTarget(CHAT, ROUTES[CHAT])
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
 EVENT = b"6\r\ndata\n\n\r\n"
 TIMEOUTS = Timeouts(queue=20, connect=5, first_byte=15, stall=10, total=40)

@@ -54,6 +54,39 @@ def test_the_server_of_a_version(
     assert server_command("model", [], {}).argv[2] == module
 
 
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+
+
+@pytest.mark.parametrize(
+    ("variables", "endpoint", "protocol"),
+    [
+        ({}, None, None),
+        ({ENDPOINT: "http://c:4318/"}, "http://c:4318/v1/traces", "http/protobuf"),
+        ({ENDPOINT: "http://c:4317", PROTOCOL: "grpc"}, "http://c:4317", "grpc"),
+        ({ENDPOINT: "http://c", TRACES: "http://t/x"}, "http://t/x", "http/protobuf"),
+        ({TRACES: "http://t/x", "OTEL_SDK_DISABLED": "True"}, None, None),
+        ({TRACES: "http://t/x", "OTEL_TRACES_EXPORTER": "none"}, None, None),
+    ],
+)
+def test_vllm_exports_traces_where_the_variables_say(
+    variables: dict[str, str],
+    endpoint: str | None,
+    protocol: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command = server_command("model", [], {})
+    asked = ("--otlp-traces-endpoint", endpoint) if endpoint else ()
+    assert command.argv[5:] == asked
+    assert command.env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") == protocol
+    assert command.env.get("OTEL_SERVICE_NAME") == (endpoint and "proofserve-node")
+    own = server_command("model", ["--otlp-traces-endpoint", "http://own"], {})
+    assert own.argv[5:] == ("--otlp-traces-endpoint", "http://own")
+
+
 def test_without_vllm_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, None)
     assert runner_choice() == {}

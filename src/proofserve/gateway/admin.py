@@ -20,7 +20,8 @@ from proofserve.gateway.backends import Backend, plain_client
 from proofserve.gateway.failures import Failure, RefusedByGateway
 from proofserve.gateway.records import GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.web import Handle, bearer_key, route_class, why_not_local, with_body
+from proofserve.gateway.relay.routes import ROUTES, Route
+from proofserve.web import Handle, bearer_key, client_key, route_class, why_not_local, with_body
 
 Arguments = dict[Any, Any]
 
@@ -177,13 +178,13 @@ def answering(answer: Any, *refusals: int, unavailable: str | None = None) -> Ar
     return {"response_model": None, "responses": responses}
 
 
-def relaying(example: Any, *prompts: str) -> Arguments:
-    """Arguments of a relayed route, whose requests have one of the fields ``prompts``."""
+def relaying(route: Route) -> Arguments:
+    """Arguments of a relayed route."""
     unread = {"description": "Passed on, like every field that is not listed."}
     count = {"type": ["integer", "null"], "maximum": 2**31 - 1}
     fields: Arguments = {
         "model": {"type": ["string", "null"], "description": "As GET /v1/models names it."},
-        **dict.fromkeys(prompts, unread),
+        **dict.fromkeys(route.prompts, unread),
         "stream": {"type": ["boolean", "null"]},
         "n": count,
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), count),
@@ -192,16 +193,17 @@ def relaying(example: Any, *prompts: str) -> Arguments:
         "schema": {
             "type": "object",
             "properties": fields,
-            "anyOf": [{"required": [prompt]} for prompt in prompts],
+            "anyOf": [{"required": [prompt]} for prompt in route.prompts],
         },
-        "example": {"model": "tiny", prompts[0]: example, "max_tokens": 16},
+        "example": {"model": "tiny", route.prompts[0]: route.example, "max_tokens": 16},
     }
+    kind = "multipart/form-data" if route.form else "application/json"
     answers = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
     passed = {"description": "An error of the backend, as it came.", "model": BackendError}
     codes = (400, 401, 404, 408, 413, 429, 431, 501, 502, 503, 504)
     return {
         "response_model": None,
-        "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}},
+        "openapi_extra": {"requestBody": {"required": True, "content": {kind: body}}},
         "responses": {
             200: {"description": "The backend's answer.", "content": answers},
             **_errors(ErrorModel | BackendError, *codes),
@@ -241,6 +243,15 @@ def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
     app.include_router(public)
     of_clients = [CLIENTS] if plan.clients else []
     app.include_router(openai, dependencies=of_clients)
+    for path, route in ROUTES.items():
+        app.add_api_route(
+            path.decode(),
+            relayed,
+            methods=["POST"],
+            tags=["relayed"],
+            dependencies=of_clients,
+            **relaying(route),
+        )
     app.include_router(receipts, dependencies=of_clients)
     app.include_router(operators, dependencies=[ADMIN] if plan.admin_key is not None else [])
     if plan.dashboard:
@@ -267,7 +278,7 @@ def ready(gateway: Shared) -> JSONResponse:
 @openai.get("/models", **answering(Models, 401))
 def models(gateway: Shared, request: Request) -> JSONResponse:
     """The models of all backends that are up, each once."""
-    if gateway.clients.find(bearer_key(request.scope["headers"])) is None:
+    if gateway.clients.find(client_key(request.scope["headers"])) is None:
         raise RefusedByGateway(failures.UNAUTHORIZED)
     merged: dict[str, Any] = {}
     for backend in gateway.pool.backends:
@@ -336,7 +347,7 @@ async def receipts_of(gateway: Shared, request: Request, response_id: ResponseId
     404 for an answer of another key, and for one that this gateway has forgotten. 425 with
     Retry-After until the node's log has the receipt; 410 after the receipt's time to live.
     """
-    client = gateway.clients.find(bearer_key(request.scope["headers"]))
+    client = gateway.clients.find(client_key(request.scope["headers"]))
     if client is None:
         raise RefusedByGateway(failures.UNAUTHORIZED)
     name = gateway.answered.backend_of(response_id, client.name)
@@ -357,10 +368,6 @@ async def receipts_of(gateway: Shared, request: Request, response_id: ResponseId
     return Response(found.content, found.status_code, headers)
 
 
-@openai.post("/chat/completions", **relaying([{"role": "user", "content": "Hello"}], "messages"))
-@openai.post("/completions", **relaying("Hello", "prompt", "prompt_embeds"))
-@openai.post("/embeddings", **relaying("Hello", "input", "messages"))
-@openai.post("/responses", **relaying("Hello", "input"))
 def relayed() -> Response:
     """Relayed to a backend, which answers with JSON or server-sent events; see vLLM's API."""
     raise RefusedByGateway(

@@ -1,13 +1,34 @@
 """All errors of the gateway itself, and their HTTP responses.
 
-The body has the shape of OpenAI's errors. ``code`` is stable and also names the outcome in the
-metrics. The gateway passes errors of a backend on unchanged.
+The body has the shape of OpenAI's errors, or of Anthropic's for clients of that API. ``code`` is
+stable and also names the outcome in the metrics. The gateway passes errors of a backend on
+unchanged.
 """
 
+import enum
 import json
 import math
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+
+
+class ErrorShape(enum.Enum):
+    """Whose errors a client expects: their fields, and the event that ends a stream."""
+
+    OPENAI = enum.auto()
+    ANTHROPIC = enum.auto()
+
+
+# By status; others below 500 are invalid_request_error.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +53,23 @@ class Failure:
         """The same failure with a ``retry_after``, rounded up to whole seconds, at least one."""
         return replace(self, retry_after=max(1, math.ceil(seconds)))
 
-    def body(self) -> bytes:
+    def body(self, shape: ErrorShape = ErrorShape.OPENAI) -> bytes:
         shown = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": shown}).encode()
+        whole: dict[str, object] = {"error": shown}
+        if shape is ErrorShape.ANTHROPIC:
+            shown["type"] = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+            whole = {"type": "error", **whole}
+        return json.dumps(whole).encode()
 
-    def answer(self, request_id: bytes, extra: bytes, keep_alive: bool) -> bytes:
+    def answer(
+        self,
+        request_id: bytes,
+        extra: bytes,
+        keep_alive: bool,
+        shape: ErrorShape = ErrorShape.OPENAI,
+    ) -> bytes:
         """The whole HTTP/1.1 response. ``extra`` are header lines, each ending with CRLF."""
-        body = self.body()
+        body = self.body(shape)
         wait = b"retry-after: %d\r\n" % self.retry_after if self.retry_after else b""
         close = b"" if keep_alive else b"connection: close\r\n"
         status = b"%d %s" % (self.status, HTTPStatus(self.status).phrase.encode())
@@ -47,9 +78,10 @@ class Failure:
             b"x-request-id: %s\r\n%s%s%s\r\n%s"
         ) % (status, len(body), request_id, wait, extra, close, body)
 
-    def last_chunks(self) -> bytes:
+    def last_chunks(self, shape: ErrorShape = ErrorShape.OPENAI) -> bytes:
         """The error as an event of a chunked stream, and the stream's end."""
-        event = b"data: %s\n\n" % self.body()
+        name = b"event: error\n" if shape is ErrorShape.ANTHROPIC else b""
+        event = b"%sdata: %s\n\n" % (name, self.body(shape))
         return b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
 
 
@@ -65,7 +97,9 @@ BEYOND_BUDGET = Failure(
     400, "beyond_token_budget", "This request may cost more tokens than this key has per minute."
 )
 UNAUTHORIZED = Failure(
-    401, "invalid_api_key", "No client has this key. Send it as 'Authorization: Bearer KEY'."
+    401,
+    "invalid_api_key",
+    "No client has this key. Send it as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'.",
 )
 UNKNOWN_MODEL = Failure(404, "model_not_found", "No backend serves this model.", param="model")
 UNKNOWN_RECEIPT = Failure(

@@ -29,6 +29,12 @@ UNLIMITED = (None, None, None)
 PREFIX_BYTES = 1024
 # The beginning of a list of texts, or of a list of lists of tokens.
 _LIST = re.compile(rb'\[\s*(["\[])')
+# The field "model" of a form (RFC 7578), and how many places that look like its beginning are read.
+_MODEL_BEGINS = b' name="model"'
+_MODEL = re.compile(
+    rb' name="model"[^\r\n]{0,80}(?:\r\n[^\r\n]{1,200}){0,4}\r\n\r\n([^\r\n]{1,400})\r\n--'
+)
+_PLACES = 16
 # Larger than any real limit. Python cannot print a product of numbers with thousands of digits.
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 # No request is matched with this key.
@@ -52,6 +58,7 @@ class RequestFields(msgspec.Struct, gc=False):
     max_completion_tokens: Count | None = None
     max_output_tokens: Count | None = None
     n: Count | None = 1
+    system: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
@@ -83,7 +90,8 @@ class RequestFields(msgspec.Struct, gc=False):
 
     def beginning(self, length: int = PREFIX_BYTES) -> bytes:
         """The first bytes of the conversation: requests that share them share a prefix cache."""
-        return bytes(self.messages or self.prompt or self.input)[:length]
+        own = self.messages or self.prompt or self.input
+        return (bytes(self.system) + bytes(own) if self.system else bytes(own))[:length]
 
 
 # Not strict, because backends also accept "8" as a number.
@@ -102,6 +110,18 @@ def read_body(body: bytes | bytearray) -> RequestFields:
         raise ValueError(f"The request body has a wrong value: {error}.") from error
     except ValueError as error:
         raise ValueError(f"The request body is not valid JSON: {error}.") from error
+
+
+def read_form(body: bytes | bytearray) -> RequestFields:
+    """What a body of ``multipart/form-data`` says about where it goes; its files stay unread."""
+    at = -1
+    for _ in range(_PLACES):
+        at = body.find(_MODEL_BEGINS, at + 1)
+        if at < 0:
+            break
+        if found := _MODEL.match(body, at):
+            return RequestFields(found[1].decode(errors="replace"))
+    return RequestFields()
 
 
 # A window by its name, which is the same in every gateway with these keys, and its limit.
@@ -131,12 +151,15 @@ class Client:
         self._requests = new_window(f"{spec.name}:requests", requests) if requests else None
         self._tokens = new_window(f"{spec.name}:tokens", tokens) if tokens else None
 
-    def admit(self, fields: RequestFields, size: int) -> Charge | Failure:
-        """The charge of a request of ``size`` bytes, or the failure that names the limit."""
+    def admit(self, fields: RequestFields, size: int | None) -> Charge | Failure:
+        """The charge of a request of ``size`` bytes, or the failure that names the limit.
+
+        A ``size`` of None is that of a request that costs no tokens.
+        """
         if self._concurrency is not None and self.in_flight >= self._concurrency:
             return failures.TOO_MANY_AT_ONCE
         charge = NOTHING
-        if self._tokens is not None:
+        if self._tokens is not None and size is not None:
             # The most that the request may use. What it does not use comes back at its end.
             tokens = fields.most_tokens(size)
             if tokens > self._tokens.limit:

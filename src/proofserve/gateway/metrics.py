@@ -45,7 +45,14 @@ class Buckets:
 
 
 class Series:
-    __slots__ = ("between", "completion_tokens", "duration", "first", "prompt_tokens")
+    __slots__ = (
+        "audio_seconds",
+        "between",
+        "completion_tokens",
+        "duration",
+        "first",
+        "prompt_tokens",
+    )
 
     def __init__(self) -> None:
         self.first = Buckets(SECONDS)
@@ -53,6 +60,7 @@ class Series:
         self.duration = Buckets(SECONDS)
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.audio_seconds = 0
 
 
 class GatewayTotals:
@@ -104,6 +112,9 @@ def _by_model(every: Mapping[tuple[str, str], Series]) -> Iterator[Metric]:
     tokens = CounterMetricFamily(
         "gateway_tokens", "Tokens that backends reported.", labels=[*labels, "kind"]
     )
+    audio = CounterMetricFamily(
+        "gateway_audio_seconds", "Seconds of sound that backends transcribed.", labels=labels
+    )
     first = HistogramMetricFamily(
         "gateway_time_to_first_byte_seconds",
         "From the permit until the answer begins.",
@@ -118,10 +129,11 @@ def _by_model(every: Mapping[tuple[str, str], Series]) -> Iterator[Metric]:
     for key, series in every.items():
         tokens.add_metric([*key, "prompt"], series.prompt_tokens)
         tokens.add_metric([*key, "completion"], series.completion_tokens)
+        audio.add_metric(list(key), series.audio_seconds)
         series.first.add_to(first, list(key))
         series.between.add_to(between, list(key))
         series.duration.add_to(duration, list(key))
-    yield from (tokens, first, between, duration)
+    yield from (tokens, audio, first, between, duration)
 
 
 def _with_values(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:

@@ -42,7 +42,8 @@ class GatewayPlan:
     receipts below ``receipts_path``; the newest ``remembered_answers`` are known by client. Every
     address of ``names``, which are looked up again each ``lookup_interval``, is a backend too.
     ``processes`` of the same plan share a port. Gateways with the same ``shared_limits``, the URL
-    of a Redis, count the limits of keys together.
+    of a Redis, count the limits of keys together. POST requests to ``other_paths`` are relayed,
+    too.
     """
 
     backends: tuple[BackendSpec, ...]
@@ -65,3 +66,4 @@ class GatewayPlan:
     dashboard: bool = False
     processes: int = 1
     shared_limits: str | None = field(default=None, repr=False)
+    other_paths: tuple[bytes, ...] = ()

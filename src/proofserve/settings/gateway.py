@@ -44,6 +44,8 @@ class GatewaySettings(BaseSettings):
     """Longest time for requests in flight to finish after SIGTERM."""
     probe_interval_seconds: float = Field(5.0, gt=0)
     """Time between two probes of a backend's health and models."""
+    other_paths: str = ""
+    """More POST paths of vLLM to relay, separated by commas; their tokens are not counted."""
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
     """Largest body of a request; a larger one gets 413."""
     prefix_affinity: bool = False

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
+from typing import NamedTuple
 
 PLUGIN = "proofserve"
 # Groups of plugins; vLLM loads all plugins of these while VLLM_PLUGINS is unset.
@@ -12,6 +13,8 @@ PLUGIN_GROUPS = (
     "vllm.platform_plugins",
     "vllm.stat_logger_plugins",
 )
+
+OTLP = "OTEL_EXPORTER_OTLP_"
 
 
 def export(changes: Mapping[str, str], drop: Iterable[str] = ()) -> None:
@@ -28,6 +31,27 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
 def has_variable(name: str) -> bool:
     """Whether the operator set ``name``; it then takes precedence over our default."""
     return name in os.environ
+
+
+class TraceExport(NamedTuple):
+    """Where traces go, as OpenTelemetry's own variables say."""
+
+    endpoint: str
+    protocol: str
+
+
+def trace_export() -> TraceExport | None:
+    """None if those variables name no endpoint, or switch traces off."""
+    read = os.environ.get
+    off = read("OTEL_SDK_DISABLED", "").lower() == "true"
+    if off or read("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return None
+    own, shared = read(f"{OTLP}TRACES_ENDPOINT"), read(f"{OTLP}ENDPOINT")
+    usual = read(f"{OTLP}PROTOCOL") or "http/protobuf"
+    protocol = read(f"{OTLP}TRACES_PROTOCOL") or usual
+    if not own and shared:
+        own = shared if protocol == "grpc" else f"{shared.rstrip('/')}/v1/traces"
+    return TraceExport(own, protocol) if own else None
 
 
 def plugin_list() -> str:

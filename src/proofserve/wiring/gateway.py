@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import resource
 import shlex
 import socket
@@ -23,12 +24,13 @@ from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.limits import require_valid
 from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.tracing import NO_TRACES, exported
 from proofserve.settings.gateway import GatewaySettings, client_keys
 from proofserve.settings.node import EngineSettings
-from proofserve.settings.process import export, plugin_list
+from proofserve.settings.process import export, has_variable, plugin_list, trace_export
 from proofserve.web import http_parts
 from proofserve.wire.paths import PROOFS, RECEIPTS
-from proofserve.wiring.launch import runner_choice
+from proofserve.wiring.launch import SERVICE_NAME, runner_choice, trace_options, trace_variables
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets, cannot_listen, on_unix_socket
 
 # uvicorn's: a logger of this package has no handler in this process.
@@ -44,12 +46,17 @@ WORKER_SILENCE_S = 60
 OPEN_FILES = 65_536
 # Before the URL of a backend: each address of its host is a backend.
 DNS = "dns:"
+# Of OpenTelemetry's variables. A gateway whose collector is gone must still end in time.
+TRACE_DEFAULTS = {SERVICE_NAME: "proofserve-gateway", "OTEL_EXPORTER_OTLP_TIMEOUT": "3"}
 # The exit code of a gateway that did not start, or that has lost the engine in its process.
 FAILED = 3
 
 
 def plan_of(chosen: GatewaySettings) -> GatewayPlan:
-    """The plan of the settings. Raises ValueError: a URL, a weight or a file of keys is wrong."""
+    """The plan of the settings.
+
+    Raises ValueError: a URL, a weight, a path or a file of keys is wrong.
+    """
     timeouts = Timeouts(
         queue=chosen.queue_wait_timeout_seconds,
         connect=chosen.connect_timeout_seconds,
@@ -81,6 +88,7 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         dashboard=chosen.dashboard,
         processes=chosen.gateway_workers,
         shared_limits=chosen.shared_limits,
+        other_paths=other_paths(chosen.other_paths),
         cors_origins=tuple(filter(None, map(str.strip, chosen.cors_origins.split(",")))),
     )
 
@@ -105,6 +113,17 @@ def backends_of(text: str) -> tuple[tuple[BackendSpec, ...], tuple[BackendSpec, 
     if len({spec.url for spec in (*names, *specs)}) < len(parts):
         raise ValueError("VLLM_BACKEND_URL names a backend twice; give it a weight instead: URL*2")
     return tuple(specs), tuple(names)
+
+
+def other_paths(text: str) -> tuple[bytes, ...]:
+    """The paths of ``/classify,/pooling``. Raises ValueError if one is not a path to relay."""
+    paths = tuple(filter(None, map(str.strip, text.split(","))))
+    for path in paths:
+        if not re.fullmatch(r"/[\w.~/-]+", path, re.ASCII) or path.startswith("/admin"):
+            raise ValueError(
+                f"VLLM_OTHER_PATHS: {path!r} is not a path like /classify, or is the gateway's own"
+            )
+    return tuple(path.encode() for path in paths)
 
 
 def _backend(text: str) -> BackendSpec:
@@ -132,11 +151,14 @@ def application() -> FastAPI:
     """The application of this process's environment; uvicorn calls it in every worker."""
     chosen = GatewaySettings()
     plan = plan_of(chosen)
+    traces = NO_TRACES
+    if trace_export() is not None:
+        export({n: value for n, value in TRACE_DEFAULTS.items() if not has_variable(n)})
+        traces = exported()
     if not chosen.use_embedded_engine:
-        return build(plan)
-    return build(
-        replace(plan, self_guarded=(f"{PROOFS}/", f"{RECEIPTS}/log")), partial(_engine, chosen)
-    )
+        return build(plan, traces=traces)
+    own = replace(plan, self_guarded=(f"{PROOFS}/", f"{RECEIPTS}/log"))
+    return build(own, partial(_engine, chosen), traces=traces)
 
 
 @asynccontextmanager
@@ -144,7 +166,7 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     # A gateway without an embedded engine saves two seconds of imports.
     from proofserve.engines.vllm.inprocess import vllm_app  # noqa: PLC0415
 
-    changes = {"VLLM_PLUGINS": plugin_list(), **runner_choice()}
+    changes = {"VLLM_PLUGINS": plugin_list(), **runner_choice(), **trace_variables()}
     if chosen.receipts:
         changes["POC_RECEIPTS"] = "1"
     # vLLM warns of variables that it does not know, and would use VLLM_PORT for its processes.
@@ -152,7 +174,8 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     # Ctrl-C in a terminal reaches the engine core too, which must not end before the gateway.
     drain = ["--shutdown-timeout", str(math.ceil(chosen.drain_timeout_seconds))]
     # vLLM does not listen on this host. Its plugins learn from it which machines can reach them.
-    options = [*drain, *shlex.split(chosen.engine_options), "--host", chosen.host]
+    given = shlex.split(chosen.engine_options)
+    options = [*drain, *given, *trace_options(given), "--host", chosen.host]
     engine = vllm_app(chosen.model or "", options, EngineSettings().unvetted)
     async with engine as app, on_unix_socket(app) as socket:
         yield BackendSpec(f"unix:{socket}"), app

@@ -18,7 +18,7 @@ import httpx
 
 from proofserve.engines.vetting.versions import vetting_of
 from proofserve.lab.host import vllm_version
-from proofserve.settings.process import environment, has_variable, plugin_list
+from proofserve.settings.process import environment, has_variable, plugin_list, trace_export
 
 # Those that ``free_port`` chooses from.
 PORTS = range(20_000, 32_768)
@@ -35,6 +35,8 @@ VLLM_SERVERS = "proofserve.engines.vllm.compat_serve"
 # is 0: the API processes would be killed right after SIGTERM.
 PROCESSES_END_S = 20
 PARENT = "proofserve.wiring.server_process"
+# Which program a trace names; of OpenTelemetry's SDK.
+SERVICE_NAME = "OTEL_SERVICE_NAME"
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
@@ -51,14 +53,32 @@ class ServerCommand:
 def server_command(
     model: str, vllm_options: Sequence[str], poc: Mapping[str, str]
 ) -> ServerCommand:
+    vllm_options = [*vllm_options, *trace_options(vllm_options)]
     if not has_several_processes(vllm_options):
         server = (vllm_server(), "--model", model, *vllm_options)
     else:
         waits = of_vllm(vllm_options).shutdown_timeout is not None
         more = () if waits else ("--shutdown-timeout", str(PROCESSES_END_S))
         server = (VLLM_SERVERS, model, *vllm_options, *more)
-    env = {"VLLM_PLUGINS": plugin_list(), **runner_choice(), **poc}
+    env = {"VLLM_PLUGINS": plugin_list(), **runner_choice(), **trace_variables(), **poc}
     return ServerCommand((sys.executable, "-m", *server), environment(env))
+
+
+def trace_options(vllm_options: Sequence[str]) -> tuple[str, ...]:
+    """What makes vLLM export its traces where OpenTelemetry's variables say, unless it does."""
+    target = trace_export()
+    if target is None or of_vllm(vllm_options).otlp_traces_endpoint is not None:
+        return ()
+    return ("--otlp-traces-endpoint", target.endpoint)
+
+
+def trace_variables() -> dict[str, str]:
+    """vLLM reads only this variable for the protocol, and takes grpc without it."""
+    target = trace_export()
+    if target is None:
+        return {}
+    name = {} if has_variable(SERVICE_NAME) else {SERVICE_NAME: "proofserve-node"}
+    return {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": target.protocol, **name}
 
 
 def vllm_server() -> str:
@@ -80,7 +100,7 @@ def of_vllm(options: Sequence[str]) -> Namespace:
     parser.add_argument("--quantization", "-q")
     for option in ("--shutdown-timeout", "--host", "--port", "--uds", "--config"):
         parser.add_argument(option)
-    for option in ("--moe-backend", "--kernel-config"):
+    for option in ("--moe-backend", "--kernel-config", "--otlp-traces-endpoint"):
         parser.add_argument(option)
     # vLLM also accepts these names with underscores.
     texts = [re.sub("^-[^=]*", lambda name: name[0].replace("_", "-"), text) for text in options]

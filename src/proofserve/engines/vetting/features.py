@@ -94,6 +94,8 @@ compat_core.VllmCore.is_busy:
   vllm.v1.core.sched.scheduler Scheduler.get_num_unfinished_requests
   vllm.v1.core.sched.interface SchedulerInterface.has_unfinished_requests
 compat_core.VllmCore.waiting_requests: vllm.v1.engine EngineCoreRequestType(ADD UTILITY)
+compat_core.VllmCore.delayed: vllm.v1.core.sched.scheduler Scheduler(requests)
+compat_core.make_span: vllm.v1.request Request(trace_headers)
 compat_core.VllmCore.await_message: vllm.v1.engine.core EngineCoreProc(input_queue)
 compat_core.VllmCore.call_when_idle:
   vllm.v1.engine.core EngineCore(_idle_state_callbacks) EngineCoreProc._notify_idle_state_callbacks

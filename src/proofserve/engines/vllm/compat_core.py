@@ -48,12 +48,25 @@ class VllmCore:
 
         Relies on: input_queue items being ``(EngineCoreRequestType, (Request, wave))``.
         """
+        return [request.request_id for request in self._queued()]
+
+    def _queued(self) -> list[Any]:
         if not self.has_own_loop():
             return []
         queue = self._engine.input_queue
         with queue.mutex:
             items = list(queue.queue)
-        return [body[0].request_id for kind, body in items if kind == EngineCoreRequestType.ADD]
+        return [body[0] for kind, body in items if kind == EngineCoreRequestType.ADD]
+
+    def waited(self, request_id: str, start: float, end: float) -> None:
+        for request in self._queued():
+            if request.request_id == request_id:
+                make_span(request, start, end)
+
+    def delayed(self, start: float, end: float) -> None:
+        """Relies on: Scheduler.requests, by request id."""
+        for request in self._engine.scheduler.requests.values():
+            make_span(request, start, end)
 
     def call_when_idle(self, callback: Callable[[], None]) -> None:
         """Relies on: EngineCoreProc._idle_state_callbacks. The core pops them until none is left
@@ -166,6 +179,24 @@ class VllmCore:
     @property
     def _pool(self) -> Any:
         return self._engine.scheduler.kv_cache_manager.block_pool
+
+
+def make_span(request: Any, start: float, end: float) -> None:
+    """Tell the client's trace of a wait for proofs. vLLM keeps the headers of traces only if it
+    exports traces, by the tracer that it sets in this process.
+
+    Relies on: Request.trace_headers.
+    """
+    if not request.trace_headers:
+        return
+    from opentelemetry import trace  # noqa: PLC0415
+    from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415
+
+    context = tracecontext.TraceContextTextMapPropagator().extract(request.trace_headers)
+    since_epoch = time.time() - time.monotonic()
+    began, ended = (int((since_epoch + each) * 1e9) for each in (start, end))
+    tracer = trace.get_tracer("proofserve.node")
+    tracer.start_span("wait for proofs", context, start_time=began).end(ended)
 
 
 def watchdog_feed() -> Callable[[], None]:

@@ -98,7 +98,7 @@ class ProofGate:
         self._core, self._options, self._now = core, options, now
         self._leases = LeaseTable(core)
         self._sizes = ForwardSizes(core, options.forward_batch, options.max_wait_s)
-        self._times = CoreTimes(now)
+        self._times = CoreTimes(now, core.waited)
         self._budget = ShareBudget(options.share)
         self._queue: deque[QueuedCall] = deque()
         # A call that was answered in the middle of a forward; its next call goes on there.
@@ -251,7 +251,9 @@ class ProofGate:
         if self._queue and self._budget.is_open:
             began = self._now()
             self._run_next_part()
-            self._budget.spend(began, self._now())
+            ended = self._now()
+            self._budget.spend(began, ended)
+            self._core.delayed(began, ended)
 
     def _chat_stepped(self, start: float, end: float) -> None:
         self._times.stepped(start, end, deferring=bool(self._queue))

@@ -21,6 +21,14 @@ class CorePort(Protocol):
     def waiting_requests(self) -> list[str]:
         """Ids of the chat requests in the core's message queue, not yet taken up by its loop."""
 
+    def waited(self, request_id: str, start: float, end: float) -> None:
+        """Note that a request in the message queue waited for proofs, in seconds of
+        ``time.monotonic``.
+        """
+
+    def delayed(self, start: float, end: float) -> None:
+        """The same of every request that the scheduler has not finished."""
+
     def call_when_idle(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, as soon as the core has no work."""
 

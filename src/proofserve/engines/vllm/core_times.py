@@ -61,11 +61,13 @@ class ShareBudget:
 class CoreTimes:
     """Counters of one gate, totals since the engine's start.
 
-    ``now``: the monotonic clock, in seconds.
+    ``now``: the monotonic clock, in seconds. ``waited`` gets each wait of a request for a forward.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(
+        self, now: Callable[[], float], waited: Callable[[str, float, float], None]
+    ) -> None:
+        self._now, self._waited = now, waited
         self._forwards = 0
         self._forward_counts = [0] * (len(FORWARD_BOUNDS_S) + 1)
         self._busy_s = 0.0
@@ -133,7 +135,9 @@ class CoreTimes:
         waits = {}
         for request_id in waiting:
             seconds, batches = self._waits.get(request_id, (0.0, 0.0))
-            wait = end - max(start, self._arrivals.get(request_id, start))
+            began = max(start, self._arrivals.get(request_id, start))
+            self._waited(request_id, began, end)
+            wait = end - began
             waits[request_id] = (seconds + wait, batches + wait / (end - start))
             longest, own = self._longest_wait, waits[request_id]
             self._longest_wait = (max(longest[0], own[0]), max(longest[1], own[1]))

@@ -32,6 +32,7 @@ from proofserve.gateway.dashboard import LoadHistory
 from proofserve.gateway.failures import Failure, RefusedByGateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.tracing import NO_TRACES, Traces
 
 log = logging.getLogger(__name__)
 # Seconds without a healthy answer after which the engine in this process counts as dead.
@@ -49,7 +50,12 @@ REPEAT_S = 3.0
 Engine = Callable[[], AbstractAsyncContextManager[tuple[BackendSpec, ASGIApp]]]
 
 
-def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = addresses) -> FastAPI:
+def build(
+    plan: GatewayPlan,
+    engine: Engine | None = None,
+    resolve: Resolve = addresses,
+    traces: Traces = NO_TRACES,
+) -> FastAPI:
     """The application; its lifespan makes the gateway, which finds named backends by ``resolve``.
 
     An ``engine`` is then the only backend, and its application serves all paths that the gateway
@@ -65,7 +71,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = ad
                 backends = (spec,)
                 # If chat needs a key, the engine's other endpoints must not bypass it.
                 app.mount("/", admin_only(engine_app, plan) if plan.clients else engine_app)
-            running_gateway = running(replace(plan, backends=backends), resolve)
+            running_gateway = running(replace(plan, backends=backends), resolve, traces)
             gateway = await stack.enter_async_context(running_gateway)
             stack.enter_context(draining_on_signals(gateway))
             if engine is not None:
@@ -106,8 +112,10 @@ def head_as_get(app: ASGIApp) -> ASGIApp:
 
 
 @asynccontextmanager
-async def running(plan: GatewayPlan, resolve: Resolve = addresses) -> AsyncIterator[Gateway]:
-    gateway = Gateway(plan)
+async def running(
+    plan: GatewayPlan, resolve: Resolve = addresses, traces: Traces = NO_TRACES
+) -> AsyncIterator[Gateway]:
+    gateway = Gateway(plan, traces)
     roster = Roster(plan, gateway.pool, gateway.backend, gateway.totals.forget, resolve)
     await roster.start()
     gateway.deadlines.start()
@@ -122,6 +130,8 @@ async def running(plan: GatewayPlan, resolve: Resolve = addresses) -> AsyncItera
         gc.unfreeze()
         await roster.close()
         gateway.close()
+        # Those that are not exported yet are now.
+        await asyncio.to_thread(traces.close)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """The hot path, one level below ASGI: uvicorn's own protocol with a short cut (ADR 11).
 
-A POST to one of ``RELAYED`` becomes an Exchange; every other request takes the ordinary way to the
-FastAPI application. ASGI middleware does not see the short cut.
+A POST to a path of ``relay/routes.py`` becomes an Exchange; every other request takes the ordinary
+way to the FastAPI application. ASGI middleware does not see the short cut.
 """
 
 import socket
@@ -16,9 +16,6 @@ from proofserve.gateway.relay.attempts import Header, Values
 from proofserve.gateway.relay.exchange import Exchange
 from proofserve.gateway.relay.gateway import Connection, PendingRequest
 
-RELAYED = frozenset(
-    {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"}
-)
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Requests that may be sent ahead of an answer. Beyond that the gateway does not read from the
 # client, and so does not notice when the client leaves.
@@ -43,10 +40,8 @@ class GatewayProtocol(CheckedProtocol):
     def head_received(
         self, method: bytes, version: str, headers: Sequence[Header], values: Values
     ) -> None:
-        target = self.url
-        if method != b"POST" or (
-            target not in RELAYED and target.partition(b"?")[0] not in RELAYED
-        ):
+        target = self._gateway.target_of(self.url) if method == b"POST" else None
+        if target is None:
             super().head_received(method, version, headers, values)
             self._keep_encoded_slash()
             return
@@ -68,7 +63,8 @@ class GatewayProtocol(CheckedProtocol):
 
     def _keep_encoded_slash(self) -> None:
         raw_path = self.scope["raw_path"] or b""
-        if self.scope["path"].encode() in RELAYED and raw_path not in RELAYED:
+        relayed = self._gateway.routes
+        if self.scope["path"].encode() in relayed and raw_path not in relayed:
             # With an encoded slash it is another path, which nothing answers.
             self.scope["path"] = raw_path.decode()
 

@@ -10,6 +10,7 @@ from proofserve.gateway.backends import Backend, BackendPool
 from proofserve.gateway.connections import Requester, Upstream
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.metrics import GatewayTotals, Series
+from proofserve.gateway.relay.routes import Usage
 
 # Headers of one hop (RFC 9110, section 7.6.1), and those that the gateway writes itself.
 HOP_BY_HOP = frozenset(
@@ -169,21 +170,30 @@ class Attempts:
 class BackendResponse:
     """A backend's answer, from its head on. Times are seconds of the loop's clock."""
 
-    __slots__ = ("_chunked", "_series", "_stream", "_tail", "last", "status")
+    __slots__ = ("_chunked", "_kept", "_series", "_stream", "_usage", "last", "status", "tokens")
 
-    def __init__(self, status: int, head: bytes, data: bytes, series: Series, now: float) -> None:
+    def __init__(
+        self, status: int, head: bytes, data: bytes, series: Series, now: float, usage: Usage
+    ) -> None:
         self.status = status
         self.last = now
         self._series = series
         self._stream = b"text/event-stream" in head
         self._chunked = b"chunked" in head
-        self._tail = data[-TAIL_BYTES:]
+        self._usage = usage
+        # Of prompt and completion, as the backend said at the end.
+        self.tokens: tuple[int, int] | None = None
+        # The end of the answer; its beginning where that says what it cost.
+        self._kept = data[:TAIL_BYTES] if usage is Usage.FIRST else data[-TAIL_BYTES:]
 
     def goes_on(self, data: bytes, now: float) -> None:
         if self._stream:
             self._series.between.observe(now - self.last)
         self.last = now
-        self._tail = tail_of(self._tail, data)
+        if self._usage is not Usage.FIRST:
+            self._kept = tail_of(self._kept, data)
+        elif len(self._kept) < TAIL_BYTES:
+            self._kept = (self._kept + data)[:TAIL_BYTES]
 
     @property
     def outcome(self) -> str:
@@ -191,29 +201,49 @@ class BackendResponse:
 
     @property
     def takes_event(self) -> bool:
-        between = not self._tail or self._tail.endswith(BETWEEN_EVENTS)
+        between = not self._kept or self._kept.endswith(BETWEEN_EVENTS)
         return self._stream and self._chunked and between
 
     def end(self, seconds: float) -> int | None:
         """Tokens that the answer cost, None if the backend did not say; a refusal costs 0."""
         series = self._series
         series.duration.observe(seconds)
-        usage = read_usage(self._tail)
-        if usage is None:
+        if self._usage is Usage.NONE:
+            return 0
+        used = read_usage(self._kept)
+        if used is None:
             return 0 if self.status >= 400 else None
-        prompt, completion = usage
-        series.prompt_tokens += prompt
-        series.completion_tokens += completion
-        return prompt + completion
+        series.prompt_tokens += used.prompt
+        series.completion_tokens += used.completion
+        series.audio_seconds += used.seconds or 0
+        if used.seconds is not None:
+            return None
+        self.tokens = (used.prompt, used.completion)
+        return sum(self.tokens)
 
 
 class Reported(msgspec.Struct, gc=False):
-    """A usage object. The Responses API has other names; embeddings have no completion tokens."""
+    """A usage object: each API has its own names, and embeddings have no completion tokens.
+
+    Anthropic's input tokens are those beside the cached ones. A transcription has ``seconds``.
+    """
 
     prompt_tokens: Count | None = None
     input_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
     completion_tokens: Count | None = None
     output_tokens: Count | None = None
+    seconds: Count | None = None
+
+    @property
+    def prompt(self) -> int:
+        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return self.prompt_tokens or (self.input_tokens or 0) + cached
+
+    @property
+    def completion(self) -> int:
+        return self.completion_tokens or self.output_tokens or 0
 
 
 _DECODER = msgspec.json.Decoder(Reported)
@@ -225,23 +255,21 @@ def tail_of(before: bytes, data: bytes) -> bytes:
     return (before + data)[-TAIL_BYTES:]
 
 
-def read_usage(tail: bytes) -> tuple[int, int] | None:
-    """Tokens of prompt and completion, by the last usage in ``tail``; None if it has none.
+def read_usage(kept: bytes) -> Reported | None:
+    """The last usage in ``kept``; None if it has none.
 
     A ``"usage":`` in the model's own text cannot be mistaken for it: its quotes are escaped.
     """
-    at = tail.rfind(_MARK)
-    text = _object(tail, at + len(_MARK)) if at >= 0 else None
+    at = kept.rfind(_MARK)
+    text = _object(kept, at + len(_MARK)) if at >= 0 else None
     if text is None:
         return None
     try:
         found = _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
-    prompt = found.input_tokens if found.prompt_tokens is None else found.prompt_tokens
-    if prompt is None:
-        return None
-    return prompt, found.completion_tokens or found.output_tokens or 0
+    said = (found.prompt_tokens, found.input_tokens, found.seconds)
+    return None if said == (None, None, None) else found
 
 
 def _object(tail: bytes, start: int) -> bytes | None:

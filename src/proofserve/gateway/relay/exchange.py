@@ -20,6 +20,7 @@ from proofserve.gateway.relay.attempts import (
     request_head,
 )
 from proofserve.gateway.relay.gateway import Connection, Entry, Gateway
+from proofserve.gateway.relay.routes import RelayTarget
 from proofserve.web import key_of, request_id_of
 
 
@@ -80,7 +81,7 @@ class Exchange:
         self,
         gateway: Gateway,
         connection: Connection,
-        target: bytes,
+        target: RelayTarget,
         headers: Sequence[Header],
         values: Values,
         keep_alive: bool,
@@ -106,6 +107,7 @@ class Exchange:
         self._attempts = Attempts(gateway.pool)
         self._answer: BackendResponse | None = None
         self._paused = False
+        self._trace = gateway.traces.begin(target.url, values)
         self._request_id = request_id_of(value_of(b"x-request-id"))
         self._id_line = b"x-request-id: " + self._request_id + b"\r\n"
         if int(value_of(b"content-length", b"0")) > gateway.plan.max_body_bytes:
@@ -170,7 +172,12 @@ class Exchange:
         if gateway.draining:
             self.keep_alive = False
             return failures.SHUTTING_DOWN
-        found = gateway.admit(key_of(self._value_of(b"authorization", b"")), self._body)
+        value_of = self._value_of
+        key = key_of(value_of(b"authorization", b"")) or value_of(b"x-api-key", b"")
+        route = self._target.route
+        kind = value_of(b"content-type", b"") if route.form else b""
+        form = kind.lower().startswith(b"multipart/form-data")
+        found = gateway.admit(route, key, form, self._body)
         if isinstance(found, Failure):
             return found
         self._client, self._charge, fields = found
@@ -178,6 +185,7 @@ class Exchange:
         if gateway.plan.affinity:
             self._attempts.prefix = fields.beginning()
         self._began = gateway.loop.time()
+        self._trace.queued(self._client.name, fields.model)
         entry = gateway.admission.enter(self)
         if entry is Entry.GRANTED:
             self.permit_granted()
@@ -193,10 +201,17 @@ class Exchange:
         gateway.totals.wait.observe(now - self._began)
         self._began = now
         self._stage = step(self._stage, GRANT)
+        self._trace.granted()
         if attempts.choose():
-            attempts.connect(self)
+            self._connect()
         else:
             self._fail(failures.NO_BACKEND)
+
+    def _connect(self, fresh: bool = False) -> None:
+        attempts = self._attempts
+        if attempts.backend is not None:
+            self._trace.tried(attempts.backend.name)
+        attempts.connect(self, fresh)
 
     # -- the backend's side ------------------------------------------------------------------
 
@@ -204,8 +219,10 @@ class Exchange:
         gateway, body = self._gateway, self._body
         self._stage = step(self._stage, SEND)
         self._sent = gateway.loop.time()
-        own = self._id_line + gateway.backend_lines
-        head = request_head(self._target, host, self._headers, gateway.held_back, len(body), own)
+        own = self._id_line + gateway.backend_lines + self._trace.lines
+        head = request_head(
+            self._target.url, host, self._headers, gateway.held_back, len(body), own
+        )
         upstream.send(self, head, body)
 
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
@@ -217,12 +234,14 @@ class Exchange:
         now = gateway.loop.time()
         series = attempts.answered(status, gateway.totals)
         series.first.observe(now - self._began)
-        self._answer = answer = BackendResponse(status, head, data, series, now)
+        self._trace.answered(status)
+        route = self._target.route
+        self._answer = answer = BackendResponse(status, head, data, series, now, route.usage)
         if attempts.until_close:
             self.keep_alive = False
         client, backend = self._client, attempts.backend
         if status < 300 and client is not None and backend is not None:
-            gateway.answered.add(self._target, self._request_id, client.name, backend.name)
+            gateway.answered.add(route, self._request_id, client.name, backend.name)
         head = gateway.client_head(head, self._id_line, self._value_of(b"origin"), self.keep_alive)
         self._connection.write(head + data)
         if complete:
@@ -301,7 +320,7 @@ class Exchange:
     def _connect_again(self, reason: str, fresh: bool = False) -> None:
         self._gateway.totals.retries[reason] += 1
         self._stage = step(self._stage, RETRY)
-        self._attempts.connect(self, fresh)
+        self._connect(fresh)
 
     def retry_or_fail(self, failure: Failure) -> None:
         """No answer has begun: try another backend, or tell the client."""
@@ -314,7 +333,8 @@ class Exchange:
             self._break_off(failure)
             return
         lines = self._gateway.cross_origin.lines(self._value_of(b"origin"))
-        self._connection.write(failure.answer(self._request_id, lines, self.keep_alive))
+        shape = self._target.route.errors
+        self._connection.write(failure.answer(self._request_id, lines, self.keep_alive, shape))
         self._end(failure.code)
 
     def _break_off(self, failure: Failure) -> None:
@@ -322,7 +342,7 @@ class Exchange:
         self.keep_alive = False
         # A client that does not read would not see the event, and we would have to keep it.
         if self._answer is not None and self._answer.takes_event and not self._paused:
-            self._connection.write(failure.last_chunks())
+            self._connection.write(failure.last_chunks(self._target.route.errors))
         else:
             self._connection.abort()
         self._end(failure.code)
@@ -339,6 +359,7 @@ class Exchange:
             # Without an answer of a backend nothing was used.
             client.settle(self._charge, 0 if answer is None else answer.end(held))
         gateway.totals.outcomes["unknown" if client is None else client.name, outcome] += 1
+        self._trace.ended(outcome, None if answer is None else answer.tokens)
         if stage is QUEUED:
             gateway.admission.abandon(self)
         elif stage >= CONNECTING:

@@ -19,17 +19,18 @@ from proofserve.gateway.limits import (
     RequestFields,
     SharedBudgets,
     read_body,
+    read_form,
 )
 from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.attempts import HOP_BY_HOP, CrossOrigin, response_head
+from proofserve.gateway.relay.routes import OTHER, ROUTES, RelayTarget, Route, Usage
+from proofserve.gateway.tracing import NO_TRACES, Traces
 
 # Weight of the latest permit in the average time that a permit is held.
 LATEST_WEIGHT = 0.1
 # How late a timeout may come, seconds. One timer for each request would cost more.
 PERIOD_S = 0.05
-# vLLM makes the id of an answer of the request's id.
-_PREFIXES = {b"/v1/chat/completions": b"chatcmpl-", b"/v1/completions": b"cmpl-"}
 # As long as a node keeps receipts by default.
 KEEP_S = 7 * 86_400.0
 
@@ -152,13 +153,12 @@ class AnsweredRequests:
         # One object for each pair, whatever the number of answers.
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def add(self, target: bytes, request_id: bytes, client: str, backend: str) -> None:
-        """The answer to ``request_id`` at ``target`` began. An id of another client stays its."""
-        prefix = _PREFIXES.get(target.partition(b"?")[0])
-        if prefix is None or not self._most:
+    def add(self, route: Route, request_id: bytes, client: str, backend: str) -> None:
+        """The answer to ``request_id`` on ``route`` began. An id of another client stays its."""
+        if not route.answer_id or not self._most:
             return
         self._forget()
-        response_id = prefix + request_id
+        response_id = route.answer_id + request_id
         known = self._young.get(response_id) or self._old.get(response_id)
         if known is None or known[0] == client:
             pair = (client, backend)
@@ -201,8 +201,10 @@ class Connection(Protocol):
 class Gateway:
     """Made inside a running event loop, and used in that loop only."""
 
-    def __init__(self, plan: GatewayPlan) -> None:
+    def __init__(self, plan: GatewayPlan, traces: Traces = NO_TRACES) -> None:
         self.plan = plan
+        self.traces = traces
+        self.routes = {**dict.fromkeys(plan.other_paths, OTHER), **ROUTES}
         self.timeouts = plan.timeouts
         self.loop = asyncio.get_running_loop()
         self.writes = WriteBatch(self.loop)
@@ -220,8 +222,8 @@ class Gateway:
         key = plan.backend_key
         self.backend_lines = f"authorization: Bearer {key}\r\n".encode() if key else b""
         # Where the gateway has keys of its own, the backend must not see a client's key.
-        hidden = {b"authorization"} if plan.clients or key else set()
-        self.held_back = HOP_BY_HOP | hidden
+        hidden = {b"authorization", b"x-api-key"} if plan.clients or key else set()
+        self.held_back = HOP_BY_HOP | hidden | traces.replaced
         self.metrics = CollectorRegistry()
         self.metrics.register(GatewayCollector(self.totals, self._gauges()))
 
@@ -230,8 +232,13 @@ class Gateway:
         """Seconds that a new request would wait for a permit, at most until its timeout."""
         return min(self.admission.expected_wait, self.timeouts.queue)
 
+    def target_of(self, url: bytes) -> RelayTarget | None:
+        """Where a POST to ``url`` is relayed; None if it is not."""
+        route = self.routes.get(url) or self.routes.get(url.partition(b"?")[0])
+        return RelayTarget(url, route) if route is not None else None
+
     def admit(
-        self, key: bytes, body: bytes | bytearray
+        self, route: Route, key: bytes, form: bool, body: bytes | bytearray
     ) -> tuple[Client, Charge, RequestFields] | Failure:
         """Whether a request may wait for a permit: its key, body and model, its key's limits.
 
@@ -241,13 +248,15 @@ class Gateway:
         if client is None:
             return failures.UNAUTHORIZED
         try:
-            fields = read_body(body)
+            fields = read_form(body) if form else read_body(body)
         except ValueError as error:
             return failures.INVALID_BODY.saying(str(error))
         if not self.pool.knows(fields.model):
             message = f"No backend serves the model {fields.model!r:.200}."
             return failures.UNKNOWN_MODEL.saying(message)
-        charge = client.admit(fields, len(body))
+        # A file is no text: its bytes say nothing about tokens.
+        size = None if route.usage is Usage.NONE else 0 if form else len(body)
+        charge = client.admit(fields, size)
         if isinstance(charge, Failure):
             client.refused[charge.code] += 1
             return charge
