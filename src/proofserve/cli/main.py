@@ -49,6 +49,11 @@ COMMANDS = {
         "app",
         "Have a node compute nonces of a block that was drawn just now, and judge it.",
     ),
+    "validate": (
+        "validator.validate",
+        "app",
+        "Challenge many nodes again and again, and keep a ledger of the verdicts.",
+    ),
     "verify-bundle": (
         "validator.bundle",
         "app",

@@ -30,6 +30,11 @@ def has_variable(name: str) -> bool:
     return name in os.environ
 
 
+def variable(name: str) -> str | None:
+    """The value of a variable that the operator names."""
+    return os.environ.get(name)
+
+
 def plugin_list() -> str:
     """The value of VLLM_PLUGINS that adds proofserve, and keeps every plugin.
 
