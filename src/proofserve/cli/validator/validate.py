@@ -8,7 +8,13 @@ from typing import Annotated, Final
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.session import (
+    EXIT_NO_VERDICT,
+    CommandSession,
+    VerdictCommand,
+    open_session,
+    reference_extra,
+)
 from proofserve.cli.validator.challenge import worst_exit_code
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.lab.report import write_json
@@ -75,9 +81,6 @@ def command(
     proofserve validate nodes.toml --check-config
     proofserve validate nodes.toml
     """
-    # It imports torch, and --help must not wait for it.
-    from proofserve.cli.recompute import reference_extra  # noqa: PLC0415
-
     with open_session(EXIT_NO_VERDICT) as session, reference_extra():
         with session.interrupts.allowed():
             session.line.step(f"reading {file}")

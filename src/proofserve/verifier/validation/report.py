@@ -1,10 +1,12 @@
 """What the ledger says of all nodes: a table, a page, metrics for Prometheus, and JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Metric, write_to_textfile
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 from rich import box
 from rich.table import Table
 
@@ -26,8 +28,8 @@ _HEADINGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ValidationReport:
+@dataclass(frozen=True, eq=False)
+class ValidationReport(Collector):
     """The newest outcome of each node, and how many of each there are; ``at`` is Unix time."""
 
     plan: ValidationPlan
@@ -86,33 +88,27 @@ class ValidationReport:
             # A reader never sees a half.
             beside.replace(page)
         if self.plan.metrics is not None:
-            write_to_textfile(str(self.plan.metrics), self.registry())
+            registry = CollectorRegistry()
+            registry.register(self)
+            write_to_textfile(str(self.plan.metrics), registry)
 
-    def registry(self) -> CollectorRegistry:
-        """By the ledger alone, so that counters go on after a restart."""
-        registry, labels = CollectorRegistry(), ("node", "model")
-        prefix = "proofserve_validate"
-        challenges = Counter(
-            f"{prefix}_challenges",
-            "Challenges that ended, by outcome.",
-            (*labels, "outcome"),
-            registry=registry,
-        )
-        left = Gauge(f"{prefix}_alpha_left", "Of a year's alpha.", labels, registry=registry)
-        newest = Gauge(
-            f"{prefix}_last_timestamp_seconds",
-            "When the newest challenge ended.",
-            (*labels, "outcome"),
-            registry=registry,
-        )
-        for node, model in self.plan.nodes.items():
-            of = self.standings[node]
+    def collect(self) -> Iterator[Metric]:
+        """Metrics by the ledger alone, so that counters go on in the next call."""
+        prefix, labels = "proofserve_validate", ("node", "model")
+        of_outcomes = (*labels, "outcome")
+        ended, text = f"{prefix}_challenges", "Challenges that ended, by outcome."
+        challenges = CounterMetricFamily(ended, text, labels=of_outcomes)
+        left = GaugeMetricFamily(f"{prefix}_alpha_left", "Of a year's alpha.", labels=labels)
+        name, text = f"{prefix}_last_timestamp_seconds", "When the newest challenge ended."
+        newest = GaugeMetricFamily(name, text, labels=of_outcomes)
+        for each in self.plan.nodes.items():
+            of = self.standings[each[0]]
             for outcome in SequentialResult:
-                challenges.labels(node, model, outcome).inc(of.counts.get(outcome, 0))
-            left.labels(node, model).set(max(0.0, self.plan.alpha - of.alpha_spent))
-            if of.outcome is not None and of.ended_at is not None:
-                newest.labels(node, model, of.outcome).set(of.ended_at)
-        return registry
+                challenges.add_metric((*each, outcome), of.counts.get(outcome, 0))
+            left.add_metric(each, max(0.0, self.plan.alpha - of.alpha_spent))
+            if of.outcome is not None:
+                newest.add_metric((*each, of.outcome), of.ended_at or 0.0)
+        yield from (challenges, left, newest)
 
 
 def _time(seconds: float | None) -> str:
