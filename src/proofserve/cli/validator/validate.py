@@ -1,5 +1,6 @@
 """``proofserve validate``: many nodes, again and again, with a ledger."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +21,9 @@ from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.lab.report import write_json
 from proofserve.protocol.verdict.sequential import SequentialResult, share_of_alpha
 from proofserve.settings.validation import validation_plan
-from proofserve.verifier.validation.ledger import YEAR_S, Ledger
+from proofserve.verifier.validation.ledger import YEAR_S, Ledger, NodeResult
 from proofserve.verifier.validation.report import ValidationReport
-from proofserve.verifier.validation.run import NodeResult, Validation, ValidationPlan
+from proofserve.verifier.validation.run import Validation, ValidationPlan
 
 app = typer.Typer()
 
@@ -53,9 +54,9 @@ def command(
     alpha is the chance that an honest node is convicted in any 365 days. Each
     verdict gets its part when its challenge is written down. A node is its name.
 
-    Exit code, of what this call found: 1 a node is a fraud; else 3 a node could
-    not be judged, or the file is wrong; else 2 a node is unproved or undecided;
-    else 0, also if no node was due.
+    Exit code, of what this call found, and a killed one before it: 1 a node is a
+    fraud; else 3 a node could not be judged, or the file is wrong; else 2 a node is
+    unproved or undecided; else 0, also if no node was due.
 
     \b
     \\[validate]                # each of these may be left out
@@ -91,11 +92,12 @@ def command(
             with Ledger.opened(plan.ledger) as ledger:
                 found = _run(plan, ledger, session)
                 report = ValidationReport(plan, ledger.standings([*plan.nodes]), time.time())
-        report.write()
-        session.console.print(report.table())
-        if json is not None:
-            results = {each.node: each.reason for each in found}
-            write_json(json, {**report.record(), "found": results})
+                report.write()
+                session.console.print(report.table())
+                if json is not None:
+                    results = {each.node: each.reason for each in found}
+                    write_json(json, {**report.record(), "found": results})
+                ledger.tell()
         codes = {EXIT_CODES[each.outcome or _NOT_JUDGED] for each in found}
         raise typer.Exit(worst_exit_code(codes) if codes else 0)
 
@@ -105,7 +107,9 @@ def _run(plan: ValidationPlan, ledger: Ledger, session: CommandSession) -> Seque
         session.line.reached(f"pass {passes}, layer {index} of {of}")
 
     found = []
-    for each in Validation(plan, ledger, session.line, passed).run():
+    run = Validation(plan, ledger, session.line, passed).run()
+    # What a call found that was killed has been in no exit code.
+    for each in itertools.chain(ledger.untold(), run):
         found.append(each)
         named = f"{each.outcome or 'not judged'}{f' ({each.kind})' if each.kind else ''}"
         colour = COLOURS[each.outcome or _NOT_JUDGED]

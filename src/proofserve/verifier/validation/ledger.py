@@ -25,7 +25,8 @@ YEAR_S: Final = 365 * 86_400.0
 # "proofval" and the version, so that no other program's file is taken for a ledger.
 _APPLICATION, _VERSION = 0x7076_616C, 1
 _BUSY_S = 10.0
-# A challenge without ``outcome`` is open: not answered yet, or not judged.
+# A challenge without ``outcome`` is open: not answered yet, or not judged. One is ``told`` once a
+# run has ended that said its outcome.
 _SCHEMA = f"""
     CREATE TABLE rounds (
         number INTEGER PRIMARY KEY, model TEXT NOT NULL, work TEXT NOT NULL,
@@ -35,9 +36,11 @@ _SCHEMA = f"""
         number INTEGER PRIMARY KEY, round INTEGER NOT NULL REFERENCES rounds,
         node TEXT NOT NULL, url TEXT NOT NULL, public_key TEXT NOT NULL, alpha REAL NOT NULL,
         answers TEXT, seconds REAL,
-        outcome TEXT, kind TEXT, reason TEXT, report TEXT, ended_at REAL
+        outcome TEXT, kind TEXT, reason TEXT, report TEXT, ended_at REAL,
+        told INTEGER NOT NULL DEFAULT 0
     ) STRICT;
     CREATE UNIQUE INDEX one_open ON challenges (node) WHERE outcome IS NULL;
+    CREATE INDEX untold ON challenges (number) WHERE NOT told;
     CREATE INDEX of_node ON challenges (node);
     PRAGMA application_id = {_APPLICATION};
     PRAGMA user_version = {_VERSION};
@@ -50,6 +53,11 @@ _OPEN = """
 _SPENT = """
     SELECT coalesce(sum(alpha), 0.0), count(*) FROM challenges c JOIN rounds r ON r.number = round
     WHERE node = ? AND asked_at > ? AND outcome IS NOT 'unproved'
+"""
+_UNTOLD = """
+    SELECT node, model, outcome, reason, kind
+    FROM challenges c JOIN rounds r ON r.number = round
+    WHERE NOT told AND outcome IS NOT NULL ORDER BY c.number
 """
 _NEWEST = """
     SELECT node, outcome, kind, reason, asked_at, ended_at, max(c.number)
@@ -74,6 +82,20 @@ class OpenChallenge:
     alpha: float
     asked_at: float
     answers: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResult:
+    """What was found about a node; ``outcome`` is None if its answer could not be judged yet.
+
+    ``kind`` says why it is unproved.
+    """
+
+    node: str
+    model: str
+    outcome: SequentialResult | None
+    reason: str
+    kind: Unproved | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +228,20 @@ class Ledger:
             done = file.execute(change, {**values, "number": number})
             if done.rowcount != 1:
                 raise LabError(f"ledger: challenge {number} was ended before")
+
+    def untold(self) -> list[NodeResult]:
+        """What ended since the last run that came to its end, this one's included."""
+        with _named(self._path):
+            rows = self._file.execute(_UNTOLD).fetchall()
+        return [
+            NodeResult(node, model, SequentialResult(outcome), reason, kind and Unproved(kind))
+            for node, model, outcome, reason, kind in rows
+        ]
+
+    def tell(self) -> None:
+        """Note that all is told."""
+        with self._writing() as file:
+            file.execute("UPDATE challenges SET told = 1 WHERE NOT told AND outcome IS NOT NULL")
 
     def standings(self, nodes: Sequence[str]) -> dict[str, LedgerStanding]:
         """Of the ``nodes``, and alpha spent in the year up to now."""

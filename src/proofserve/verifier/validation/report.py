@@ -19,7 +19,7 @@ _HEADINGS = (
     "node",
     "model",
     "newest",
-    "when (UTC)",
+    "when",
     "honest",
     "fraud",
     "unproved",
@@ -53,7 +53,7 @@ class ValidationReport(Collector):
         """For a terminal."""
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in _HEADINGS:
-            table.add_column(heading, overflow="fold")
+            table.add_column(heading, no_wrap=heading not in {"node", "newest"}, overflow="fold")
         for row in self.rows():
             table.add_row(*row)
         return table
@@ -112,4 +112,4 @@ class ValidationReport(Collector):
 
 
 def _time(seconds: float | None) -> str:
-    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%m-%d %H:%M}"

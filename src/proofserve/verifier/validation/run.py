@@ -16,7 +16,7 @@ from proofserve.verifier.bundle import write_bundle
 from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.validation.asking import ask_all
 from proofserve.verifier.validation.judging import ModelJudge, PassedLayer, ValidatedModel, Verdict
-from proofserve.verifier.validation.ledger import Ledger, OpenChallenge
+from proofserve.verifier.validation.ledger import Ledger, NodeResult, OpenChallenge
 
 # A killed run asks again what was not answered, with the same block, but not later than this: a
 # node that was asked hours ago may have rented what it lacks.
@@ -45,20 +45,6 @@ class ValidationPlan:
     def nodes(self) -> Mapping[str, str]:
         """The model of each node, by their names."""
         return {node.name: model.name for model in self.models for node in model.nodes}
-
-
-@dataclass(frozen=True, slots=True)
-class NodeResult:
-    """What one run found about a node; ``outcome`` is None if its answer could not be judged yet.
-
-    ``kind`` says why it is unproved.
-    """
-
-    node: str
-    model: str
-    outcome: SequentialResult | None
-    reason: str
-    kind: Unproved | None = None
 
 
 @dataclass(frozen=True, slots=True)
