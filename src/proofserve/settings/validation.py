@@ -1,7 +1,9 @@
 """``nodes.toml`` of ``proofserve validate``: nodes, models, and how often."""
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -56,13 +58,43 @@ class ValidateTable(TomlTable):
     bundles: Path | None = None
 
 
-class ModelTable(TomlTable):
+class KeyedTable(TomlTable):
+    """The key is in a variable or a file, and never in this one."""
+
+    key_env: str | None = None
+    key_file: Path | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_key_inside(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and not given.keys().isdisjoint({"key", "api_key"}):
+            raise ValueError("a key does not belong into this file: give key_env or key_file")
+        return given
+
+    def key(self, where: str, folder: Path) -> str | None:
+        """Raises ValueError naming the field."""
+        if self.key_env is not None and self.key_file is not None:
+            raise ValueError(f"{where}.key_env, key_file: give one of the two")
+        if self.key_env is not None:
+            if not (found := variable(self.key_env)):
+                raise ValueError(f"{where}.key_env: the variable {self.key_env} is not set")
+            return found
+        if self.key_file is None:
+            return None
+        try:
+            found = (folder / self.key_file).read_text("utf-8").strip()
+        except OSError as error:
+            raise ValueError(f"{where}.key_file: {error.filename}: {error.strerror}") from error
+        if not found:
+            raise ValueError(f"{where}.key_file: {folder / self.key_file} is empty")
+        return found
+
+
+class ModelTable(KeyedTable):
     checkpoint: Path | None = None
     calibration: Path | None = None
     suspects: tuple[Path, ...] = ()
-    references: tuple[str, ...] = ()
-    reference_key_env: str | None = None
-    reference_key_file: Path | None = None
+    references: tuple[Url, ...] = ()
     scheme: str | None = None
     seq_len: int | None = Field(None, ge=1)
     device: str = "cpu"
@@ -83,19 +115,10 @@ class ModelTable(TomlTable):
         return self
 
 
-class NodeTable(TomlTable):
+class NodeTable(KeyedTable):
     url: Url
     model: str
-    key_env: str | None = None
-    key_file: Path | None = None
     public_key: str | None = Field(None, pattern="^[0-9a-f]{64}$")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_key_inside(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and not given.keys().isdisjoint({"key", "api_key"}):
-            raise ValueError("a key does not belong into this file: give key_env or key_file")
-        return given
 
 
 class NodesFile(TomlTable):
@@ -112,13 +135,14 @@ def validation_plan(file: Path) -> ValidationPlan:
     that is not there.
     """
     read, folder = read_toml(file, NodesFile), file.parent
+    nodes, models = defaultdict[str, list[ValidatedNode]](list), []
     try:
         _require_nodes(read)
-        nodes = {name: _node(name, table, folder) for name, table in read.nodes.items()}
-        models = []
-        for name, table in read.models.items():
-            own = tuple(nodes[each] for each, of in read.nodes.items() if of.model == name)
-            models.append(_model(name, table, folder, own))
+        for name, node in read.nodes.items():
+            key = node.key(f"nodes.{name}", folder)
+            nodes[node.model].append(ValidatedNode(name, node.url, key, node.public_key))
+        for name, model in read.models.items():
+            models.append(_model(name, model, folder, nodes[name]))
     except (ValueError, LabError, OSError) as error:
         raise ValueError(f"{file}: {error}") from error
     of = read.validate_
@@ -138,16 +162,11 @@ def _require_nodes(read: NodesFile) -> None:
             raise ValueError(f"nodes.{name}.url: it is a reference of its model, and no own judge")
 
 
-def _node(name: str, table: NodeTable, folder: Path) -> ValidatedNode:
-    key = _key(f"nodes.{name}.key", table.key_env, table.key_file, folder)
-    return ValidatedNode(name, table.url, key, table.public_key)
-
-
 def _model(
-    name: str, table: ModelTable, folder: Path, nodes: tuple[ValidatedNode, ...]
+    name: str, table: ModelTable, folder: Path, nodes: Sequence[ValidatedNode]
 ) -> ValidatedModel:
     where = f"models.{name}"
-    key = _key(f"{where}.reference_key", table.reference_key_env, table.reference_key_file, folder)
+    key = table.key(where, folder)
     for field, paths in (("checkpoint", [table.checkpoint]), ("suspects", table.suspects)):
         for path in filter(None, paths):
             if not (folder / path / "config.json").is_file():
@@ -157,15 +176,14 @@ def _model(
         measured = read_calibration(calibration) if calibration else None
     except LabError as error:
         raise ValueError(f"{where}.calibration: {error}") from error
-    places = (p if "://" in p else str(folder / p) for p in table.references)
     return ValidatedModel(
         name,
         _shape(calibrated_order(measured), table, where),
-        nodes,
+        tuple(nodes),
         checkpoint=table.checkpoint and folder / table.checkpoint,
         calibration=calibration,
         measured=measured,
-        references=tuple(NodeSource(Path(p).name, p, key) for p in places),
+        references=tuple(NodeSource(url, url, key) for url in table.references),
         suspects=tuple(folder / path for path in table.suspects),
         device=table.device,
         forward_batch=table.forward_batch,
@@ -174,27 +192,9 @@ def _model(
 
 
 def _shape(usual: Work, table: ModelTable, where: str) -> Work:
-    scheme = table.scheme or usual.scheme or DEFAULT_SCHEME
-    if scheme not in (known := (*SKETCHES, DEFAULT_SCHEME)) and table.scheme:
+    made = replace(usual, seq_len=table.seq_len or usual.seq_len)
+    if table.scheme is None:
+        return made
+    if table.scheme not in (known := (*SKETCHES, DEFAULT_SCHEME)):
         raise ValueError(f"{where}.scheme: choose from {', '.join(known)}")
-    k_dim = default_k_dim(scheme) if table.scheme else usual.k_dim
-    seq_len, stronger = table.seq_len or usual.seq_len, usual.stronger_rng
-    return Work("", seq_len=seq_len, k_dim=k_dim, scheme=scheme, stronger_rng=stronger)
-
-
-def _key(field: str, env: str | None, file: Path | None, folder: Path) -> str | None:
-    if env is not None and file is not None:
-        raise ValueError(f"{field}_env, {field}_file: give one of the two")
-    if env is not None:
-        if not (found := variable(env)):
-            raise ValueError(f"{field}_env: the variable {env} is not set")
-        return found
-    if file is None:
-        return None
-    try:
-        found = (folder / file).read_text("utf-8").strip()
-    except OSError as error:
-        raise ValueError(f"{field}_file: cannot read {folder / file}: {error.strerror}") from error
-    if not found:
-        raise ValueError(f"{field}_file: {folder / file} is empty")
-    return found
+    return replace(made, scheme=table.scheme, k_dim=default_k_dim(table.scheme))

@@ -101,8 +101,7 @@ class CheckpointValidator:
 
     def __init__(self, setup: ValidatorSetup, compute: Compute = _no_nonces) -> None:
         checkpoints = {folder.name: folder for folder in setup.suspects}
-        self.forwards = 0
-        self.suspects_s = 0.0
+        self.forwards, self.suspects_s = 0, 0.0
         self._setup = setup
         self._compute = compute
         self._others = checkpoints

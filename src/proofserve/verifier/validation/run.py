@@ -8,6 +8,7 @@ from typing import Final
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.lab.owed import Unproved, UnprovedError
+from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -59,7 +60,7 @@ class Validation:
 
     def run(self) -> Iterator[NodeResult]:
         """What is found, as it is found; then it is in the ledger. Raises LabError."""
-        yield from self._ended_without_answer()
+        yield from self._interrupted()
         standings = self.ledger.standings([*self.plan.nodes])
         busy = {each.node for each in self.ledger.open_challenges()}
         now, soonest = self.clock(), _DUE * self.plan.every_s
@@ -81,27 +82,21 @@ class Validation:
             yield from self._ask(model)
             yield from self._judge(model)
 
-    def _ended_without_answer(self) -> Iterator[NodeResult]:
-        """Of earlier runs: what can be asked no more, and answers that nothing here can judge."""
-        models = {model.name: model for model in self.plan.models}
-        urls = {node.name: node.url for model in self.plan.models for node in model.nodes}
+    def _interrupted(self) -> Iterator[NodeResult]:
+        """Ends what an earlier run has left open and this one can neither ask nor judge."""
+        now = {
+            node.name: (model.name, node.url, _shape(model.shape))
+            for model in self.plan.models
+            for node in model.nodes
+        }
         for each in self.ledger.open_challenges():
-            model, late = models.get(each.model), self.clock() - each.asked_at > ASKED_AGAIN_S
-            work, reason = each.challenge.work, ""
-            if model is None or self.plan.nodes.get(each.node) != each.model:
-                reason = "the node, with this model, is in nodes.toml no more"
-            elif urls[each.node] != each.url:
-                reason = f"it was asked at {each.url}, and has another URL now"
-            elif (work.scheme, work.seq_len, work.k_dim) != (
-                *(model.shape.scheme, model.shape.seq_len, model.shape.k_dim),
-            ):
-                reason = f"it was asked for {work.scheme} of {work.seq_len} tokens, as no more"
-            elif each.answers is None and late:
+            if now.get(each.node) != (each.model, each.url, _shape(each.challenge.work)):
+                reason = "nodes.toml has no such node of this model, URL and scheme any more"
+            elif each.answers is None and self.clock() - each.asked_at > ASKED_AGAIN_S:
                 reason = "the validator was ended before the answer came"
-            if reason:
-                self.ledger.unproved(each.number, Unproved.INTERRUPTED, reason, None)
-                outcome = SequentialResult.UNPROVED
-                yield NodeResult(each.node, each.model, outcome, reason, Unproved.INTERRUPTED)
+            else:
+                continue
+            yield self._unproved(each, UnprovedError(Unproved.INTERRUPTED, reason))
 
     def _of(self, model: ValidatedModel, *, answered: bool) -> list[OpenChallenge]:
         every = [each for each in self.ledger.open_challenges() if each.model == model.name]
@@ -163,6 +158,10 @@ class Validation:
         self.ledger.unproved(asked.number, error.kind, str(error), error.seconds)
         outcome = SequentialResult.UNPROVED
         return NodeResult(asked.node, asked.model, outcome, str(error), error.kind)
+
+
+def _shape(work: Work) -> tuple[str | None, int, int]:
+    return work.scheme, work.seq_len, work.k_dim
 
 
 def _kept(error: Exception) -> str:
