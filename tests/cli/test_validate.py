@@ -147,6 +147,8 @@ def test_nodes_of_a_model_share_every_pass(
         # A suspect's weights are made once for all nodes.
         first = [run.network for run in of_block[0]]
         assert len({id(network) for network in first}) == len(first) / 3
+        # All that most honest nodes need is in the first.
+        assert min(asked.values()) == 1
     labels = 'model="qwen3",node="qwen3-1",outcome="fraud"'
     written = f"proofserve_validate_challenges_total{{{labels}}} 1"
     assert written in (tmp_path / "nodes.prom").read_text()

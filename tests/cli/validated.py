@@ -7,11 +7,16 @@ from pathlib import Path
 
 from cli.challenged import VALIDATOR, ModelEngine
 from proofserve.engines.fake import FakeEngine
+from proofserve.engines.reference.kernels import PROFILES, with_kernels
+from proofserve.engines.reference.network import load
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from support.committed import FakeNode, fake_node
 from support.pace import until
+from support.reference import Prover
 
 KEY_VARIABLE = "KEY_OF_NODES"
+# What the nodes say they run on, and so their one kernel.
+PROCESSOR, KERNEL = "a processor with bfloat16", "vLLM on x86 with bfloat16"
 # A validator in a process of its own, with few kernels and suspects.
 VALIDATE = """
 import torch
@@ -46,7 +51,8 @@ ServedNode = tuple[FakeNode, HeldEngine]
 
 @contextmanager
 def nodes_of(model: Path, folder: Path, names: Sequence[str]) -> Iterator[Mapping[str, ServedNode]]:
-    engine, found = ModelEngine(model), {}
+    engine, found = ModelEngine(model, PROCESSOR), {}
+    engine.honest = Prover(with_kernels(load(model, "float32", "cpu"), PROFILES[KERNEL]))
     with ExitStack() as stack:
         for name in names:
             own = folder / name

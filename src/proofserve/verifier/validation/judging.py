@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from proofserve.lab.records import Work
 from proofserve.lab.report import Progress
@@ -15,7 +15,7 @@ from proofserve.rounds.records import Workload
 from proofserve.verifier.bundle import HeardNode
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.judges import PUBLISHED
-from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
+from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged, references_on
 from proofserve.verifier.nodes.judging import judged_by_nodes
 from proofserve.verifier.nodes.sources import NodeSource, witnesses_of
 from proofserve.verifier.orders import workload_of
@@ -26,9 +26,10 @@ from proofserve.verifier.validation.passes import Answered, Asked, fill, side_by
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointValidator, Compute
 
-# The first group of a node's nonces: most honest nodes are cleared by them, and a pass over the
-# weights costs more than the forwards of a cheat that fewer would have convicted.
-FIRST: Final = 28
+# After so many nonces most honest nodes are cleared, and they are one group: a pass over weights
+# costs more than the forwards of a cheat that fewer would have convicted. Where a node may have one
+# of several kernels, two nonces go ahead, and choose it.
+_CLEARED, _CHOSEN = 28, 2
 Verdict = tuple[HeardNode, VerdictReport]
 # Hears how many passes were made, and of a layer, how many there are.
 PassedLayer = Callable[[int, int, int], None]
@@ -130,8 +131,14 @@ class ModelJudge:
         self, shared: "CheckpointValidator", asked: OpenChallenge, compute: "Compute"
     ) -> Verdict:
         heard, found = KeptAnswers.model_validate_json(asked.answers or "").read(asked)
-        ours = shared.beside(compute).as_truth(found.order.width, self.model.forward_batch)
-        truth = replace(ours, at_once=max(ours.at_once, FIRST), first=FIRST)
+        validator = shared.beside(compute)
+        ours = validator.as_truth(found.order.width, self.model.forward_batch)
+        measured = self.model.measured
+        known = measured.references if measured else validator.references
+        ran_on = found.claimed.ran_on or {}
+        several = len(references_on(ran_on, known, validator.parallel)) > 1
+        totals = (_CHOSEN, _CLEARED) if several else (_CLEARED,)
+        truth = replace(ours, at_once=max(ours.at_once, _CLEARED), totals=totals)
         options = replace(self.options, alpha=asked.alpha)
         return heard, judged(found.claimed, truth, options, asked.seed, None, Progress())
 
