@@ -186,6 +186,7 @@ NODE = '[nodes.n]\nurl = "http://n"\nmodel = "m"\n'
         ("[validate]\nevery = 6\n" + MODEL + NODE, "validate.every: Value error, 6 is no time"),
         ("[validate]\nalpha = 2\n" + MODEL + NODE, "validate.alpha: Input should be less than 1"),
         ("[validate]\nlegder = 'l'\n" + MODEL + NODE, "validate.legder: Extra inputs"),
+        ('[validate]\npage = "no/p.html"\n' + MODEL + NODE, "no is not there"),
         ("[validate\n", "is not TOML"),
     ],
 )

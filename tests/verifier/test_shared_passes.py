@@ -14,7 +14,10 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
+from proofserve.verifier.judges import PUBLISHED, Vectors
 from proofserve.verifier.validation.passes import side_by_side
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from support.models import SmallModels
 
 WORK = Workload(SketchScheme(), Block("block", 7), "key", 8)
 Asked = Mapping[str, Sequence[Any]]
@@ -36,6 +39,40 @@ def test_a_pass_for_several_keys_has_the_bits_of_one_for_each(tiny: Path) -> Non
         assert made.nonces == alone.nonces
         assert np.array_equal(made.values, alone.values)
     assert not np.array_equal(together[0].values[1:], together[2].values)
+
+
+def test_nodes_of_a_mixture_get_the_vectors_that_they_get_alone(small_models: SmallModels) -> None:
+    """Suspects hold the experts that the published weights choose for the same node's nonces."""
+    engine = ReferenceEngine(4)
+    loaded = CheckpointValidator(ValidatorSetup(small_models.mixture()), proofs_of(WORK, 4))
+    keys, suspects = ("key", "other"), ("int4 g128", "int8 g32")
+
+    def predictions(validator: CheckpointValidator, names: Sequence[str]) -> list[Vectors]:
+        return [validator.predictions(name, range(5)) for name in names]
+
+    def compute(asked: Asked) -> Mapping[str, Sequence[ProofBatch]]:
+        runs = [run for of in asked.values() for run in of]
+        for key, of in asked.items():
+            for run in of:
+                run.public_key = key
+        runs.sort(key=lambda run: run.network is not published)
+        made = iter(engine.compute_all(WORK, runs))
+        batches = {id(run): next(made) for run in runs}
+        return {key: [batches[id(run)] for run in of] for key, of in asked.items()}
+
+    shared = loaded.with_other()
+    published = shared.network(PUBLISHED)
+    # The second node's first suspect is the first one's second.
+    orders = dict(zip(keys, (suspects, suspects[::-1]), strict=True))
+    judges = {
+        key: lambda ask, names=names: predictions(shared.beside(ask), names)
+        for key, names in orders.items()
+    }
+    for key, ended in side_by_side(judges, compute):
+        work = Workload(WORK.scheme, WORK.block, key, WORK.seq_len)
+        alone = predictions(loaded.with_other(proofs_of(work, 4)), orders[key])
+        for one, other in zip(ended.result(), alone, strict=True):
+            assert all(np.array_equal(one[nonce], other[nonce]) for nonce in range(5))
 
 
 def judge(count: int) -> Callable[[Any], int]:

@@ -52,7 +52,7 @@ COMMANDS = {
     "validate": (
         "validator.validate",
         "app",
-        "Challenge many nodes again and again, and keep a ledger of the verdicts.",
+        "Challenge every node that is due, judge them, and keep a ledger.",
     ),
     "verify-bundle": (
         "validator.bundle",

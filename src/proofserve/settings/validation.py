@@ -146,7 +146,10 @@ def validation_plan(file: Path) -> ValidationPlan:
     except (ValueError, LabError, OSError) as error:
         raise ValueError(f"{file}: {error}") from error
     of = read.validate_
-    paths = (path and folder / path for path in (of.bundles, of.page, of.metrics))
+    paths = [path and folder / path for path in (of.bundles, of.page, of.metrics)]
+    for path in (folder / of.ledger, *filter(None, paths)):
+        if not path.parent.is_dir():
+            raise ValueError(f"{file}: validate: the folder {path.parent} is not there")
     numbers = of.alpha, of.beta, of.share, of.every, of.nonces, of.deadline
     return ValidationPlan(tuple(models), folder / of.ledger, *numbers, *paths)
 
