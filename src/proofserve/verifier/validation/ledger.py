@@ -132,18 +132,17 @@ class Ledger:
                 raise LabError(text) from None
             connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
             file = stack.enter_context(closing(connection))
-            file.executescript("PRAGMA journal_mode = WAL; PRAGMA foreign_keys = ON")
-            file.execute("PRAGMA synchronous = FULL")
-            made = cls(path, file, clock)
             if not file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 file.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT")
             names = ("application_id", "user_version")
             found = tuple(file.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
             if found != (_APPLICATION, _VERSION):
                 raise LabError(f"ledger: {path} is no ledger of this version of proofserve")
+            for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+                file.execute(f"PRAGMA {setting}")
             opened = stack.pop_all()
         with opened:
-            yield made
+            yield cls(path, file, clock)
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
