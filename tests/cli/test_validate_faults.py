@@ -4,6 +4,7 @@ import re
 import socket
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
+from proofserve.cli.validator.validate import command as validate_command
 from proofserve.engines.fake import FakeEngine
 from proofserve.lab.records import Work
 from proofserve.rounds.records import ProofBatch, Workload
+from proofserve.settings.validation import NodesFile
 from proofserve.verifier.validation import asking
 from proofserve.verifier.validation.ledger import Ledger
 from support.committed import fake_node
@@ -162,6 +165,14 @@ def test_a_node_that_is_in_the_file_no_more_ends_its_challenge(
     assert "node (toy): honest: " in said(result)
 
 
+def test_the_file_that_help_shows_is_one() -> None:
+    text = str(validate_command.__doc__).replace("\\[", "[")
+    lines = text[text.index("[validate]") : text.index("proofserve validate")]
+    read = NodesFile.model_validate(tomllib.loads(lines.replace("\b", "").replace('"..."', KEY)))
+    assert (read.validate_.every, read.nodes["berlin-1"].model) == (86_400.0, "qwen")
+
+
+KEY = f'"{"00" * 32}"'
 MODEL = '[models.m]\nreferences = ["http://a", "http://b"]\n'
 NODE = '[nodes.n]\nurl = "http://n"\nmodel = "m"\n'
 

@@ -99,7 +99,6 @@ class ModelTable(KeyedTable):
     seq_len: int | None = Field(None, ge=1)
     device: str = "cpu"
     forward_batch: int = Field(8, ge=1)
-    nodes_at_once: int = Field(64, ge=1)
 
     @model_validator(mode="after")
     def _one_judge(self) -> Self:
@@ -190,7 +189,6 @@ def _model(
         suspects=tuple(folder / path for path in table.suspects),
         device=table.device,
         forward_batch=table.forward_batch,
-        nodes_at_once=table.nodes_at_once,
     )
 
 

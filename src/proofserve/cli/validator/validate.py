@@ -70,7 +70,7 @@ def command(
     \\[models.qwen]
     checkpoint = "./qwen"       # or references = \\["http://a:8000", ...]
     calibration = "qwen.json"   # may be left out; also suspects, scheme, seq_len,
-                                # device, forward_batch, nodes_at_once
+                                # device, forward_batch
     \b
     \\[nodes.berlin-1]
     url = "http://node:8000"

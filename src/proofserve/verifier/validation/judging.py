@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proofserve.lab.host import GIB, memory_gib
 from proofserve.lab.records import Work
 from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
@@ -24,12 +25,15 @@ from proofserve.verifier.validation.ledger import OpenChallenge
 from proofserve.verifier.validation.passes import Answered, Asked, fill, side_by_side
 
 if TYPE_CHECKING:
+    from proofserve.engines.reference.network import Network
     from proofserve.verifier.validator import CheckpointValidator, Compute
 
 # After so many nonces most honest nodes are cleared, and they are one group: a pass over weights
 # costs more than the forwards of a cheat that fewer would have convicted. Where a node may have one
 # of several kernels, two nonces go ahead, and choose it.
 _CLEARED, _CHOSEN = 28, 2
+# The truth, our own run in two orders, and what suspects need; bytes of a value.
+_RUNS, _FLOAT32 = 4, 4
 Verdict = tuple[HeardNode, VerdictReport]
 # Hears how many passes were made, and of a layer, how many there are.
 PassedLayer = Callable[[int, int, int], None]
@@ -39,8 +43,7 @@ PassedLayer = Callable[[int, int, int], None]
 class ValidatedModel:
     """A model, its ``nodes``, and what judges them: a checkpoint, or other nodes, ``references``.
 
-    ``shape`` is the work that is asked for. Up to ``nodes_at_once`` are judged in the same passes:
-    states of all their nonces are in memory.
+    ``shape`` is the work that is asked for.
     """
 
     name: str
@@ -53,7 +56,6 @@ class ValidatedModel:
     suspects: tuple[Path, ...] = ()
     device: str = "cpu"
     forward_batch: int = 8
-    nodes_at_once: int = 64
 
 
 @dataclass(slots=True)
@@ -86,9 +88,7 @@ class ModelJudge:
         for each in answered:
             blocks[each.challenge.work.block_hash].append(each)
         for of_block in blocks.values():
-            for start in range(0, len(of_block), self.model.nodes_at_once):
-                some = of_block[start : start + self.model.nodes_at_once]
-                yield from self._by_weights(checkpoint, some)
+            yield from self._by_weights(checkpoint, of_block)
 
     def _by_nodes(self, asked: OpenChallenge) -> Verdict:
         heard, found = KeptAnswers.model_validate_json(asked.answers or "").read(asked)
@@ -123,9 +123,12 @@ class ModelJudge:
             batches = {id(run): batch for run, batch in zip(every, made, strict=True)}
             return {name: [batches[id(run)] for run in runs] for name, runs in asked.items()}
 
-        judges = {name: partial(self._judged, shared, each) for name, each in by_name.items()}
-        for name, found in side_by_side(judges, compute):
-            yield by_name[name], found
+        of_pass = _nodes_at_once(published, work)
+        for start in range(0, len(answered), of_pass):
+            some = [*by_name.items()][start : start + of_pass]
+            judges = {name: partial(self._judged, shared, each) for name, each in some}
+            for name, found in side_by_side(judges, compute):
+                yield by_name[name], found
 
     def _judged(
         self, shared: "CheckpointValidator", asked: OpenChallenge, compute: "Compute"
@@ -158,3 +161,14 @@ class ModelJudge:
                 measured.require(work, *about, loaded.is_dense)
             self._loaded = loaded
         return self._loaded
+
+
+def _nodes_at_once(published: "Network", work: Workload) -> int:
+    """The nodes of a pass: the states of all their nonces take half of the free memory at most."""
+    free = memory_gib()[1] * GIB
+    if published.device.type == "cuda":
+        import torch  # noqa: PLC0415 - as above
+
+        free = torch.cuda.mem_get_info(published.device)[0]
+    values = _CLEARED * work.scheme.sequences_per_nonce * work.seq_len * published.facts.hidden_size
+    return max(1, int(free / 2 / (_RUNS * _FLOAT32 * values)))
