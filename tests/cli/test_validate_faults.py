@@ -18,6 +18,7 @@ from proofserve.cli.main import app
 from proofserve.cli.validator.validate import command as validate_command
 from proofserve.engines.fake import FakeEngine
 from proofserve.lab.records import Work
+from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.settings.validation import NodesFile
 from proofserve.verifier.validation import asking
@@ -163,6 +164,23 @@ def test_a_node_that_is_in_the_file_no_more_ends_its_challenge(
     assert result.exit_code == 2, result.output
     assert "old (toy): unproved (interrupted): nodes.toml has no such node" in said(result)
     assert "node (toy): honest: " in said(result)
+
+
+def test_a_node_whose_alpha_is_spent_is_not_asked(urls: dict[str, str], tmp_path: Path) -> None:
+    ENGINE.calls.clear()
+    file = file_of(tmp_path, urls["node"], [urls["same"], urls["other"]])
+    file.write_text(file.read_text().replace("nonces = 24", "nonces = 24\nalpha = 1e-6"))
+    shape = Work("", seq_len=8, scheme="artifact-v1")
+    with Ledger.opened(tmp_path / "ledger.sqlite", lambda: time.time() - 2 * 86_400.0) as ledger:
+        ledger.begin("toy", shape, 24, {"node": urls["node"]}, (1e-2, 86_400.0))
+        (one,) = ledger.open_challenges()
+        ledger.answered(one.number, "answers", 1.0)
+        ledger.judged(one.number, SequentialResult.HONEST, "", {})
+        ledger.tell()
+    result = validate(file)
+    assert result.exit_code == 3, result.output
+    assert "2.72e-05 of 1e-06 are spent this year: it could not be convicted" in said(result)
+    assert ENGINE.calls == []
 
 
 def test_the_file_that_help_shows_is_one() -> None:
