@@ -61,7 +61,7 @@ def command(
     \b
     \\[validate]                # each of these may be left out
     ledger = "ledger.sqlite"    # paths are from the folder of this file
-    every = "1d"                # or 90m, 6h
+    every = "1d"                # or 90m, 6h; due after nine tenths of it
     alpha = 1e-4                # also beta, share, nonces = 100, deadline = "60s"
     page = "nodes.html"         # what the ledger says
     metrics = "validate.prom"   # for the textfile collector of Prometheus
