@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from proofserve.fleet.verification_records import DAY_S, VerificationRule, share_of_day
+from proofserve.fleet.verification_records import DAY_S, VerificationRule
+from proofserve.protocol.verdict.sequential import share_of_alpha
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 # A round that ends is sampled once more, and an operator asks when he likes.
@@ -19,7 +20,7 @@ def shares_of(times: Sequence[float], planned: int) -> np.ndarray:
     at, shares = np.array(times), np.zeros(len(times))
     for number, now in enumerate(times):
         of_day = shares[:number][at[:number] > now - DAY_S]
-        shares[number] = share_of_day(float(of_day.sum()), len(of_day), planned)
+        shares[number] = share_of_alpha(float(of_day.sum()), len(of_day), planned)
     return shares
 
 

@@ -49,6 +49,11 @@ COMMANDS = {
         "app",
         "Have a node compute nonces of a block that was drawn just now, and judge it.",
     ),
+    "validate": (
+        "validator.validate",
+        "app",
+        "Challenge every node that is due, judge them, and keep a ledger.",
+    ),
     "verify-bundle": (
         "validator.bundle",
         "app",

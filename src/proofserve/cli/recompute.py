@@ -1,14 +1,14 @@
 """Vectors to compare with: from a checkpoint, a started server, a running node, or a file."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
-from proofserve.cli.session import CommandSession
+from proofserve.cli.session import CommandSession, reference_extra
 from proofserve.cli.validator.by_nodes import NodeOptions
 from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.engines.checkpoints import weights_digest
@@ -43,15 +43,6 @@ AT_ONCE = 32
 EngineRun = tuple[KernelFacts, Sequence[Claim]]
 # Returns an artifact for each nonce, in order.
 Compute = Callable[[Sequence[int]], list[Claim]]
-
-
-@contextmanager
-def reference_extra() -> Iterator[None]:
-    """Raises LabError, which names the extra, if an import within needs what is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
 
 
 def claims_of_model(

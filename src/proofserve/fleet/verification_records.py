@@ -20,23 +20,6 @@ DAY_S: Final = 86_400.0
 RECENT: Final = 20
 
 
-def share_of_day(spent: float, verified: int, planned: int) -> float:
-    """The share of a member's next verification in a day's chance to convict an honest member.
-
-    Each verification gets a share of the rule's ``alpha_per_day`` when its job is stored, before
-    anything of its outcome is known: (1 - spent) / (n + 2). ``spent`` is the sum of the member's
-    shares in the 24 hours before, and n the number of them (``verified``) or, if greater, how many
-    the policy plans for a day (``planned``). ADR 38 says why not by another rule.
-
-    * No 24 hours hold shares of more than 1: the newest share in them is less than 1 - spent. The
-      chance that one of their verdicts convicts an honest member is at most the sum of their
-      alphas, however outcomes and samples depend on each other.
-    * There is always something left: without a plan the k-th share is 1 / (k (k + 1)).
-    * A steady n verdicts a day get 1 / (2 n + 2) each.
-    """
-    return (1.0 - spent) / (max(verified, planned) + 2)
-
-
 class AfterConviction(StrEnum):
     """What follows when a member is convicted. Its rows say so in every case."""
 
@@ -83,7 +66,7 @@ class VerificationRule:
     """How one member is judged. A job keeps the rule of its time.
 
     The options of ``proofserve verify`` of these names: ``tests``, ``beta``, ``share``,
-    ``dist_threshold``, ``p_mismatch``; ``alpha_per_day`` is that of ``share_of_day``.
+    ``dist_threshold``, ``p_mismatch``; ``alpha_per_day`` is spent by ``share_of_alpha``.
     ``calibration`` is the digest of its content in the store. A job is tried again after a fault up
     to ``attempts`` times in all, and ends after ``timeout_s``; a smaller ``priority`` goes first.
     A member of whose newest ``RECENT`` verdicts more than ``unproved_share`` are unproved is

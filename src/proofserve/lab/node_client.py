@@ -1,6 +1,7 @@
 """A client of one node: the proof API, vLLM's list of models, and waiting with a timeout."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -146,7 +147,7 @@ class NodeClient:
         Raises TooSlowError unless all of it came within ``seconds``, and NodeError.
         """
         body = {**work.body, "nonces": list(nonces), "wait": True}
-        return asyncio.run(self._answer_within(body, seconds))
+        return asyncio.run(self._within("POST", f"{PROOFS}/generate", body, seconds))
 
     def validate(self, work: Work, claims: Sequence[Claim]) -> Verdict:
         """Have the node recompute ``claims`` and judge them by its default test."""
@@ -243,10 +244,11 @@ class NodeClient:
         }
         return record_of(BareSpeed, self._post("measure", body))
 
-    async def _answer_within(self, body: Mapping[str, Any], seconds: float) -> bytes:
+    async def _within(
+        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
+    ) -> bytes:
         # A blocking client's timeout is for each read: a slow sender could hold it for ever.
-        path = f"{PROOFS}/generate"
-        headers, named = self._http.headers, f"POST {self.url}{path}"
+        headers, named = self._http.headers, f"{method} {self.url}{path}"
         client = httpx.AsyncClient(
             base_url=self.url,
             headers=headers,
@@ -257,7 +259,7 @@ class NodeClient:
             async with (
                 asyncio.timeout(seconds),
                 client,
-                client.stream("POST", path, json=body) as response,
+                client.stream(method, path, json=body) as response,
             ):
                 content = b""
                 async for part in response.aiter_bytes():
@@ -291,6 +293,18 @@ class NodeClient:
         if self._transcript is not None:
             self._transcript.hear(response, response.content)
         return response.json()
+
+
+class BoundedClient(NodeClient):
+    """For a node that may cheat: a call ends after ``timeout_s``, and a long answer is refused."""
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        try:
+            seconds = self._http.timeout.read or TIMEOUT_S
+            return json.loads(asyncio.run(self._within(method, path, body, seconds)))
+        except TooSlowError as error:
+            text = f"{method} {self.url}{path}: {error}"
+            raise NodeError(text) from httpx.ReadTimeout(text)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> float:

@@ -30,12 +30,16 @@ class Unproved(StrEnum):
     """The answer is none of a node, or has another shape than what was asked for."""
     OTHER_WEIGHTS = "another digest"
     """The node says itself that it serves another checkpoint."""
+    OTHER_KEY = "another key"
+    """The answer is not signed by the key that the validator knows to be the node's."""
     OTHER_BITS = "other bits"
     """Most members of its fleet have equal bits, and it has others though it says it is alike."""
     OVERLAPPING = "overlapping roots"
     """A nonce is under two roots of one round."""
     UNDELIVERED = "not delivered"
     """Nonces of its lane below others that came; the source cannot say who lost them."""
+    INTERRUPTED = "interrupted"
+    """The validator ended before the answer came, or can judge it no more."""
 
 
 class UnprovedError(LabError):

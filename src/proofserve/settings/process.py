@@ -54,6 +54,11 @@ def trace_export() -> TraceExport | None:
     return TraceExport(own, protocol) if own else None
 
 
+def variable(name: str) -> str | None:
+    """The value of a variable that the operator names."""
+    return os.environ.get(name)
+
+
 def plugin_list() -> str:
     """The value of VLLM_PLUGINS that adds proofserve, and keeps every plugin.
 

@@ -29,6 +29,8 @@ from proofserve.verifier.orders import WorkOptions, order_of
 # Results that are kept whole; all are counted.
 KEPT: Final = 1000
 DAY_S: Final = 86_400.0
+# How long each call may take in which the node says what it serves, beside the deadline.
+DESCRIBES_ITSELF_S: Final = 30.0
 _KEY: Final = "proofserve challenge"
 
 

@@ -119,6 +119,13 @@ class DirectionJudge(_ErrorJudge):
         self._predicted: dict[str, Vectors] = {}
         self._explained: dict[int, float] = {}
 
+    def plan(self, nonces: Sequence[int]) -> None:
+        super().plan(nonces)
+        known = self._own.honest.reaches
+        # In the pass of the published weights one nonce says how far a suspect reaches.
+        new = (n for n, of in self._suspicions.items() if not of.compared and n not in known)
+        self._bank.expect({BankRun(name): nonces[:1] for name in new})
+
     def _begin_again(self) -> None:
         # All is in the unit of our own run, which is now another kernel's.
         self._explained = {}

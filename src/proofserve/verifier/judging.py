@@ -326,6 +326,14 @@ class VerdictReport:
         yield f"Honest nodes: {self.origin}."
 
     @property
+    def reason(self) -> str:
+        """What decided, in a line."""
+        outcome = self.outcome
+        deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
+        said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
+        return f"{outcome.nonces_used} of {len(self.claimed.nonces)} nonces; {said}"
+
+    @property
     def closest(self) -> str:
         """The honest kernel whose footprint the node has most of; empty if no test asked."""
         found = (opinion.figures.get("kernel") for opinion in self.outcome.opinions)

@@ -101,8 +101,7 @@ class CheckpointValidator:
 
     def __init__(self, setup: ValidatorSetup, compute: Compute = _no_nonces) -> None:
         checkpoints = {folder.name: folder for folder in setup.suspects}
-        self.forwards = 0
-        self.suspects_s = 0.0
+        self.forwards, self.suspects_s = 0, 0.0
         self._setup = setup
         self._compute = compute
         self._others = checkpoints
@@ -138,6 +137,7 @@ class CheckpointValidator:
         for name, ranks in itertools.product(self.references, _RANKS):
             self.parallel[name][ranks] = f"{name} on {ranks} ranks"
             self._kernels[self.parallel[name][ranks]] = replace(self._kernels[name], ranks=ranks)
+        self._networks: dict[BankRun, Network] = {}
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 
@@ -156,11 +156,16 @@ class CheckpointValidator:
         at_once = self.at_once(forward_batch)
         return Truth(self.truth, width, at_once, self.weights_digest, self, self.is_dense)
 
-    def with_other(self, compute: Compute) -> Self:
+    def with_other(self, compute: Compute = _no_nonces) -> Self:
         """A validator of other nonces, with the networks that this one has loaded."""
+        made = self.beside(compute)
+        made._networks, made._experts = {}, ExpertMemory(self.published)
+        return made
+
+    def beside(self, compute: Compute) -> Self:
+        """A validator of another node, in the same passes: the two share networks and experts."""
         made = copy.copy(self)
         made._compute, made._known, made._expected = compute, {}, defaultdict(set)
-        made._experts = ExpertMemory(self.published)
         return made
 
     def kernel_facts(self, kernel: str) -> KernelFacts:
@@ -208,6 +213,12 @@ class CheckpointValidator:
 
     def network(self, run: BankRun) -> Network:
         """What computes a run. Raises CheckpointError for a suspect that cannot be loaded."""
+        if run not in self._networks:
+            # Of two threads the second takes what the first has made.
+            self._networks.setdefault(run, self._made_network(run))
+        return self._networks[run]
+
+    def _made_network(self, run: BankRun) -> Network:
         exact = run.kernels is None or IN_FULL in run.kernels
         weights = self._exact if exact else self.published
         if run.weights in self._others:

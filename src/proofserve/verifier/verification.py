@@ -45,7 +45,7 @@ class Truth:
     vectors of the checkpoint, None if an engine recomputes. An engine has a ``name``, and
     ``facts``: the fields of ``KernelFacts``, None for what it does not say. ``unit`` is what a
     reader calls that of which the vectors are. ``trusted`` are the errors of nodes that count as
-    measured honest ones, by name.
+    measured honest ones, by name. ``totals`` are those of ``group_size``.
     """
 
     vectors: Recompute
@@ -58,6 +58,7 @@ class Truth:
     facts: Mapping[str, object] = field(default_factory=dict)
     unit: str = "nonces"
     trusted: Mapping[str, Recompute] = field(default_factory=dict)
+    totals: Sequence[int] = _TOTALS
 
     def errors_of(self, node: Vectors, nonces: Sequence[int]) -> Vectors:
         """Of a node's vectors, float32 [width] each."""
@@ -133,7 +134,7 @@ def verify(
             for each in errors
         )
 
-    return decide(sample, errors_of, ours.at_once, judges, progress)
+    return decide(sample, errors_of, ours.at_once, judges, progress, ours.totals)
 
 
 def decide(
@@ -142,6 +143,7 @@ def decide(
     at_once: int,
     judges: Sequence[Judge[ClaimError]],
     progress: Progress,
+    totals: Sequence[int] = _TOTALS,
 ) -> Verification:
     """Judge the nonces of ``sample`` in its order; ``errors_of`` takes up to ``at_once`` of them.
 
@@ -150,7 +152,7 @@ def decide(
     judged: list[ClaimError] = []
     verdict = SequentialResult.UNDECIDED
     while len(judged) < len(sample) and verdict not in CERTAIN:
-        group = sample[len(judged) :][: group_size(len(judged), at_once)]
+        group = sample[len(judged) :][: group_size(len(judged), at_once, totals)]
         for judge in judges:
             judge.plan(group)
         errors = errors_of(group)
@@ -168,9 +170,12 @@ def decide(
     return Verification(verdict, opinions, tuple(judged))
 
 
-def group_size(judged: int, at_once: int) -> int:
-    """How many nonces to recompute next, of which all are paid though the first may decide."""
-    wanted = next((total - judged for total in _TOTALS if total > judged), judged // 4)
+def group_size(judged: int, at_once: int, totals: Sequence[int] = _TOTALS) -> int:
+    """How many nonces to recompute next, of which all are paid though the first may decide.
+
+    ``totals`` are those that were judged after each of the first groups.
+    """
+    wanted = next((total - judged for total in totals if total > judged), judged // 4)
     return min(wanted, at_once)
 
 

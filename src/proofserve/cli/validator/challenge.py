@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
@@ -14,7 +14,7 @@ from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictComma
 from proofserve.cli.validator.by_nodes import NodeOptions
 from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
-from proofserve.lab.node_client import NodeClient
+from proofserve.lab.node_client import BoundedClient
 from proofserve.lab.owed import UnprovedError
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, Progress, write_json
@@ -35,8 +35,6 @@ app = typer.Typer()
 # these in 99 of 100; artifact-v1 takes more. Forging less shows when challenges repeat.
 NONCES: Final = 100
 DEADLINE_S: Final = 60.0
-# How long the node may take to say what it serves, beside the deadline of the challenge.
-_DESCRIBES_ITSELF_S: Final = 30.0
 # The verdict about an answer.
 _Judge = Callable[[challenge.ChallengeAnswer], VerdictReport]
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -165,7 +163,12 @@ def command(
         if json is not None:
             write_json(json, tally.record())
         codes = {EXIT_CODES[outcome] for outcome in tally.counts}
-        raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
+        raise typer.Exit(worst_exit_code(codes))
+
+
+def worst_exit_code(codes: Collection[int]) -> int:
+    """Of several verdicts, of which there is one at least."""
+    return next(code for code in _WORST_FIRST if code in codes)
 
 
 def _no_model() -> NoReturn:
@@ -238,7 +241,9 @@ class _Challenger:
         asked, heard = challenge.fresh(self.shape, self.nonces), Transcript()
         progress.step(f"waiting for {self.nonces} nonces, at most {self.deadline_s:g} s")
         try:
-            with NodeClient(self.url, self.api_key, _DESCRIBES_ITSELF_S, heard) as client:
+            with BoundedClient(
+                self.url, self.api_key, challenge.DESCRIBES_ITSELF_S, heard
+            ) as client:
                 found = challenge.answer(client, asked, self.deadline_s)
             report = self.judge(found)
         except UnprovedError as error:
@@ -252,13 +257,9 @@ class _Challenger:
             return challenge.ChallengeResult(none, asked, str(error), found.seconds, found)
         node = HeardNode(self.url, heard, challenge=asked)
         unwritten = write_bundle(self.bundle, node, report, None, self.judged_with)
-        outcome = report.outcome
-        deciding = (each for each in outcome.opinions if each.result is outcome.verdict)
-        said = "; ".join(f"{each.test}: {each.text}" for each in deciding)
-        reason = f"{outcome.nonces_used} of {self.nonces} nonces; {said}"
-        reason += f"; {unwritten}" if unwritten else ""
+        reason = f"{report.reason}; {unwritten}" if unwritten else report.reason
         return challenge.ChallengeResult(
-            outcome.verdict, asked, reason, found.seconds, found, report
+            report.outcome.verdict, asked, reason, found.seconds, found, report
         )
 
 

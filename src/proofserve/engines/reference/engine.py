@@ -23,12 +23,14 @@ from proofserve.rounds.records import ProofBatch, Workload
 class Run:
     """What one network computes. ``experts`` chooses those of a mixture, if the block does not.
 
-    ``seconds`` are those that its layers took.
+    ``public_key`` is that of the nonces, None for that of the work. ``seconds`` are those that its
+    layers took, in equal parts where several runs have one network.
     """
 
     network: Network
     nonces: Sequence[int]
     experts: ChoiceOfExperts | None = None
+    public_key: str | None = None
     seconds: float = 0.0
 
 
@@ -88,40 +90,58 @@ def proof_values(
 ) -> list[NDArray[np.float32]]:
     """Proof values float32 [nonces, width] of each run, bad rows as NaN.
 
-    ``passed`` is as in ``last_states``. Raises as ``last_states``.
+    Runs of one network are one forward, with the experts of the first, so that each of its layers
+    is changed once for all of them. ``passed`` is as in ``last_states``. Raises as ``last_states``.
     """
     inputs = _inputs(block, public_key, seq_len, runs, forward_batch)
     transform = block.layer_transform if block.uses_layer_transforms else None
-    parts = [chunks(run.nonces, forward_batch) for run in runs]
+    together: dict[int, list[Run]] = {}
+    for run in runs:
+        together.setdefault(id(run.network), []).append(run)
+    parts = [
+        [
+            (run.public_key or public_key, part)
+            for run in of
+            for part in chunks(run.nonces, forward_batch)
+        ]
+        for of in together.values()
+    ]
     forwards = [
         NetworkForward(
-            run.network,
-            (torch.cat([inputs[nonce] for nonce in part]) for part in of_run),
+            of[0].network,
+            (torch.cat([inputs[key, nonce] for nonce in part]) for key, part in of_network),
             transform,
-            seeded_experts(run.network, block, seq_len) or run.experts,
+            seeded_experts(of[0].network, block, seq_len) or of[0].experts,
         )
-        for run, of_run in zip(runs, parts, strict=True)
+        for of, of_network in zip(together.values(), parts, strict=True)
     ]
-    found = []
-    for run, forward, of_run, states in zip(
-        runs, forwards, parts, last_states(forwards, passed), strict=True
+    found: dict[int, NDArray[np.float32]] = {}
+    for of, forward, of_network, states in zip(
+        together.values(), forwards, parts, last_states(forwards, passed), strict=True
     ):
-        run.seconds = forward.seconds
         read = (each if block.reads_every_position else each[:, -1] for each in states)
-        rows = [block.finish(public_key, *pair).cpu() for pair in zip(of_run, read, strict=True)]
-        found.append(np.concatenate([each.numpy() for each in rows]))
-    return found
+        rows = iter(
+            block.finish(key, part, each).cpu().numpy()
+            for (key, part), each in zip(of_network, read, strict=True)
+        )
+        for run in of:
+            run.seconds = forward.seconds / len(of)
+            found[id(run)] = np.concatenate([next(rows) for _ in chunks(run.nonces, forward_batch)])
+    return [found[id(run)] for run in runs]
 
 
 def _inputs(
     block: BlockScheme, public_key: str, seq_len: int, runs: Sequence[Run], forward_batch: int
-) -> dict[int, Tensor]:
-    """What every network reads for a nonce, made once: one sequence, or those of both twins."""
-    every = tuple(dict.fromkeys(nonce for run in runs for nonce in run.nonces))
-    found: dict[int, Tensor] = {}
-    for part in chunks(every, forward_batch):
-        made = block.inputs(public_key, part, seq_len, runs[0].network.dtype)
-        found |= zip(part, made.chunk(len(part)), strict=True)
+) -> dict[tuple[str, int], Tensor]:
+    """What every network reads for a key's nonce, made once: one sequence, or those of twins."""
+    every: dict[str, dict[int, None]] = {}
+    for run in runs:
+        every.setdefault(run.public_key or public_key, {}).update(dict.fromkeys(run.nonces))
+    found: dict[tuple[str, int], Tensor] = {}
+    for key, nonces in every.items():
+        for part in chunks(tuple(nonces), forward_batch):
+            made = block.inputs(key, part, seq_len, runs[0].network.dtype)
+            found |= zip(((key, nonce) for nonce in part), made.chunk(len(part)), strict=True)
     return found
 
 

@@ -309,7 +309,7 @@ jobs = Table(
     Column("after_batch", BigInteger, nullable=False),
     Column("through_batch", BigInteger, nullable=False),
     Column("asked_at", Double, nullable=False),
-    # Of the alpha that the rule has for a day (``share_of_day``).
+    # Of the alpha that the rule has for a day (``share_of_alpha``).
     Column("alpha_share", Double, nullable=False, server_default="0"),
     Column("state", Text, nullable=False, server_default="queued"),
     Column("attempts", Integer, nullable=False, server_default="0"),

@@ -47,10 +47,10 @@ from proofserve.fleet.verification_records import (
     VerificationJob,
     VerificationTask,
     VerificationView,
-    share_of_day,
 )
 from proofserve.outbox.database import StorePart, announces, reads, writes
 from proofserve.protocol.nonces import NonceLane, draw
+from proofserve.protocol.verdict.sequential import share_of_alpha
 from proofserve.wire.paths import CONVICTED
 
 # The newest rounds that are looked at, however fast they follow each other.
@@ -263,7 +263,7 @@ def _share(connection: Connection, job: VerificationJob) -> float:
     of_day = (jobs.c.member == job.member_id) & (jobs.c.asked_at > job.asked_at - DAY_S)
     sums = select(func.coalesce(func.sum(jobs.c.alpha_share), 0.0), func.count()).where(of_day)
     spent, verified = connection.execute(sums).one()
-    return share_of_day(spent, verified, job.rule.planned_per_day)
+    return share_of_alpha(spent, verified, job.rule.planned_per_day)
 
 
 def _owed(

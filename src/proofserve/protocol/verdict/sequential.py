@@ -152,3 +152,20 @@ class Course:
         check_inside("power", power)
         reached = np.flatnonzero(np.cumsum(self.convicted_at) >= power - _SLACK)
         return int(reached[0]) + 1 if len(reached) else None
+
+
+def share_of_alpha(spent: float, judged: int, planned: int) -> float:
+    """The share of a node's next verdict in a period's chance to convict an honest node.
+
+    A period is any 24 hours, or any 365 days. Each verdict gets its share when its job is stored,
+    before anything of its outcome is known: (1 - spent) / (n + 2). ``spent`` is the sum of the
+    node's shares in the period before, and n the number of them (``judged``) or, if greater, how
+    many are ``planned`` for a period. ADR 38 says why not by another rule.
+
+    * No period holds shares of more than 1: the newest share in it is less than 1 - spent. The
+      chance that one of its verdicts convicts an honest node is at most the sum of their alphas,
+      however outcomes and samples depend on each other.
+    * There is always something left: without a plan the k-th share is 1 / (k (k + 1)).
+    * A steady n verdicts in a period get 1 / (2 n + 2) each.
+    """
+    return (1.0 - spent) / (max(judged, planned) + 2)
