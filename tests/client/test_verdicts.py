@@ -103,10 +103,7 @@ def test_a_node_that_owes_the_answer_is_unproved(node: ChallengedNode, tiny: Pat
     assert (away["verdict"], away["reason"]) == ("unproved", "not reached")
 
 
-def test_a_calibration_of_another_model_is_refused(
-    calibration: Calibration, tmp_path: Path
-) -> None:
-    assert calibration.p_mismatch != NETWORK_P_MISMATCH
+def test_a_calibration_goes_with_its_model(calibration: Calibration, tmp_path: Path) -> None:
     with pytest.raises(VerdictError, match="it is about a checkpoint; give model"):
         verify(JUDGED, references=TRUSTED, calibration=calibration)
     with pytest.raises(VerdictError, match="cannot read"):

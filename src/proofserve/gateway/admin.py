@@ -169,9 +169,11 @@ class ShownBackend(BaseModel, extra="forbid"):
     models: list[str] | None
 
 
-def answering(answer: Any, *refusals: int, unavailable: str | None = None) -> Arguments:
+def answering(
+    answer: Any, *refusals: int, unavailable: str | None = None, refusal: Any = ErrorModel
+) -> Arguments:
     """Arguments of a route that answers ``answer`` unvalidated, one of ``refusals``, or 503."""
-    responses: Arguments = {200: {"model": answer}, **_errors(ErrorModel, *refusals)}
+    responses: Arguments = {200: {"model": answer}, **_errors(refusal, *refusals)}
     if unavailable is not None:
         responses[503] = {"model": answer, "description": unavailable}
     return {"response_model": None, "responses": responses}
@@ -329,7 +331,10 @@ ResponseId = Annotated[
 ]
 
 
-@receipts.get("/receipts/{response_id:path}", **answering(Receipts, *_RECEIPT_STATUSES))
+@receipts.get(
+    "/receipts/{response_id:path}",
+    **answering(Receipts, *_RECEIPT_STATUSES, refusal=ErrorModel | BackendError),
+)
 async def receipts_of(gateway: Shared, request: Request, response_id: ResponseId) -> Response:
     """The signed receipts of an answer that this key got, as the node gives them.
 
@@ -362,7 +367,10 @@ async def receipts_of(gateway: Shared, request: Request, response_id: ResponseId
 @openai.post("/embeddings", **relaying("Hello", "input", "messages"))
 @openai.post("/responses", **relaying("Hello", "input"))
 def relayed() -> Response:
-    """Relayed to a backend, which answers with JSON or server-sent events; see vLLM's API."""
+    """Relayed to a backend, which answers with JSON or server-sent events.
+
+    https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html has the fields.
+    """
     raise RefusedByGateway(
         failures.NOT_IMPLEMENTED.saying(
             "This server runs the gateway without GatewayProtocol, its relay."

@@ -293,9 +293,7 @@ def command(
         notes = *_notes(differ, seed, wanted, str(source)), kept
         show(session, report.outcome.verdict, filter(None, (*report.lines(), *notes)))
         if json is not None:
-            record = report.record()
-            record["expected"] = asdict(wanted)
-            write_json(json, record)
+            write_json(json, {**report.record(), "expected": asdict(wanted)})
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 

@@ -21,7 +21,7 @@ Judge = Callable[[Sequence[Conversation], Chances], ChatVerification]
 
 
 class WatchRecord(TypedDict):
-    """What ``watch-chat --json`` writes: ``Watch`` as JSON."""
+    """What ``watch-chat --out`` writes: ``Watch`` as JSON."""
 
     chats: int
     answers: int
