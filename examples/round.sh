@@ -22,7 +22,7 @@ work='"block_hash": "0xabc", "block_height": 100, "public_key": "node-1", "node_
 # Which weights does it serve, and with which key does it sign its answers?
 call "$P/versions"
 # {"vllm_version": "0.32.0", "weights_digest": "d5644de1…", "public_key": "51aeb5b1…",
-#  "versions": {"proofserve": "0.1.0", "vllm": "0.32.0"}, "…": "…"}
+#  "versions": {"vllm": "0.32.0", "…": "…"}, "…": "…"}
 
 # Prove nonce after nonce of this block, until /stop; send the vectors to the receiver.
 call "$P/init/generate" -d "{$work, \"url\": \"$RECEIVER\"}"

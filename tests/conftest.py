@@ -1,7 +1,6 @@
 """What every test may use."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkstemp
@@ -76,7 +75,6 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def _watched() -> None:
-    sys.path.append(str(FAST_IMPORTS))
     import described
 
     described.watch()
