@@ -291,13 +291,13 @@ def backends(gateway: Shared) -> list[ShownBackend]:
     return [_shown(backend) for backend in gateway.pool.backends]
 
 
-@operators.post("/drain", **answering(ShownBackend, 403, 404, 413, 422))
+@operators.post("/drain", **answering(ShownBackend, 400, 403, 404, 413, 422))
 def drain(gateway: Shared, which: BackendName) -> ShownBackend:
     """Send no new requests to a backend. The backend is idle once ``in_flight`` is 0."""
     return _set_draining(gateway, which, True)
 
 
-@operators.post("/undrain", **answering(ShownBackend, 403, 404, 413, 422))
+@operators.post("/undrain", **answering(ShownBackend, 400, 403, 404, 413, 422))
 def undrain(gateway: Shared, which: BackendName) -> ShownBackend:
     """Send requests to a backend again."""
     return _set_draining(gateway, which, False)

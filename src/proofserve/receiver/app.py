@@ -45,6 +45,7 @@ class CallbackRefusal(BaseModel):
 
 
 _REFUSALS: Final = {
+    400: "the body is no text",
     401: "the signature is missing, late, or of another secret or callback",
     413: "the body is larger than this receiver reads",
     503: "the disk is full or broken: send it again later",
