@@ -1,6 +1,8 @@
 """docs/api is what the code is, and its example payloads are what it says and what is read."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,14 @@ def test_an_answer_that_is_not_described_is_a_fault(
     assert "a stored callback of generated" in file.read_text()
     assert wrong
     assert not of_callback("generated").is_valid({})
+
+
+def test_servers_that_tests_start_are_watched() -> None:
+    """By what every Python that a test starts imports first."""
+    code = (
+        "import proofserve.receiver.app, fastapi.routing as routing;"
+        "print(routing.APIRoute.handle.__module__)"
+    )
+    argv = (sys.executable, "-c", code)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "described\n"
