@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,15 @@ class Heard:
 
 
 def package_of(route: Any) -> str:
-    home: str = route.endpoint.__module__
-    return home.removeprefix("proofserve.").partition(".")[0]
+    """That of its function; empty for a route of a test, or of vLLM."""
+    root, _, rest = route.endpoint.__module__.partition(".")
+    return str(rest).partition(".")[0] if root == "proofserve" else ""
 
 
 def watch() -> None:
-    """From now on; call it again for nothing."""
+    """From now on; call it again for nothing. A host with a GPU may lack the tools of tests."""
+    if None in map(find_spec, ("fastapi", "jsonschema_rs")):
+        return
     from fastapi.routing import APIRoute
 
     plain = APIRoute.handle
