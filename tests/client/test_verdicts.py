@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 from cli.challenged import VALIDATOR, ChallengedNode, challenged_node
 from proofserve.cli.main import app
-from proofserve.client import Calibration, VerdictError, challenge, verify
+from proofserve.client import Calibration, VerdictError, challenge, check_bundle, verify
+from proofserve.lab.report import write_json
 from real_gpus.deployments import FOLDER
 from support.four_bits import one_thread
 from support.small_bank import small_bank
 
+ROOT = Path(__file__).parents[2]
+EXAMPLES, MODELS = ROOT / "docs" / "api" / "examples", ROOT / "src" / "proofserve" / "models"
 SHAPE = ("--scheme", "sketch-v1", "--seq-len", "32")
 FEW = ("--nonces", "32", "--emulated", "32", "--bank", "24", "--verifications", "100")
 JUDGED, *TRUSTED = (
@@ -60,6 +63,16 @@ def test_a_file_is_judged_by_files_as_by_the_command(tmp_path: Path) -> None:
 def test_what_is_wrong_is_an_error_and_no_verdict(references: list[str], said: str) -> None:
     with pytest.raises(VerdictError, match=said):
         verify(JUDGED, references=references)
+
+
+def test_the_bundle_of_a_real_node_holds_until_it_is_changed(tmp_path: Path) -> None:
+    (bundle,) = json.loads((EXAMPLES / "bundle.json").read_text())
+    write_json(tmp_path / "bundle.json", bundle)
+    assert check_bundle(tmp_path / "bundle.json") == []
+    write_json(tmp_path / "bundle.json", {**bundle, "public_key": "00" * 32})
+    assert "is not signed by the node's key" in "\n".join(check_bundle(tmp_path / "bundle.json"))
+    with pytest.raises(VerdictError, match="json: format: "):
+        check_bundle(MODELS / "trained" / "calibration.json")
 
 
 @pytest.fixture(scope="module")

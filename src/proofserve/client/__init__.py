@@ -10,10 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from proofserve.client.verdicts import Calibration, VerdictError, challenge, verify
+    from proofserve.client.verdicts import (
+        Calibration,
+        VerdictError,
+        challenge,
+        check_bundle,
+        verify,
+    )
     from proofserve.lab.recorder import Recorder
 
-__all__ = ["Calibration", "Recorder", "VerdictError", "challenge", "verify"]
+__all__ = ["Calibration", "Recorder", "VerdictError", "challenge", "check_bundle", "verify"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,7 @@
-"""``verify`` and ``challenge`` as functions, which return what the commands write as ``--json``."""
+"""``verify`` and ``challenge`` as functions, which return what the commands write as ``--json``.
+
+``check_bundle`` is ``verify-bundle --check-only``.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +18,7 @@ from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.errors import RoundsError
+from proofserve.verifier.bundle import faults_of
 from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order, checkpoint_shape
 from proofserve.verifier.challenge import ChallengeRecord, ChallengeResult, answer, fresh
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, read_file
@@ -183,3 +187,12 @@ def challenge(  # noqa: PLR0913
     verdict = report.outcome.verdict
     reason = f"{report.outcome.nonces_used} of {nonces} nonces"
     return ChallengeResult(verdict, asked, reason, found.seconds, found, report).record()
+
+
+def check_bundle(file: Path) -> list[str]:
+    """What does not hold in another validator's bundle; empty if signatures and arithmetic do.
+
+    It computes no vector. Raises VerdictError for a file that is no bundle.
+    """
+    with _verdict_errors():
+        return [*faults_of(file)]
