@@ -9,14 +9,14 @@ TOOLS := $(VENV)/tools
 TOOLS_READY := $(TOOLS)/.ready
 TORCH := requirements/torch.lock
 HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
-PYTHON_FILES := src tests training benchmarks endurance families gpu matrix real_gpus soundness scripts run_vllm_gateway.py
+PYTHON_FILES := src tests examples training benchmarks endurance families gpu matrix real_gpus soundness scripts run_vllm_gateway.py
 
 # Without the compiled files of an earlier start, each start of a server compiles all of vLLM.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-fleet test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check
-.PHONY: golden bench bench-gateway bench-fleet
+.PHONY: schemas golden bench bench-gateway bench-fleet
 .PHONY: gpu matrix models real-gpus soundness exact checks train-model browser pictures lock audit-deps clean
 
 help: ## List these targets.
@@ -100,6 +100,9 @@ soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in d
 
 exact: $(READY) ## How often the bits of two vLLM servers agree, in docs/exact.md (26 starts, half an hour).
 	$(BIN)/python -m soundness exact
+
+schemas: $(READY) ## Write docs/api from the code: OpenAPI of our servers, JSON Schemas of what they send.
+	$(BIN)/python -m scripts.schemas
 
 golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
 	$(BIN)/python -m pytest tests/golden

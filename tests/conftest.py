@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkstemp
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,30 @@ def pytest_configure() -> None:
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(FAST_IMPORTS) not in path:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAST_IMPORTS), *path)))
+    # Of this process and of the servers that it starts.
+    os.environ["PROOFSERVE_TEST_FAULTS"] = mkstemp(prefix="faults-")[1]
+
+
+def pytest_unconfigure() -> None:
+    Path(os.environ["PROOFSERVE_TEST_FAULTS"]).unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def _watched() -> None:
+    import described
+
+    described.watch()
+
+
+@pytest.fixture(autouse=True)
+def _as_described(_watched: None) -> Iterator[None]:
+    """No server of ours has answered, or stored, what docs/api does not describe."""
+    yield
+    file = Path(os.environ["PROOFSERVE_TEST_FAULTS"])
+    if file.stat().st_size:
+        faults = file.read_text()
+        file.write_text("")
+        pytest.fail(faults, pytrace=False)
 
 
 def group_of(nodeid: str) -> str:

@@ -9,9 +9,14 @@ import pytest
 
 from proofserve.lab.records import tampered
 from proofserve.verifier.claims import Selection, from_file
+from real_gpus.deployments import FOLDER
 from support.environments import Environment, build_wheel, downloaded, linked
 from support.models import TINY_THRESHOLD
 
+DEPLOYMENTS = (
+    *("04-minimax-m27-fp8-2xb200", "05-minimax-m27-fp8-4xh100"),
+    *("05-minimax-m27-fp8-2xb200", "05-minimax-m27-fp8-4xa100"),
+)
 ARTIFACTS = Path(__file__).parent / "data" / "artifacts-tiny-qwen3.json"
 
 
@@ -48,6 +53,20 @@ def judge(environment: Environment, model: Path, folder: Path) -> None:
 
 def test_verify_needs_the_extra_and_no_vllm(wheel: Path, tiny: Path, tmp_path: Path) -> None:
     judge(linked(tmp_path / "env", wheel), tiny, tmp_path)
+
+
+def test_a_client_needs_neither_torch_nor_matplotlib(wheel: Path, tmp_path: Path) -> None:
+    """It judges by the files of nodes that it trusts."""
+    client = linked(tmp_path / "env", wheel, "client")
+    for name in ("torch", "matplotlib"):
+        assert f"No module named '{name}'" in client.run("-c", f"import {name}").stderr
+    honest, *trusted = (str(FOLDER / f"{each}.json") for each in DEPLOYMENTS)
+    code = (
+        "import json, sys; from proofserve.client import challenge, verify\n"
+        "print(json.dumps(verify(sys.argv[1], references=sys.argv[2:], lane=(0, 1))))"
+    )
+    done = client.run("-c", code, honest, *trusted)
+    assert json.loads(done.stdout)["verdict"] == "honest", done.stderr
 
 
 @pytest.mark.slow

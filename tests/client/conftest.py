@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.client import receipts
+from proofserve.lab import recorder as receipts
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Environments that hold the wheel of this checkout and what its ``reference`` extra asks for."""
+"""Environments that hold the wheel of this checkout and what one of its extras asks for."""
 
 import os
 import re
@@ -75,13 +75,13 @@ def _pins() -> list[str]:
     return [line.removesuffix(" \\") for line in lines if re.match(r"[\w.-]+==", line)]
 
 
-def linked(folder: Path, wheel: Path) -> Environment:
+def linked(folder: Path, wheel: Path, extra: str = EXTRA) -> Environment:
     """The same in a second: the wheel, and links to those packages that its metadata asks for."""
     made = Environment(folder, with_pip=False)
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(made.site)
     (info,) = made.site.glob("*.dist-info")
-    for needed in _closure(metadata.Distribution.at(info), {EXTRA}, set()):
+    for needed in _closure(metadata.Distribution.at(info), {extra}, set()):
         for name in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
             link = made.site / name
             if not link.is_symlink():

@@ -26,6 +26,7 @@ from proofserve.api.requests import proof_router
 from proofserve.api.response_models import (
     JobAnswer,
     JudgeAnswer,
+    MeasureAnswer,
     OpeningsAnswer,
     PowAnswer,
     ResultsPage,
@@ -307,5 +308,5 @@ def measure_router(
         }
 
     made = proof_router(get_node, has_keys)
-    made.post("/measure")(measure)
+    made.post("/measure", **documented(MeasureAnswer, 409, 422, 503))(measure)
     return made

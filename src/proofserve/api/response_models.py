@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from proofserve.rounds.state import State
 from proofserve.wire.receipts import SignedEntryRecord, SignedReceiptRecord
-from proofserve.wire.records import ArtifactRecord, VectorEncoding
+from proofserve.wire.records import ArtifactRecord, FailedNonce, VectorEncoding
 from proofserve.wire.status import PowStatus
 
 S = TypeVar("S")
@@ -88,11 +88,6 @@ class Versions(ResponseModel):
     receipts: ReceiptKeys | None
 
 
-class FailedNonce(ResponseModel):
-    nonce: int
-    error: str
-
-
 class JobAnswer(ResponseModel):
     """A job: artifacts or a verdict once it is completed, ``error`` once it has failed.
 
@@ -138,6 +133,14 @@ class OpeningsAnswer(ResponseModel):
     openings: list[OpeningModel]
 
 
+class MeasureAnswer(ResponseModel):
+    """Speed of bare forwards, each of so many ``sequences``."""
+
+    nonces_per_second: float
+    seconds_per_forward: float
+    sequences: int
+
+
 class ReceiptsAnswer(ResponseModel):
     """One receipt for each choice of the response, in order."""
 
@@ -171,7 +174,8 @@ class Problem(ResponseModel):
 
 
 _REASONS = {
-    400: "the node has no round for this call, or the claims are about other nonces",
+    400: "the node has no round for this call, the claims are about other nonces, or the body came"
+    " with an Upgrade",
     401: "the server needs a key, and the request has none of its keys",
     403: "the key's role does not permit this, or there are no keys and the client is elsewhere",
     404: "unknown or expired",
@@ -188,8 +192,8 @@ _REASONS = {
 def documented(answer: type[BaseModel], *refusals: int, needs_key: bool = True) -> dict[str, Any]:
     """Arguments of a route that answers ``answer`` or one of ``refusals``.
 
-    Every route may answer 413 and 429, and one that ``needs_key`` 401 and 403. Responses do not
-    pass through the models: that would cost time and could change them.
+    Every route may answer 400, 413 and 429, and one that ``needs_key`` 401 and 403. Responses do
+    not pass through the models: that would cost time and could change them.
     """
     responses = {200: {"model": answer}, **refused(*refusals, needs_key=needs_key)}
     return {"response_model": None, "responses": responses}
@@ -197,5 +201,5 @@ def documented(answer: type[BaseModel], *refusals: int, needs_key: bool = True) 
 
 def refused(*refusals: int, needs_key: bool = True) -> dict[int | str, dict[str, Any]]:
     """The refusals of a route as FastAPI documents them, with those that every route may give."""
-    codes = (*((401, 403) if needs_key else ()), 413, 429, *refusals)
+    codes = (400, *((401, 403) if needs_key else ()), 413, 429, *refusals)
     return {code: {"model": Problem, "description": _REASONS[code]} for code in codes}

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli import options, recompute
+from proofserve.cli import options
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.client.checkpoint import proof_validator, validator_setup
 from proofserve.lab.bench.chat import Load, bench_chat, bench_waits
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts
@@ -127,8 +128,8 @@ def verify(
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
         found, measured = checkpoint_named(model, size, session.line.step), read(calibration)
         work = workload_of(replace(calibrated_order(measured), block_hash=fresh_seed()))
-        setup = recompute.validator_setup(found.folder, device, measured=measured)
-        node = recompute.proof_validator(setup, work, forward_batch)
+        setup = validator_setup(found.folder, device, measured=measured)
+        node = proof_validator(setup, work, forward_batch)
         shape, digest = checkpoint_shape(found.folder), node.weights_digest
         measured.require(work, [found.name], shape, digest, node.is_dense)
         served = kernel or node.kernels[0]

@@ -11,11 +11,11 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from proofserve.cli import recompute
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.verify import COLOURS
+from proofserve.client.checkpoint import proof_validator, validator_setup
 from proofserve.lab.chats import Call, Reply, ask_all, chat, chats
 from proofserve.lab.host import quick_dtype
 from proofserve.lab.node_client import NodeClient
@@ -248,9 +248,9 @@ class DemoValidator:
         self._forger = self._loaded(mine, other) if other else honest
 
     def _loaded(self, mine: Path, *suspects: Path) -> "CheckpointValidator":
-        setup = recompute.validator_setup(mine, suspects=suspects)
+        setup = validator_setup(mine, suspects=suspects)
         passed = self._session.line.layer
-        return recompute.proof_validator(setup, WORKLOAD, FORWARD_BATCH, passed)
+        return proof_validator(setup, WORKLOAD, FORWARD_BATCH, passed)
 
     def judge(self, claims: Sequence[Claim], ran_on: Mapping[str, object]) -> bool:
         """Print a verdict for the server's claims and for forged ones; whether all are right.
@@ -325,7 +325,7 @@ def _receipts_are_judged_right(
 ) -> bool:
     """Print what the receipts say of the answers, and of an answer with another token."""
     with trained_calibration(RECEIPT_SCHEME, known) as file:
-        checker = ChatChecker(recompute.validator_setup(folder), read(file), fresh_seed())
+        checker = ChatChecker(validator_setup(folder), read(file), fresh_seed())
     facts, chances = NodeFacts(checker.weights_digest), Chances()
     honest = checker.outcome(chats, facts, chances, session.line)
     choice = chats[0].choices[0]

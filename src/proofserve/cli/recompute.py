@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
-from proofserve.cli.session import CommandSession, reference_extra
-from proofserve.cli.validator.by_nodes import NodeOptions
+from proofserve.cli.session import CommandSession
 from proofserve.cli.validator.plans import tell_plan_of_verdict
+from proofserve.client.checkpoint import proof_validator, reference_extra, validator_setup
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work, vectors_of
@@ -19,7 +18,7 @@ from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
+from proofserve.verifier.calibration_file import KernelFacts, checkpoint_shape
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, kernel_facts, read_file
 from proofserve.verifier.judging import (
     ChosenTests,
@@ -28,11 +27,9 @@ from proofserve.verifier.judging import (
     exactly_judged,
     judged,
 )
+from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
 from proofserve.verifier.orders import order_for, workload_of
 from proofserve.verifier.verification import Truth, leaves_open
-
-if TYPE_CHECKING:
-    from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 MOST_RANKS = 64
 ENGINES = "vllm, vllm:tp2, a node's URL, or a file of `calibrate noise --save`"
@@ -85,53 +82,6 @@ def claims_of_model(
 def warn_of_few_values(work: Workload, session: CommandSession) -> None:
     if (warning := cost_of_few_values(work.scheme)) is not None:
         session.tell(warning, "yellow")
-
-
-def validator_setup(
-    model: Path,
-    device: str = "cpu",
-    suspects: Sequence[Path] | None = None,
-    measured: CalibrationFile | None = None,
-    kv_dtype: str = "auto",
-) -> "ValidatorSetup":
-    """Honest nodes serve as in the calibration ``measured``, or as the checkpoint says.
-
-    Raises LabError as ``claims_of_model``, and for a ``kv_dtype`` that no server has.
-    """
-    # Its import takes seconds, and --help must not wait for it.
-    with reference_extra():
-        from proofserve.verifier.validator import KV_DTYPES, ValidatorSetup  # noqa: PLC0415
-    if kv_dtype not in KV_DTYPES:
-        raise LabError(f"--kv-cache {kv_dtype}: choose from {', '.join(KV_DTYPES)}")
-    setup = ValidatorSetup(model, device, tuple(suspects or ()), kv_dtype=kv_dtype)
-    return setup.serving_as(measured)
-
-
-def proof_validator(
-    setup: "ValidatorSetup",
-    work: Workload,
-    forward_batch: int,
-    passed: Callable[[int, int], None] = lambda _index, _of: None,
-) -> "CheckpointValidator":
-    """Loads the checkpoint. ``passed`` hears of each layer, of how many."""
-    from proofserve.verifier.validator import CheckpointValidator, proofs_of  # noqa: PLC0415
-
-    return CheckpointValidator(setup, proofs_of(work, forward_batch, passed))
-
-
-def truths_of_checkpoint(
-    setup: "ValidatorSetup", work: Workload, forward_batch: int, passed: Callable[[int, int], None]
-) -> Callable[[Workload], Truth]:
-    """Load a model once, for ``work`` and others, as ``proof_validator``."""
-    from proofserve.verifier.validator import proofs_of  # noqa: PLC0415
-
-    loaded = proof_validator(setup, work, forward_batch, passed)
-
-    def truth(about: Workload) -> Truth:
-        other = loaded.with_other(proofs_of(about, forward_batch, passed))
-        return other.as_truth(about.scheme.width, forward_batch)
-
-    return truth
 
 
 def truth_of_node(node: NodeClient, work: Workload, at_once: int) -> Truth:
@@ -224,7 +174,7 @@ class EngineOptions:
     forward_batch: int
     suspects: Sequence[Path] | None
     api_key: str | None = field(default=None, repr=False)
-    nodes: NodeOptions | None = None
+    nodes: TrustedNodes | None = None
 
     def __post_init__(self) -> None:
         if self.model is None and self.url is None:

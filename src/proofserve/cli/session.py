@@ -203,15 +203,6 @@ def open_session(
         raise typer.Exit(exit_code) from error
 
 
-@contextmanager
-def reference_extra() -> Iterator[None]:
-    """Raises LabError, which names the extra, if an import within needs what is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
-
-
 class VerdictCommand(TyperCommand):
     """Ends with ``EXIT_NO_VERDICT`` after a usage error (else 2) or a crash (else 1)."""
 

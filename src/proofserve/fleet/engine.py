@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from proofserve.api.response_models import FailedNonce
 from proofserve.fleet.client import (
     BadAnswer,
     MemberClient,
@@ -33,7 +32,7 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges, over_cores
-from proofserve.wire.records import ArtifactRecord, first_problem
+from proofserve.wire.records import ArtifactRecord, FailedNonce, first_problem
 from proofserve.wire.status import DeploymentStatus
 
 # Makes the client of a member's URL.

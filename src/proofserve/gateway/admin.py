@@ -170,9 +170,11 @@ class ShownBackend(BaseModel, extra="forbid"):
     models: list[str] | None
 
 
-def answering(answer: Any, *refusals: int, unavailable: str | None = None) -> Arguments:
+def answering(
+    answer: Any, *refusals: int, unavailable: str | None = None, refusal: Any = ErrorModel
+) -> Arguments:
     """Arguments of a route that answers ``answer`` unvalidated, one of ``refusals``, or 503."""
-    responses: Arguments = {200: {"model": answer}, **_errors(ErrorModel, *refusals)}
+    responses: Arguments = {200: {"model": answer}, **_errors(refusal, *refusals)}
     if unavailable is not None:
         responses[503] = {"model": answer, "description": unavailable}
     return {"response_model": None, "responses": responses}
@@ -300,13 +302,13 @@ def backends(gateway: Shared) -> list[ShownBackend]:
     return [_shown(backend) for backend in gateway.pool.backends]
 
 
-@operators.post("/drain", **answering(ShownBackend, 403, 404, 413, 422))
+@operators.post("/drain", **answering(ShownBackend, 400, 403, 404, 413, 422))
 def drain(gateway: Shared, which: BackendName) -> ShownBackend:
     """Send no new requests to a backend. The backend is idle once ``in_flight`` is 0."""
     return _set_draining(gateway, which, True)
 
 
-@operators.post("/undrain", **answering(ShownBackend, 403, 404, 413, 422))
+@operators.post("/undrain", **answering(ShownBackend, 400, 403, 404, 413, 422))
 def undrain(gateway: Shared, which: BackendName) -> ShownBackend:
     """Send requests to a backend again."""
     return _set_draining(gateway, which, False)
@@ -340,7 +342,10 @@ ResponseId = Annotated[
 ]
 
 
-@receipts.get("/receipts/{response_id:path}", **answering(Receipts, *_RECEIPT_STATUSES))
+@receipts.get(
+    "/receipts/{response_id:path}",
+    **answering(Receipts, *_RECEIPT_STATUSES, refusal=ErrorModel | BackendError),
+)
 async def receipts_of(gateway: Shared, request: Request, response_id: ResponseId) -> Response:
     """The signed receipts of an answer that this key got, as the node gives them.
 
@@ -369,7 +374,10 @@ async def receipts_of(gateway: Shared, request: Request, response_id: ResponseId
 
 
 def relayed() -> Response:
-    """Relayed to a backend, which answers with JSON or server-sent events; see vLLM's API."""
+    """Relayed to a backend, which answers with JSON or server-sent events.
+
+    https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html has the fields.
+    """
     raise RefusedByGateway(
         failures.NOT_IMPLEMENTED.saying(
             "This server runs the gateway without GatewayProtocol, its relay."

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 from rich.table import Column, Table
 
 from proofserve.wire.records import first_problem
@@ -24,6 +25,18 @@ WIDTH: Final = 9.0
 """Inches, of all pictures."""
 # Of what a picture shows.
 GREEN, BLUE, RED = "tab:green", "tab:blue", "tab:red"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldsOf:
+    """Says of a dict in a report that it has the fields of a dataclass, for its JSON Schema."""
+
+    of: type
+
+    def __get_pydantic_core_schema__(
+        self, _source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return handler.generate_schema(self.of)
 
 
 class LabError(RuntimeError):

@@ -1,12 +1,14 @@
 """The HTTP side of the callback receiver."""
 
 import sqlite3
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
+from proofserve import __version__
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.receipts.signature import SignedEntry, is_signed
@@ -15,10 +17,16 @@ from proofserve.receiver.callbacks import (
     AnyValidated,
     Generated,
     SignatureCheck,
+    StoredAnswer,
     guarded,
 )
 from proofserve.receiver.store import ReceiverStore, Summary
-from proofserve.wire.callbacks import KEY_HEADER, SEQUENCE_HEADER
+from proofserve.wire.callbacks import (
+    KEY_HEADER,
+    SEQUENCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+)
 from proofserve.wire.paths import LOGGED
 from proofserve.wire.receipts import LoggedEntries
 from proofserve.wire.records import Whole, problems
@@ -30,6 +38,32 @@ SequenceHeader = Annotated[Whole | None, Header(alias=SEQUENCE_HEADER)]
 MAX_BODY_BYTES = 256 * 1024 * 1024
 
 
+class CallbackRefusal(BaseModel):
+    """Why a callback is not stored."""
+
+    detail: str
+
+
+_REFUSALS: Final = {
+    400: "the body is no text",
+    401: "the signature is missing, late, or of another secret or callback",
+    413: "the body is larger than this receiver reads",
+    503: "the disk is full or broken: send it again later",
+}
+# The guard reads these headers before FastAPI looks at the request.
+_DOCUMENTED: Final[dict[str, Any]] = {
+    "responses": {
+        code: {"model": CallbackRefusal, "description": why} for code, why in _REFUSALS.items()
+    },
+    "openapi_extra": {
+        "parameters": [
+            {"name": name, "in": "header", "schema": {"type": "string"}}
+            for name in (TIMESTAMP_HEADER, SIGNATURE_HEADER)
+        ]
+    },
+}
+
+
 def create_app(
     store: ReceiverStore, check: SignatureCheck | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
@@ -39,31 +73,31 @@ def create_app(
     refuses a callback that ``check`` does not accept, 413 a body above the limit; both before it is
     parsed. 422 names the wrong field, 503 asks for another attempt.
     """
-    app = FastAPI(title="proofserve receive")
+    app = FastAPI(title="proofserve receive", version=__version__)
     app.router.route_class = guarded(check, max_body_bytes)
     app.add_exception_handler(sqlite3.Error, _try_again)
     app.add_exception_handler(RequestValidationError, _refuse)
 
     # Plain functions: FastAPI runs them in threads, because the store waits for the disk.
-    @app.post("/generated")
+    @app.post("/generated", **_DOCUMENTED)
     def generated(
         body: AnyGenerated, key: KeyHeader = None, sequence: SequenceHeader = None
-    ) -> dict[str, str]:
+    ) -> StoredAnswer:
         if isinstance(body, Generated):
             _check_vectors(body)
         return _answer(store.add_generated(body, key, sequence))
 
-    @app.post("/validated")
+    @app.post("/validated", **_DOCUMENTED)
     def validated(
         body: AnyValidated, key: KeyHeader = None, sequence: SequenceHeader = None
-    ) -> dict[str, str]:
+    ) -> StoredAnswer:
         return _answer(store.add_validated(body, key, sequence))
 
     # A fork gets 200 too: the sender cannot mend it, and would repeat it until it expires.
-    @app.post(f"/{LOGGED}")
+    @app.post(f"/{LOGGED}", **_DOCUMENTED)
     def logged(
         body: LoggedEntries, key: KeyHeader = None, sequence: SequenceHeader = None
-    ) -> dict[str, str]:
+    ) -> StoredAnswer:
         return _answer(store.add_logged(body.public_key, _signed_entries(body), key, sequence))
 
     @app.get("/health")
@@ -77,8 +111,8 @@ def create_app(
     return app
 
 
-def _answer(fresh: bool) -> dict[str, str]:
-    return {"status": "stored" if fresh else "duplicate"}
+def _answer(fresh: bool) -> StoredAnswer:
+    return StoredAnswer(status="stored" if fresh else "duplicate")
 
 
 def _check_vectors(body: Generated) -> None:

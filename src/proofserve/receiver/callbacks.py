@@ -7,12 +7,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, Field, FiniteFloat, Tag, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    FiniteFloat,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from proofserve.protocol.errors import ProtocolError
@@ -31,6 +39,7 @@ from proofserve.wire.records import (
     ROOTS,
     ArtifactRecord,
     CommittedRoots,
+    FailedNonce,
     UnicodeText,
     VectorEncoding,
     Whole,
@@ -46,12 +55,13 @@ MAX_AGE_S = 300.0
 
 
 class Generated(WorkRecord, frozen=True):
-    """The body of ``/generated``; only jobs have a ``request_id``."""
+    """The body of ``/generated``; only jobs have a ``request_id``, and nonces that ``failed``."""
 
     request_id: UnicodeText | None = None
     node_id: Whole
     artifacts: list[ArtifactRecord]
     encoding: VectorEncoding
+    failed: list[FailedNonce] | None = None
 
 
 class Validated(WorkRecord, frozen=True):
@@ -148,6 +158,12 @@ AnyValidated = Annotated[
     Annotated[Validated, Tag(ARTIFACT)] | Annotated[ValidatedDistances, Tag(DISTANCE)],
     by_field("n_mismatch", "computed_distances"),
 ]
+
+
+class StoredAnswer(BaseModel, extra="forbid"):
+    """``duplicate``: a callback with this key was stored before."""
+
+    status: Literal["stored", "duplicate"]
 
 
 class SignatureCheck:

@@ -174,6 +174,11 @@ class CalibrationFile(_Strict):
         runs = {each.facts.name: len(each.figures.lengths) for each in self.populations}
         return min(runs[name] for name in self.references)
 
+    @classmethod
+    def read(cls, path: Path) -> "CalibrationFile":
+        """Raises LabError naming the field that is wrong."""
+        return read(path)
+
     def write(self, path: Path) -> None:
         """Raises OSError. On one line: the figures are many, and for programs."""
         path.write_text(self.model_dump_json() + "\n", encoding="utf-8")

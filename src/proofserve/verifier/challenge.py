@@ -5,10 +5,11 @@ import math
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from typing_extensions import TypedDict
 
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.owed import Unproved, UnprovedError, owed_by, unproved_by
@@ -23,6 +24,7 @@ from proofserve.verifier.claims import (
     from_answer,
     kernel_facts,
 )
+from proofserve.verifier.judges import VerdictRecord
 from proofserve.verifier.judging import VerdictReport
 from proofserve.verifier.orders import WorkOptions, order_of
 
@@ -138,6 +140,20 @@ def _checked(
         raise UnprovedError(Unproved.UNREADABLE, f"{source}: {error}", seconds) from error
 
 
+class ChallengeRecord(TypedDict):
+    """``ChallengeResult`` as JSON."""
+
+    at: str
+    outcome: SequentialResult
+    kind: Unproved | None
+    reason: str
+    seconds: float | None
+    block_hash: str
+    nonces: int
+    report: VerdictRecord | None
+    answer: dict[str, Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class ChallengeResult:
     """What came of a challenge: a verdict with its ``report``, or unproved, and why: ``kind``.
@@ -160,7 +176,7 @@ class ChallengeResult:
         why = f" ({self.kind})" if self.kind else ""
         return f"{self.at:%Y-%m-%d %H:%M:%S}  {self.outcome}{why}: {took}{self.reason}"
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> ChallengeRecord:
         """``answer`` is in the form that ``verify`` reads, for a verdict that is not honest."""
         kept = self.answered if self.outcome is not SequentialResult.HONEST else None
         return {
@@ -190,6 +206,16 @@ class DailyAlpha:
     def of_one(self) -> float:
         # A verdict may come late and the next one soon: one more than begin within 24 hours.
         return self.total / (math.floor(DAY_S / self.every_s) + 2)
+
+
+class TallyRecord(TypedDict):
+    """What ``challenge --json`` writes: ``Tally`` as JSON."""
+
+    url: str
+    counts: dict[SequentialResult, int]
+    unproved: dict[Unproved, int]
+    alpha_left_today: str | None
+    challenges: list[ChallengeRecord]
 
 
 @dataclass(slots=True)
@@ -231,7 +257,7 @@ class Tally:
         kinds = f" ({why})" if why else ""
         return f"{total} challenge{'' if total == 1 else 's'}: {said}{kinds}{left}"
 
-    def record(self) -> Mapping[str, Any]:
+    def record(self) -> TallyRecord:
         return {
             "url": self.url,
             "counts": {outcome: self.counts[outcome] for outcome in SequentialResult},

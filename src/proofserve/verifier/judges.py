@@ -9,16 +9,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, NotRequired, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
+from proofserve.lab.owed import Unproved
+from proofserve.lab.report import FieldsOf
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
 from proofserve.protocol.verdict.counting import check_inside, judge, power
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.verifier.claims import Selection
 
 T = TypeVar("T")
 Vector = NDArray[np.float32]
@@ -26,7 +30,7 @@ Vector = NDArray[np.float32]
 Vectors = Mapping[int, Vector]
 Recompute = Callable[[Sequence[int]], Vectors]
 # The numbers behind an opinion, by their names.
-Figures = Mapping[str, float | str]
+Figures = Mapping[str, float | bool | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,10 @@ class Opinion:
     figures: Figures
 
 
+# As a report has it.
+OpinionRecord = Annotated[dict[str, Any], FieldsOf(Opinion)]
+
+
 class Judge(ABC, Generic[T]):
     """A test, from what one nonce after the other shows: an error, or an answer of an endpoint."""
 
@@ -268,3 +276,34 @@ class CountJudge(Judge[ClaimError]):
             result = SequentialResult.HONEST if strong else result
             result = SequentialResult.FRAUD if judged.fraud_detected else result
         return result, "p-value", judged.p_value
+
+
+class VerdictRecord(TypedDict):
+    """What ``verify --json`` writes: ``VerdictReport`` as JSON. A count has ``rule``, too."""
+
+    verdict: SequentialResult
+    nonces_used: int
+    nonces_claimed: int
+    nonces_left_out: int
+    findings: list[OpinionRecord]
+    mismatches: list[Annotated[dict[str, Any], FieldsOf(Mismatch)]]
+    distances: dict[int, float]
+    seed: str
+    block_hash: str
+    public_key: str
+    threshold_from: str
+    closest: str
+    excluded_share: float | None
+    alpha: float
+    beta: float
+    rule: NotRequired[str]
+    count: NotRequired[Annotated[dict[str, Any], FieldsOf(CountRule)]]
+    expected: NotRequired[Annotated[dict[str, Any], FieldsOf(Selection)]]
+
+
+class UnprovedRecord(TypedDict):
+    """What it writes if the prover owes what it does not show; ``text`` says why."""
+
+    verdict: Literal[SequentialResult.UNPROVED]
+    reason: Unproved
+    text: str

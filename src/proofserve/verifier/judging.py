@@ -37,6 +37,7 @@ from proofserve.verifier.judges import (
     CountRule,
     Judge,
     KernelBank,
+    VerdictRecord,
 )
 from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import HonestPopulations, uncalibrated
@@ -339,10 +340,9 @@ class VerdictReport:
         found = (opinion.figures.get("kernel") for opinion in self.outcome.opinions)
         return next((str(name) for name in found if name), "")
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> VerdictRecord:
         outcome, rule = self.outcome, self.rule
-        counted = {} if rule is None else {"rule": rule.description, "count": asdict(rule)}
-        return {
+        made: VerdictRecord = {
             "verdict": outcome.verdict,
             "nonces_used": outcome.nonces_used,
             "nonces_claimed": len(self.claimed.nonces),
@@ -358,8 +358,10 @@ class VerdictReport:
             "excluded_share": self._excluded_share(),
             "alpha": self.options.alpha,
             "beta": self.options.beta,
-            **counted,
         }
+        if rule is not None:
+            made |= {"rule": rule.description, "count": asdict(rule)}
+        return made
 
     @property
     def what_to_measure(self) -> str:

@@ -17,6 +17,7 @@ from pydantic import (
     Discriminator,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -61,6 +62,13 @@ class ArtifactRecord(BaseModel):
     vector_b64: str
 
 
+class FailedNonce(BaseModel):
+    """A nonce of a job that has no artifact."""
+
+    nonce: Whole
+    error: str
+
+
 class WorkRecord(BaseModel):
     """Which block the work is for, and the key of the node that claims it."""
 
@@ -92,7 +100,9 @@ def _path(text: object) -> tuple[bytes, ...]:
     return tuple(raw[start : start + _HASH] for start in range(0, len(raw), _HASH))
 
 
-Hash = Annotated[bytes, BeforeValidator(_hash)]
+_BASE64: dict[str, Any] = {"type": "string", "contentEncoding": "base64"}
+_HASH_TEXT = WithJsonSchema({**_BASE64, "minLength": 44, "maxLength": 44})
+Hash = Annotated[bytes, BeforeValidator(_hash), _HASH_TEXT]
 HashPath = Annotated[tuple[bytes, ...], BeforeValidator(_path)]
 
 

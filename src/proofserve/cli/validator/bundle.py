@@ -11,6 +11,7 @@ import typer
 from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import EXIT_CODES, show
+from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError
 from proofserve.protocol.nonces import fresh_seed
@@ -139,9 +140,6 @@ def _judge_of(
     session: CommandSession,
 ) -> Callable[[str], VerdictReport]:
     """The verdict of this machine by a seed. Raises LabError for other files than were used."""
-    # It imports torch, which --check-only does not need.
-    from proofserve.cli import recompute  # noqa: PLC0415
-
     found = calibration and digest_of_file(calibration)
     if found != bundle.judged_by.calibration:
         text = f"{found or 'none'}, the verdict was made with {bundle.judged_by.calibration}"
@@ -151,8 +149,8 @@ def _judge_of(
     model, device, forward_batch = setup
     measured = read_calibration(calibration) if calibration else None
     claimed, order = bundle.claims()
-    made, work = recompute.validator_setup(model, device, suspects, measured), workload_of(order)
+    made, work = validator_setup(model, device, suspects, measured), workload_of(order)
     session.line.step(f"loading {model}")
-    truth = recompute.truths_of_checkpoint(made, work, forward_batch, session.line.layer)(work)
+    truth = truths_of_checkpoint(made, work, forward_batch, session.line.layer)(work)
     judging, whole = bundle.judged_by.options(measured), replace(claimed, scheme=order.scheme)
     return lambda seed: judged(whole, truth, judging, seed, bundle.most, session.line)

@@ -8,9 +8,9 @@ import typer
 
 from proofserve.cli import options, servers
 from proofserve.cli.model import ModelArgument, SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.recompute import validator_setup
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
+from proofserve.client.checkpoint import validator_setup
 from proofserve.lab.host import machine
 from proofserve.lab.report import LabError, NodeError, Report, write_json
 from proofserve.verifier import target

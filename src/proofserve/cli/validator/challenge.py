@@ -11,9 +11,10 @@ import typer
 
 from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
-from proofserve.cli.validator.by_nodes import NodeOptions
+from proofserve.cli.validator.by_nodes import given_nodes
 from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
+from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.lab.node_client import BoundedClient
 from proofserve.lab.owed import UnprovedError
 from proofserve.lab.records import Work
@@ -26,6 +27,7 @@ from proofserve.verifier.bundle import HeardNode, write_bundle
 from proofserve.verifier.calibration_file import calibrated_order, checkpoint_shape, read
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
+from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
 from proofserve.verifier.nodes.sources import WitnessError
 from proofserve.verifier.orders import workload_of
 
@@ -140,7 +142,7 @@ def command(
                 judging = JudgingOptions((), of_one, beta, share, threshold=measured)
                 order = calibrated_order(measured)
                 others = reference, suspect_node, reference_api_key
-                nodes = NodeOptions.given(*others, ctx.params, {url})
+                nodes = given_nodes(*others, ctx.params, {url})
                 if nodes is not None and model is None:
                     judge = _by_nodes(nodes, judging, session)
                 else:
@@ -175,7 +177,7 @@ def _no_model() -> NoReturn:
     raise LabError("give --model CHECKPOINT, or --reference NODE twice or more")
 
 
-def _by_nodes(nodes: NodeOptions, judging: JudgingOptions, session: CommandSession) -> _Judge:
+def _by_nodes(nodes: TrustedNodes, judging: JudgingOptions, session: CommandSession) -> _Judge:
     """What other nodes say about the same nonces."""
 
     def judge(found: challenge.ChallengeAnswer) -> VerdictReport:
@@ -187,7 +189,7 @@ def _by_nodes(nodes: NodeOptions, judging: JudgingOptions, session: CommandSessi
 
 
 def _by_weights(
-    setup: tuple[Path, str, int, Sequence[Path] | None, NodeOptions | None],
+    setup: tuple[Path, str, int, Sequence[Path] | None, TrustedNodes | None],
     order: Work,
     judging: JudgingOptions,
     planned: int | None,
@@ -203,12 +205,12 @@ def _by_weights(
     model, device, forward_batch, suspects, nodes = setup
     work, measured = workload_of(order), judging.calibration
     recompute.warn_of_few_values(work, session)
-    made = recompute.validator_setup(model, device, suspects, measured)
+    made = validator_setup(model, device, suspects, measured)
     if planned is not None:
         tell_plan_of_verdict(made, work, judging, (planned, {}), forward_batch, session)
         raise typer.Exit
     session.line.step(f"loading {model}")
-    truth = recompute.truths_of_checkpoint(made, work, forward_batch, session.line.layer)
+    truth = truths_of_checkpoint(made, work, forward_batch, session.line.layer)
     if measured is not None:
         digest = truth(work).weights_digest
         measured.require(work, [model.name], checkpoint_shape(model), digest)

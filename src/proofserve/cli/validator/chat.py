@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.recompute import validator_setup
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import EXIT_CODES, GIVEN_SEED, show
+from proofserve.client.checkpoint import validator_setup
 from proofserve.lab.report import LabError, NodeError, write_json
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import fresh_seed
@@ -301,7 +301,7 @@ def watch_chat(
     Without --chats it sends chats of its own, one each --every seconds, half
     of them greedy. A provider must not be able to tell them from others: use
     an ordinary API key. With --chats it checks a share of what an application
-    keeps by `proofserve.client.receipts.Recorder`, and sends nothing.
+    keeps by `proofserve.client.Recorder`, and sends nothing.
 
     Answers count together until they clear the node; then it begins anew. It
     ends with exit code 1 at the first verdict of fraud; else, at the end of

@@ -13,6 +13,7 @@ from proofserve.cli import options, recompute
 from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
 from proofserve.cli.session import CommandSession, open_session
 from proofserve.cli.validator.plans import tell_plan
+from proofserve.client.checkpoint import proof_validator, validator_setup
 from proofserve.lab.host import machine
 from proofserve.lab.records import BLOCK_HEIGHT, Work, vectors_of
 from proofserve.lab.report import LabError, write_json
@@ -152,7 +153,7 @@ def noise(
         recompute.warn_of_few_values(work, session)
         measuring = MeasuringPlan(claimed.nonces, emulated, bank)
         if plan:
-            setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
+            setup = validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
             _tell_plan(setup, work, forward_batch, measuring, session)
             return
         task = recompute.ComparisonTask(work, claimed.nonces, checkpoint, forward_batch, api_key)
@@ -160,8 +161,8 @@ def noise(
         if save is not None:
             _save(save, task, runs, session)
             return
-        setup = recompute.validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
-        validator = recompute.proof_validator(setup, work, forward_batch, session.line.layer)
+        setup = validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
+        validator = proof_validator(setup, work, forward_batch, session.line.layer)
         with session.interrupts.allowed():
             sent = [_sent(task, *run) for run in runs]
             measured = honest_runs(sent, validator.truth(task.nonces))

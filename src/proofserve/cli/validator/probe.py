@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.recompute import validator_setup
 from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
+from proofserve.client.checkpoint import validator_setup
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.verifier.error_judges import NO_SUSPECTS

@@ -9,15 +9,10 @@ from typing import Annotated, Final
 import typer
 
 from proofserve.cli import options
-from proofserve.cli.session import (
-    EXIT_NO_VERDICT,
-    CommandSession,
-    VerdictCommand,
-    open_session,
-    reference_extra,
-)
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.challenge import worst_exit_code
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
+from proofserve.client.checkpoint import reference_extra
 from proofserve.lab.report import write_json
 from proofserve.protocol.verdict.sequential import SequentialResult, share_of_alpha
 from proofserve.settings.validation import validation_plan

@@ -10,7 +10,7 @@ import typer
 
 from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
-from proofserve.cli.validator.by_nodes import NodeOptions
+from proofserve.cli.validator.by_nodes import given_nodes
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.owed import UnprovedError
 from proofserve.lab.records import Work
@@ -32,6 +32,7 @@ from proofserve.verifier.judging import (
     chosen_tests,
     threshold_of,
 )
+from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
 from proofserve.verifier.openings import PATIENCE_S, SAMPLE, open_sample, read_committed
 from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
 from proofserve.verifier.verification import leaves_open
@@ -256,7 +257,7 @@ def command(
     """
     with open_session(EXIT_NO_VERDICT) as session, _unproved(session, json):
         places, others = {source, open_url}, (reference, suspect_node, reference_api_key)
-        nodes = NodeOptions.given(*others, ctx.params, places)
+        nodes = given_nodes(*others, ctx.params, places)
         _require_bundled(bundle, source, ctx.params)
         heard = Transcript()
         setup = model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
@@ -279,7 +280,7 @@ def command(
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         is_file = open_url is None and not _is_url(source or "")
         order = _order_of(claimed, given, judging.calibration, is_file)
-        if isinstance(judge, NodeOptions):
+        if isinstance(judge, TrustedNodes):
             with session.interrupts.allowed():
                 report = judge.report(claimed, order, judging, sample, session.line)
         elif plan:
@@ -292,7 +293,7 @@ def command(
         notes = *_notes(differ, seed, wanted, str(source)), kept
         show(session, report.outcome.verdict, filter(None, (*report.lines(), *notes)))
         if json is not None:
-            write_json(json, report.record() | {"expected": asdict(wanted)})
+            write_json(json, {**report.record(), "expected": asdict(wanted)})
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from proofserve import __version__
 from proofserve.api import node_page
 from proofserve.api import routes as node_routes
 from proofserve.api.access import Access, ApiError
@@ -346,7 +347,7 @@ def _gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Me
 
 def create_app(parts: FleetParts, check: SignatureCheck | None) -> FastAPI:
     """``check`` is that of members' callbacks, None without a secret."""
-    app, node = FastAPI(title="proofserve fleet"), parts.node
+    app, node = FastAPI(title="proofserve fleet", version=__version__), parts.node
     app.include_router(callback_router(parts.store, node.manager.totals, check))
     app.include_router(operators_router(parts))
     app.include_router(node_routes.router(parts.node_with_members, bool(node.access.names)))
@@ -382,7 +383,7 @@ def callback_router(
     # One large body at a time is parsed: it holds hundreds of megabytes, and the processor.
     parsing = asyncio.Lock()
     path = f"/members/{{member_id}}/lanes/{{round_id}}/{{lane}}/{GENERATED}"
-    stored = documented(answers.StoredAnswer, 401, 404, 422, 503, needs_key=False)
+    stored = documented(callbacks.StoredAnswer, 401, 404, 422, 503, needs_key=False)
 
     @made.post(path, **stored)
     async def generated(

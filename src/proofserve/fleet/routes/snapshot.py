@@ -184,12 +184,6 @@ class RemovedAnswer(ResponseModel):
     removed: Literal[True]
 
 
-class StoredAnswer(ResponseModel):
-    """``duplicate``: a callback with this key was stored before."""
-
-    status: Literal["stored", "duplicate"]
-
-
 def snapshot(overview: Overview, now: float, offset: int, limit: int) -> SnapshotAnswer:
     """The fleet, its round, and ``limit`` members from the ``offset``-th worst on.
 

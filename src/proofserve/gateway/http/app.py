@@ -26,6 +26,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proofserve import __version__
 from proofserve.gateway.admin import admin_only, include_routes
 from proofserve.gateway.backends import Backend, Resolve, Roster, addresses
 from proofserve.gateway.dashboard import LoadHistory
@@ -84,7 +85,7 @@ def build(
                 state["dashboard"] = history.feed()
             yield state
 
-    app = FastAPI(title="proofserve gateway", lifespan=lifespan)
+    app = FastAPI(title="proofserve gateway", version=__version__, lifespan=lifespan)
     include_routes(app, plan)
     app.exception_handler(RefusedByGateway)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from proofserve.client.receipts import NOT_YET, now_ms
 from proofserve.lab.chats import prompt
+from proofserve.lab.recorder import NOT_YET, now_ms
 from proofserve.lab.report import LabError, NodeError, Progress, read_json, write_json
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt

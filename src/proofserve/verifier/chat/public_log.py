@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from proofserve.client.receipts import now_ms
+from proofserve.lab.recorder import now_ms
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import LogEntry, require_chain
 from proofserve.protocol.receipts.signature import SignedEntry, is_signed

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from proofserve.lab.records import vectors_of
-from proofserve.lab.report import LabError, Progress
+from proofserve.lab.report import FieldsOf, LabError, Progress
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -19,7 +20,7 @@ from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck, Gap, GapKind, leave_open
 from proofserve.verifier.chat.statements import CheckedChats, NodeFacts, checked_answers
 from proofserve.verifier.chat.writers import WRITERS, WriterFinding, Writers, written
-from proofserve.verifier.judges import Chances, Judge, Opinion
+from proofserve.verifier.judges import Chances, Judge, Opinion, OpinionRecord
 from proofserve.verifier.judging import JudgingOptions, judges_of, orders_by
 from proofserve.verifier.noise import (
     MeasuringPlan,
@@ -54,6 +55,22 @@ READ_BY: Final = {
 # measured. They are those of whole conversations, whose blocks are alike.
 EMULATED_BLOCKS, BANK_BLOCKS = 256, 128
 NO_CALIBRATION = "none; kernels were emulated on the same answers"
+
+
+class ChatRecord(TypedDict):
+    """What ``verify-chat --json`` writes: ``ChatVerification`` as JSON."""
+
+    verdict: SequentialResult
+    choices: int
+    answers: int
+    gaps: list[Annotated[dict[str, Any], FieldsOf(Gap)]]
+    notes: list[str]
+    read_by: SequentialResult
+    written_by: Annotated[dict[str, Any], FieldsOf(WriterFinding)] | None
+    failures: list[Annotated[dict[str, Any], FieldsOf(FailedCheck)]]
+    findings: list[OpinionRecord]
+    figures_from: str
+    seed: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +150,7 @@ class ChatVerification:
             yield WHAT_TO_MEASURE
         yield f"Honest figures: {self.origin}."
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> ChatRecord:
         return {
             "verdict": self.verdict,
             "choices": self.choices,

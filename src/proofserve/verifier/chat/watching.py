@@ -6,16 +6,30 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from typing_extensions import TypedDict
+
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.evidence_file import EvidenceFile, line_of, reads_in
 from proofserve.verifier.chat.findings import MOST_GAPS, GapKind, leave_open
-from proofserve.verifier.chat.verification import ChatVerification
+from proofserve.verifier.chat.verification import ChatRecord, ChatVerification
 from proofserve.verifier.chat.writers import Writers, written
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.written.readings import AnyRead
 
 Judge = Callable[[Sequence[Conversation], Chances], ChatVerification]
+
+
+class WatchRecord(TypedDict):
+    """What ``watch-chat --out`` writes: ``Watch`` as JSON."""
+
+    chats: int
+    answers: int
+    gaps: dict[GapKind, int]
+    unproved: str
+    unreadable: int
+    times_cleared: int
+    last: ChatRecord | None
 
 
 class Watch:
@@ -117,7 +131,7 @@ class Watch:
             self._unkept = []
         self._file.add(line)
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> WatchRecord:
         return {
             "chats": self.chats,
             "answers": self.answers,

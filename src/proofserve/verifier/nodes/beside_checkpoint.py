@@ -5,20 +5,28 @@ has their footprint, or their bits, and explain errors that would convict it. Th
 what they are: it judges each of them first, and one that it convicts is left out.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from proofserve.lab.report import Progress
+from proofserve.lab.records import Work
+from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import BankRun, Figures, Opinion
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
-from proofserve.verifier.nodes.judging import cleared_by_bits
-from proofserve.verifier.nodes.sources import KnownNode, WitnessError, Witnesses
+from proofserve.verifier.nodes.judging import cleared_by_bits, judged_by_nodes
+from proofserve.verifier.nodes.sources import (
+    NONCES,
+    KnownNode,
+    NodeSource,
+    WitnessError,
+    Witnesses,
+    witnesses_of,
+)
 from proofserve.verifier.verification import Truth, claims_of_vectors
 
 # Nonces by which the checkpoint judges a reference: weights that are rounded in three tenths of
@@ -29,6 +37,43 @@ REFERENCE: Final = "reference"
 # median of a few nonces, serves other weights, also where no suspect has them.
 _TOO_FAR: Final = 4.0
 _MEASURED_ON: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedNodes:
+    """Nodes and files that are trusted, ``references``, and such that cheat, ``suspects``."""
+
+    references: tuple[NodeSource, ...]
+    suspects: tuple[NodeSource, ...] = ()
+
+    def require_apart(self, judged: Collection[str | None]) -> None:
+        """Raise LabError for a node that is there twice, or is at a place of the ``judged`` one."""
+        places = [each.place for each in (*self.references, *self.suspects)]
+        if own := next((place for place in places if place in judged), None):
+            raise LabError(f"reference: {own} is the node that is judged, and no witness of it")
+        if twice := next((place for place in places if places.count(place) > 1), None):
+            raise LabError(f"reference: {twice} is given twice, and is one witness")
+
+    def report(
+        self,
+        claimed: ClaimedArtifacts,
+        order: Work,
+        options: JudgingOptions,
+        sample: tuple[str, int | None],
+        line: Progress,
+        truth: Truth | None = None,
+    ) -> VerdictReport:
+        """The verdict; ``sample`` is the seed that draws it, and how many nonces it has at most.
+
+        ``truth`` is a checkpoint's, None without one. Raises LabError, ProtocolError, WitnessError
+        for a reference that does not answer, and the errors of our own recomputation.
+        """
+        seed, most = sample
+        drawn = seed, NONCES if most is None else most
+        known = witnesses_of(claimed, order, self.references, self.suspects, drawn, line)
+        if truth is None:
+            return judged_by_nodes(claimed, known, options, seed)
+        return judged_beside_checkpoint(claimed, known, truth, options, seed, line)
 
 
 def judged_beside_checkpoint(

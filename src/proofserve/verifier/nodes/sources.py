@@ -67,6 +67,11 @@ class NodeSource:
         return self.place.startswith(("http://", "https://"))
 
 
+def named(place: str, api_key: str | None = None) -> NodeSource:
+    """The source at a URL, or in a file, by the name of either."""
+    return NodeSource(place if "://" in place else Path(place).name, place, api_key)
+
+
 @dataclass(frozen=True, slots=True)
 class KnownNode:
     """What a node computed: float32 [width] of each nonce, and what it says of itself."""

@@ -8,10 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from proofserve.lab.report import BLUE, GREEN, RED, drawn
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.probe.endpoint import ProbePrompt
+from proofserve.verifier.judges import OpinionRecord
+from proofserve.verifier.probe.endpoint import Kind, ProbePrompt
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult, surprise_of
 from proofserve.verifier.probe.readings import ReadProbe
 from proofserve.web import rendered
@@ -30,6 +32,51 @@ CLASSES: Final = {
     SequentialResult.UNDECIDED: "open",
     SequentialResult.UNEXPLAINED: "open",
 }
+
+
+class PromptRecord(TypedDict):
+    """One prompt, and what its answer showed: None is what was not measured."""
+
+    number: int
+    kind: Kind
+    greedy: bool
+    prompt: str
+    answer: str | None
+    tokens: int | None
+    ids_from: str | None
+    largest_gap: float | None
+    surprise_nats: float | None
+    log_evidence_so_far: float | None
+    error_over_own_rounding: float | None
+    left_out: str | None
+
+
+class BlockRecord(TypedDict):
+    ratios: Sequence[float]
+    cosines: Sequence[float]
+
+
+class ProbeRecord(TypedDict):
+    """What ``probe --json`` writes: ``ProbeReport`` as JSON."""
+
+    verdict: SequentialResult
+    label: str
+    suspect: str | None
+    text: str
+    findings: list[OpinionRecord]
+    error_over_own_rounding: float | None
+    mean_cosine_with_suspect: float | None
+    surprise_nats: float | None
+    greedy_share_beyond: float | None
+    blocks: BlockRecord
+    suspects_not_seen: Sequence[str]
+    prompts_asked: int
+    prompt_tokens: int
+    output_tokens: int
+    suspect_forwards: int
+    notes: list[str]
+    setup: dict[str, Any]
+    prompts: list[PromptRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +111,7 @@ class ProbeReport:
         sizes = self.probed.seen.sizes
         return sizes.unseen if sizes else ()
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> ProbeRecord:
         probed, seen = self.probed, self.probed.seen
         return {
             "verdict": probed.verdict,
@@ -87,7 +134,7 @@ class ProbeReport:
             "prompts": self.rows(),
         }
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[PromptRecord]:
         """The evidence of every prompt, in the order in which they were asked."""
         seen = self.probed.seen
         pairs = zip(seen.answers, seen.evidence, strict=True)
@@ -101,19 +148,19 @@ def _row(
     read: ReadProbe | None = None,
     log_evidence: float | None = None,
     left_out: str | None = None,
-) -> dict[str, Any]:
+) -> PromptRecord:
     return {
         "number": prompt.number,
         "kind": prompt.kind,
         "greedy": prompt.greedy,
         "prompt": prompt.text,
-        "answer": read and read.answer.text,
-        "tokens": read and len(read.answer.output_ids),
-        "ids_from": read and read.answer.ids_from,
+        "answer": read.answer.text if read else None,
+        "tokens": len(read.answer.output_ids) if read else None,
+        "ids_from": read.answer.ids_from if read else None,
         "largest_gap": float(read.gaps.max()) if read and prompt.greedy else None,
         "surprise_nats": read.surprise if read and not prompt.greedy else None,
         "log_evidence_so_far": log_evidence,
-        "error_over_own_rounding": read and read.ratio,
+        "error_over_own_rounding": read.ratio if read else None,
         "left_out": left_out,
     }
 
