@@ -46,7 +46,7 @@ TOKENS = 64
 # By the beginning of the command.
 SKIPPED = {
     "pip install": "the tests have the package and what it needs",
-    "proofserve verify http://node:8000 --reference": "test_verify_by_nodes.py has several nodes",
+    "proofserve verify http://node:8000 --reference": "test_by_nodes.py has several nodes",
     "proofserve verify http://node:8000 --model ./model --reference": "as above",
     "proofserve verify http://node:8000 --recompute-url": (
         "both hosts are one server here, and none may judge itself; test_exact.py runs it"
@@ -54,8 +54,11 @@ SKIPPED = {
     "proofserve verify http://node:8000 --model ./model --engine vllm": (
         "it starts a second server; test_exact.py runs it"
     ),
+    "proofserve verify http://node:8000 --model ./model --dist-threshold": (
+        "test_verify.py runs it, and time is dear"
+    ),
     "proofserve challenge http://node:8000 --model ./model --every": "it goes on until Ctrl-C",
-    "proofserve serve ./model --enable-poc --receipts --check-config": "test_commands.py runs it",
+    "proofserve serve ./model --enable-poc --receipts --check-config": "the next one checks it too",
     "proofserve calibrate chat": "it chats for minutes",
     "proofserve watch-chat": "as a challenge; test_watch_chat.py runs it",
 }
