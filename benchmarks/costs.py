@@ -1,7 +1,7 @@
-"""What a verification of large models costs: ``python -m benchmarks.costs`` prints the table.
+"""What a verdict by weights costs: ``python -m benchmarks.costs`` prints the validator's table.
 
-Nothing is measured or downloaded. Shapes are those of published configurations, and how fast
-machines are is assumed, as ``docs/scale.md`` says.
+Nothing is measured or downloaded. Shapes are those of published configurations. How fast machines
+are is assumed, as ``docs/validator.md`` says; two cores are as fast as ``--plan`` found them.
 """
 
 import sys
@@ -13,13 +13,14 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from proofserve.engines.reference.kernels import SERVED
+from proofserve.engines.reference.kernels import PROFILES, SERVED
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, weight_bits
 from proofserve.models.trained import CALIBRATIONS, DENSE
 from proofserve.protocol import SEQ_LEN, SKETCH, TWINS
 from proofserve.verifier.calibration_file import read
 from proofserve.verifier.judges import OWN
 from proofserve.verifier.judging import JudgingOptions
+from proofserve.verifier.noise import MeasuringPlan
 from proofserve.verifier.plans.costs import (
     CostPlan,
     LayerSize,
@@ -27,10 +28,15 @@ from proofserve.verifier.plans.costs import (
     duration,
     expected_passes,
     layer_size,
+    measuring_passes,
 )
 
 # The options of ``verify`` by default, and a sample that excludes a forged tenth.
 SAMPLE, FORWARD_BATCH, AT_ONCE = 128, 8, 32
+# Of a calibration, by default.
+MEASURED: Final = MeasuringPlan(tuple(range(32)), emulated=16, bank=24)
+# Bytes that a process has before it reads a layer, as ``--plan`` says.
+IN_USE: Final = 0.8e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +75,20 @@ def _qwen(layers: int, hidden: int, heads: int, groups: int, **others: Any) -> d
 
 _OF_128: Final = {"num_experts": 128, "num_experts_per_tok": 8}
 MODELS: Final = (
+    PublishedModel(
+        "0.1B (SmolLM2)",
+        "llama",
+        {
+            **{"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536},
+            **{"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152},
+        },
+    ),
     PublishedModel("8B (Qwen3)", "qwen3", _qwen(36, 4096, 32, 8, intermediate_size=12288)),
     PublishedModel(
         "30B-A3B (Qwen3)", "qwen3_moe", _qwen(48, 2048, 32, 4, moe_intermediate_size=768, **_OF_128)
     ),
-    PublishedModel("70B (Llama 3)", "llama", _qwen(80, 8192, 64, 8, intermediate_size=28672)),
+    # The defaults of its class are this model's.
+    PublishedModel("120B (gpt-oss, MXFP4)", "gpt_oss", {"hidden_size": 2880}, of_experts=4.25),
     PublishedModel(
         "235B-A22B (Qwen3, FP8)",
         "qwen3_moe",
@@ -81,7 +96,7 @@ MODELS: Final = (
         bits=8.0,
     ),
     PublishedModel(
-        "1T-A32B (Kimi K2, INT4 experts)",
+        "1T-A32B (Kimi K2, INT4)",
         "deepseek_v3",
         {
             **{"num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432},
@@ -114,48 +129,49 @@ def _machine(
 
 
 MACHINES: Final = (
+    _machine("laptop, 16 GB", 16, products=8.5e10, read=8e8, touched=2e10),
     _machine("16 cores, 256 GB", 256, products=1.6e12, read=3e9, touched=1e11),
-    _machine("a GPU of 24 GB", 24, products=4e13, read=3e9, touched=8e11),
-    _machine("an H100 of 80 GB", 80, products=4e13, read=3e9, touched=2.5e12),
+    _machine("a GPU of 80 GB", 80, products=4e13, read=3e9, touched=2.5e12),
 )
 
 
-def planned(model: PublishedModel) -> CostPlan:
-    """With the figures of the trained model's calibration, as if this model had the same."""
+def planned(model: PublishedModel) -> tuple[CostPlan, CostPlan]:
+    """A verdict and a calibration.
+
+    The verdict has the figures of the trained model's calibration, as if this model had the same.
+    """
     bits = int(min(model.bits, model.of_experts or model.bits))
     names = [name for name in SUSPECTS if name == FP8_CACHE or weight_bits(name) < bits]
-    layers = model.layers()
-    calibration = read(Path(str(DENSE.files())) / CALIBRATIONS[SKETCH])
-    options = JudgingOptions(threshold=calibration)
-    passes = expected_passes(options, SAMPLE, (names, (str(OWN.kernels), *SERVED)), AT_ONCE)
-    hidden = int(model.fields["hidden_size"])
-    return CostPlan(layers, hidden, passes, "nonces", TWINS, SEQ_LEN, FORWARD_BATCH)
+    references = (str(OWN.kernels), *SERVED)
+    kept = read(Path(str(DENSE.files())) / CALIBRATIONS[SKETCH])
+    options = JudgingOptions(threshold=kept)
+    verdict = expected_passes(options, SAMPLE, (names, references), AT_ONCE)
+    calibration = measuring_passes(MEASURED, (names, tuple(PROFILES), references))
+    layers, hidden = model.layers(), int(model.fields["hidden_size"])
+    of_verdict, of_calibration = (
+        CostPlan(layers, hidden, passes, "nonces", TWINS, SEQ_LEN, FORWARD_BATCH)
+        for passes in (verdict, calibration)
+    )
+    return of_verdict, of_calibration
 
 
 def rows() -> Iterator[str]:
-    """The table of ``docs/scale.md``."""
-    heads = ["model", "nonces, forwards", "a layer and its copy", "read", "PFLOP"]
-    heads += [each.name for each in MACHINES]
+    """The table of ``docs/validator.md``."""
+    heads = ["model", "layers on disk", "memory", *(each.name for each in MACHINES)]
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
     for model in MODELS:
-        plan = planned(model)
-        runs = sum(plan.runs.values())
-        cells = [
-            model.name,
-            f"{plan.nonces}, {runs}",
-            f"{plan.layer_memory / 1e9:.1f} GB",
-            f"{len(plan.passes)} x {plan.pass_bytes / 1e9:.0f} GB",
-            f"{plan.all_operations / 1e15:,.0f}",
-        ]
-        yield f"| {' | '.join([*cells, *(_time(plan, each) for each in MACHINES)])} |"
+        plans = planned(model)
+        memory = IN_USE + max(each.layer_memory + each.state_memory for each in plans)
+        sizes = (f"{size / 1e9:.{int(size < 1e10)}f} GB" for size in (plans[0].pass_bytes, memory))
+        cells = [model.name, *sizes, *(_times(plans, memory, each) for each in MACHINES)]
+        yield f"| {' | '.join(cells)} |"
 
 
-def _time(plan: CostPlan, machine: AssumedMachine) -> str:
-    if plan.layer_memory > 0.9 * machine.room:
-        return "no room for a layer"
-    parts = plan.seconds(machine.rates)
-    return f"{duration(sum(parts.values()))}, of it {duration(parts['reading'])} reading"
+def _times(plans: tuple[CostPlan, CostPlan], memory: float, machine: AssumedMachine) -> str:
+    if memory > 0.9 * machine.room:
+        return "no room"
+    return "; ".join(duration(sum(each.seconds(machine.rates).values())) for each in plans)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 TEXT: Final = Path(__file__).with_suffix(".txt")
 STEPS: Final = ("smoke", "e2e", "coexist", "chat", "receipts")
 FAMILY_HEAD: Final = (
-    *("family", "built like", "scheme", *STEPS),
+    *("family", "built like", "scheme", "passed"),
     *("honest, 1 rank", "honest, 2 ranks", "int4 g128", "distances", "errors"),
 )
 FORMAT_HEAD: Final = (
@@ -23,6 +23,7 @@ FORMAT_HEAD: Final = (
 )
 WORDS: Final = {SequentialResult.HONEST: "cleared", SequentialResult.FRAUD: "convicted"}
 NONE: Final = "-"
+YES: Final = "yes"
 
 
 def page(found: Mapping[str, Row]) -> str:
@@ -73,10 +74,9 @@ def _family(candidate: Candidate, row: Row | None) -> list[str]:
     judged = {each.node: each for each in row.judged}
     errors = [f"{each.error:.4f}" for node in (ONE, TWO) if (each := judged.get(node))]
     return [
-        *(*head, candidate.scheme),
-        *(_passed(row, step) for step in STEPS),
+        *(*head, candidate.scheme, _steps(row)),
         *(_verdict(judged.get(node)) for node in (ONE, TWO, candidate.cheat)),
-        ", ".join(f"{each.invalid} of {each.of}" for each in row.winners) or NONE,
+        ", ".join(f"{each.invalid}" for each in row.winners) or NONE,
         ", ".join(errors) or NONE,
     ]
 
@@ -91,11 +91,20 @@ def _format(candidate: Candidate, row: Row | None) -> list[str]:
     return [*head, _passed(row, "smoke"), *map(_verdict, nodes), ", ".join(errors) or NONE]
 
 
+def _steps(row: Row) -> str:
+    """The steps that passed, in few words."""
+    found = {step: _passed(row, step) for step in STEPS}
+    failed = [step for step, word in found.items() if word != YES]
+    if len(failed) > len(STEPS) // 2:
+        return ", ".join(step for step in STEPS if step not in failed) or NONE
+    return f"all but {', '.join(failed)}" if failed else "all"
+
+
 def _passed(row: Row, step: str) -> str:
     if step not in row.checks:
         return NONE
     good = step not in row.errors and all(each.passed is not False for each in row.checks[step])
-    return "yes" if good else "**no**"
+    return YES if good else "**no**"
 
 
 def _verdict(judged: Judged | None) -> str:

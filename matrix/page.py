@@ -8,7 +8,7 @@ from matrix.results import ColumnResult
 from matrix.trial import MODEL
 from matrix.vectors import NONCES, SCHEMES, SEQ_LEN
 from proofserve.cli.model import trained_calibration
-from proofserve.engines.vetting.versions import VETTED
+from proofserve.engines.vetting.versions import MATRIX, VETTED
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.verifier.calibration_file import read
 
@@ -34,7 +34,12 @@ def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult]) -> str:
         reference=REFERENCE.replace("-", " on "),
         schemes=" and ".join(f"{model} by {scheme}" for model, scheme in SCHEMES.items()),
         limits=" and ".join(f"{limit:.4f}" for limit in limits.values()),
-        vetted="\n".join(f"- {v.minor} ({', '.join(v.runners)}): {v.how}" for v in VETTED),
+        vetted=", ".join(v.minor for v in VETTED),
+        others="".join(
+            f"; {v.minor}: {rest.lstrip(',; ')}"
+            for v in VETTED
+            if (rest := v.how.removeprefix(MATRIX))
+        ).lstrip("; "),
     )
 
 

@@ -116,8 +116,7 @@ def _worst(found: Found) -> str:
             if not kind.cheap and kind.kinds > 1 and not kind.suspect and share < _CLEARED:
                 lines.append(
                     f"* {group.model}, {kind.kinds} kinds of card: of the honest deployments {name}"
-                    f" least often, in {share:.0%}. What is not cleared stays undecided: it errs"
-                    " more often than the references show that honest ones do."
+                    f" least often, in {share:.0%}; else it stays undecided."
                 )
     return "\n".join(lines)
 

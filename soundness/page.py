@@ -34,7 +34,6 @@ def page(found: Sequence[Found], machine: str) -> str:
         never=never_convicted(rows),
         forged=_forged(found),
         nonces=f"{' or '.join(lengths)} tokens",
-        calibrations=_calibrations(found),
         models=", ".join(f"{arch} ({BY_NAME[arch].what})" for arch in arches),
         machine=machine,
         processors="; ".join(sorted(processors)),
@@ -80,23 +79,12 @@ def never_convicted(rows: Sequence[CellRow]) -> str:
     return f"Never convicted on all nonces: {text or 'none'}."
 
 
-def _calibrations(found: Sequence[Found]) -> str:
-    """What the calibrations say of themselves: most of them, then each that says something else."""
-    where: dict[str, list[str]] = {}
-    for each in found:
-        about = each.calibration.removeprefix(f"calibration of {each.arch}: ")
-        where.setdefault(about, []).append(f"{each.arch} {each.scheme}")
-    usual, *others = sorted(where, key=lambda about: -len(where[about]))
-    return "; ".join([usual, *(f"{', '.join(where[each])}: {each}" for each in others)])
-
-
 def _forged(found: Sequence[Found]) -> str:
-    cells = [
-        f"{each.scheme} by {one.tests} {one.convicted} of {one.times}, {one.most} nonces at most"
-        for each in found
-        for one in each.forged
-    ]
-    return "; ".join(cells)
+    """Of all schemes and tests together."""
+    every = [one for each in found for one in each.forged]
+    convicted, times = (sum(getattr(one, name) for one in every) for name in ("convicted", "times"))
+    most = max((one.most for one in every), default=0)
+    return f"{convicted} of {times}, after {most} nonces at most"
 
 
 def table(head: Row, rows: Sequence[Row]) -> str:

@@ -44,7 +44,7 @@ SHARED_ENGINE = {
 LONGEST = (
     "the served node",
     "the embedded engine",
-    "tests/e2e/test_readme.py",
+    "tests/e2e/test_roles.py",
     "tests/e2e/test_parallel.py",
     "tests/cli/test_demo.py",
     "tests/trials/test_fleet.py",

@@ -56,8 +56,8 @@ def test_the_page_has_every_row_and_every_reason() -> None:
         if name not in {"qwen3", "AWQ"}:
             assert f"\n- {name}: " in text
     (line,) = (line for line in text.splitlines() if line.startswith("| qwen3 |"))
-    assert "| yes | yes | yes | yes | yes | cleared, 10 | cleared, 10 | convicted, 10 |" in line
-    assert "| 60 of 64, 0 of 64 | 0.0123, 0.0123 |" in line
+    assert "| all | cleared, 10 | cleared, 10 | convicted, 10 |" in line
+    assert "| 60, 0 | 0.0123, 0.0123 |" in line
     assert "0.0123 (1.02), 0.0123 (1.02)" in text
 
 
@@ -74,7 +74,7 @@ def test_what_went_wrong_is_told() -> None:
         f"qwen3: {CHEAT}: {HONEST} after 10 nonces",
     ]
     text = page({"qwen3": failed})
-    assert "| yes | **no** | **no** | yes | yes |" in text
+    assert "| all but e2e, coexist |" in text
 
 
 def test_a_cache_that_does_not_show_is_a_finding() -> None:

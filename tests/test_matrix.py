@@ -148,7 +148,7 @@ def test_the_page() -> None:
     assert "0.33-V2: skipped, not yet." in text
     assert text.count("**yes**") == 1
     assert text.count("1.0000 | 1.0000 | 50 | 123") == 1
-    assert "Measured 0.31-V1 on one core; 0.32-V1, 0.33-V1 on 2 cores. Seconds" in text
+    assert "Measured 0.31-V1 on one core; 0.32-V1, 0.33-V1 on 2 cores. Nonces" in text
 
 
 def test_the_page_is_of_the_results_that_are_kept() -> None:

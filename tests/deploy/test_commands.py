@@ -89,12 +89,22 @@ def unit_command(key: str) -> tuple[list[str], dict[str, str]]:
     return expanded[2:at] + options + expanded[at + 1 :], given
 
 
+def _with_exports(page: str) -> Iterator[str]:
+    """The commands of a page, each below the variables that the page has exported before it."""
+    exported: list[str] = []
+    for each in commands_of(page):
+        if each.text.startswith("export "):
+            exported.append(each.text)
+        else:
+            yield "\n".join((*exported, each.text))
+
+
 def documented_servers() -> Iterator[tuple[str, str]]:
     """Each command of the pages and of the script's own help that starts a server with proofs."""
     script = ROOT / "scripts" / "start_vllm_h100.sh"
     for page in (*PAGES, script):
         text = page.read_text()
-        found = [each.text for each in commands_of(text)] if page != script else text.splitlines()
+        found = list(_with_exports(text)) if page != script else text.splitlines()
         prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
         for each in (*found, *re.findall(r"`([^`]+)`", prose)):
             starts = re.search(r"(proofserve serve|start_vllm_h100\.sh) ", each)

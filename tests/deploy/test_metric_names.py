@@ -132,6 +132,8 @@ def test_operations_md_lists_the_metrics_of_a_node() -> None:
         name: {label.strip() for label in labels.split(",") if label.strip()}
         for name, labels in re.findall(r"^\| `(proofserve_\w+)` \|([^|]*)\|", section, re.MULTILINE)
     }
+    (others,) = re.findall(r"^Without labels.*(?:\n.+)*", section, re.MULTILINE)
+    listed |= {name: set[str]() for name in re.findall(r"`(proofserve_\w+)`", others)}
     exposed_names: dict[str, set[str]] = {}
     for name, labels in asyncio.run(node_series()).items():
         family = re.sub(r"_(bucket|sum|count|created)$", "", name)

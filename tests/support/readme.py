@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 # Blocks with a language are no commands.
 _FENCE = "```"
-_ASSIGNMENT = re.compile(r"[A-Z_]+=\S+$")
+# With or without ``export``: a word, a text in quotes, or what a command prints.
+_ASSIGNMENT = re.compile(r'(?:export )?[A-Z_]+=(?:"[^"]*"|\$\([^)]*\)|\S+)(?:\s+#.*)?$')
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class PageCommand:
 
     @property
     def is_assignment(self) -> bool:
-        return len(self.words) == 1 and _ASSIGNMENT.match(self.words[0]) is not None
+        return _ASSIGNMENT.match(self.text) is not None
 
 
 def commands_of(page: str) -> Iterator[PageCommand]:

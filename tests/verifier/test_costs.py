@@ -133,4 +133,4 @@ def test_a_file_is_read_to_know_the_disk(tmp_path: Path) -> None:
 
 
 def test_the_table_of_the_page_is_computed() -> None:
-    assert "\n".join(page.rows()) in (ROOT / "docs" / "scale.md").read_text()
+    assert "\n".join(page.rows()) in (ROOT / "docs" / "validator.md").read_text()

@@ -61,8 +61,8 @@ def chat(
 ) -> None:
     """Chat with honest servers, and measure the errors of their receipts.
 
-    A server is honest if it is like one of the kernels measured here. Some 25
-    kernels of other machines are emulated: they read the same answers. Without
+    A server is honest if it is like one of the kernels measured here. Kernels
+    of other machines are emulated: they read the same answers. Without
     --url this also starts a vLLM server of MODEL with receipts. Give one server
     for each kind that honest operators run: eager and compiled, other cards.
     All have to serve the published weights.

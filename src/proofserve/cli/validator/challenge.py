@@ -105,7 +105,7 @@ def command(
 
     Block and nonces are random and new each time: the node can neither have
     computed them before, nor choose which ones it computes honestly. A node with
-    keys computes them for a validator's key, or an operator's (--api-key).
+    keys computes them for a validator's key, or an operator's (POC_API_KEY).
     Verdict and exit codes are those of `verify`: 0 honest, 1 fraud, 2 undecided or
     unproved, 3 no verdict.
 

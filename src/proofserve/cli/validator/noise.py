@@ -119,11 +119,11 @@ def noise(
 ) -> None:
     """Measure what honest nodes of a model look like, for `verify` and `audit`.
 
-    A node is honest if it is like one of the kernels measured here. Some 15
-    kernels of other machines are emulated, so that no card is needed to begin
-    with; give every honest engine that you trust as --other: each kind of card,
-    each number of ranks. Other machines --save what theirs computed, or write
-    a calibration of their own, which --add merges. All compute the same nonces.
+    A node is honest if it is like one of the kernels measured here. Kernels of
+    other machines are emulated, so that no card is needed to begin with; give
+    every honest engine that you trust as --other: each kind of card, each number
+    of ranks. Other machines --save what theirs computed, or write a calibration
+    of their own, which --add merges. All compute the same nonces.
 
     A node that the emulated kernels alone would convict is refused: it may serve
     other weights. --trust takes it all the same. At the end each kernel is left

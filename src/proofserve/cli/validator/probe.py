@@ -87,8 +87,9 @@ def command(
 
     \b
     proofserve probe http://server:8000 --model ./model
+    export POC_PROBE_API_KEY=$(cat provider.key)
     proofserve probe https://provider.example/v1 --model ./model --served-model NAME
-        --api-key KEY --html probe.html
+        --html probe.html
     proofserve probe http://server:8000 --model ./model --suspect ./model-awq --no-chat
     """
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():

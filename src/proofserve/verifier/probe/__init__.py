@@ -1,1 +1,1 @@
-"""Checks an OpenAI-compatible endpoint that knows nothing of proofs (``docs/probe.md``)."""
+"""Checks an OpenAI-compatible endpoint that knows nothing of proofs (``docs/customer.md``)."""
