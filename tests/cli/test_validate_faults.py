@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from proofserve.lab.records import Work
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.settings.validation import NodesFile
-from proofserve.verifier.validation import asking
+from proofserve.verifier.validation import asking, judging
 from proofserve.verifier.validation.ledger import Ledger
 from support.committed import fake_node
 
@@ -92,14 +93,18 @@ def test_an_answer_with_another_signature_is_unproved(urls: dict[str, str], tmp_
     assert "node (toy): unproved (another key): public_key: 0000" in said(result)
 
 
+NEVER_ENDS = b"HTTP/1.1 200 OK\r\nX-Long: "
+NO_GZIP = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\nAAAAAAAAA"
+
+
 @contextmanager
-def dripping() -> Iterator[str]:
-    """A server that sends a byte of its headers each 50 ms, and never ends."""
+def dripping(first: bytes) -> Iterator[str]:
+    """A server that sends ``first``, and then a byte each 50 ms, for ever."""
     ended = threading.Event()
 
     def drip(client: socket.socket) -> None:
         with client:
-            client.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+            client.sendall(first)
             while not ended.wait(0.05):
                 try:
                     client.sendall(b"x")
@@ -121,16 +126,44 @@ def dripping() -> Iterator[str]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_node_that_never_ends_its_answer_holds_up_no_other(
-    urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("sends", "kind"), [(NEVER_ENDS, "late"), (NO_GZIP, "not reached")])
+def test_a_hostile_node_holds_up_no_other(
+    sends: bytes, kind: str, urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking, "DESCRIBES_ITSELF_S", 1.0)
-    with dripping() as url:
+    with dripping(sends) as url:
         file = file_of(tmp_path, urls["node"], [urls["same"], urls["other"]], slow=url)
         result = validate(file)
     assert result.exit_code == 2, result.output
     assert "node (toy): honest: " in said(result)
-    assert "slow (toy): unproved (late): GET" in said(result)
+    assert f"slow (toy): unproved ({kind}): GET" in said(result)
+
+
+@pytest.mark.parametrize("where", ["ask", "judged_by_nodes"])
+def test_an_error_that_nobody_foresaw_is_that_of_one_node(
+    where: str, urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = asking if where == "ask" else judging
+    usual = getattr(module, where)
+
+    def faulty(of: Any, *about: Any) -> Any:
+        if getattr(of, "name", None) == "slow" or where != "ask":
+            raise ZeroDivisionError
+        return usual(of, *about)
+
+    monkeypatch.setattr(module, where, faulty)
+    file = file_of(tmp_path, urls["node"], [urls["same"], urls["other"]], slow="http://127.0.0.1:1")
+    result = validate(file)
+    if where == "ask":
+        assert result.exit_code == 2, result.output
+        assert "slow (toy): unproved (unreadable): http://127.0.0.1:1: ZeroDivisionError()" in said(
+            result
+        )
+        assert "node (toy): honest: " in said(result)
+    else:
+        assert result.exit_code == 3, result.output
+        assert "node (toy): not judged: ZeroDivisionError(); its answer is kept" in said(result)
+        assert "slow (toy): unproved (not reached)" in said(result)
 
 
 @pytest.mark.parametrize("ago", [1.0, 1000.0])

@@ -268,7 +268,8 @@ class NodeClient:
                         raise NodeError(f"{named}: more than {LONGEST_ANSWER} bytes")
         except TimeoutError as error:
             raise TooSlowError(f"no answer within {seconds:g} s") from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
+            # It also cannot be decoded, if its Content-Encoding lies.
             raise NodeError(f"{named}: {str(error) or type(error).__name__}") from error
         if response.is_error:
             text = content.decode(errors="replace")[:LONGEST_TEXT]

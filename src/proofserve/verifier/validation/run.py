@@ -12,7 +12,6 @@ from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.rounds.errors import EngineFault
 from proofserve.verifier.bundle import write_bundle
 from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.validation.asking import ask_all
@@ -111,11 +110,14 @@ class Validation:
         asked = [(nodes[each.node], each) for each in wanted]
         for each, call in ask_all(asked, self.plan.deadline_s):
             self.progress.advance()
-            try:
-                kept, seconds = call.result()
-            except UnprovedError as error:
+            # Whatever one node makes go wrong here, the others are asked and judged.
+            if isinstance(error := call.exception(), UnprovedError):
                 yield self._unproved(each, error)
+            elif isinstance(error, Exception):
+                unreadable = UnprovedError(Unproved.UNREADABLE, f"{each.url}: {error!r}")
+                yield self._unproved(each, unreadable)
             else:
+                kept, seconds = call.result()
                 self.ledger.answered(each.number, kept.model_dump_json(), seconds)
 
     def _judge(self, model: ValidatedModel) -> Iterator[NodeResult]:
@@ -130,13 +132,13 @@ class Validation:
         try:
             for each, call in judge.verdicts(answered):
                 self.progress.advance()
-                left.remove(each.node)
-                try:
-                    yield self._judged(model, each, call.result())
-                except UnprovedError as error:
+                if isinstance(error := call.exception(), UnprovedError):
                     yield self._unproved(each, error)
-                except (LabError, ProtocolError, EngineFault, CheckpointError) as error:
+                elif isinstance(error, Exception):
                     yield NodeResult(each.node, model.name, None, _kept(error))
+                else:
+                    yield self._judged(model, each, call.result())
+                left.remove(each.node)
         except (LabError, ProtocolError, CheckpointError) as error:
             # The checkpoint or its calibration: other models have theirs.
             yield from (NodeResult(name, model.name, None, _kept(error)) for name in sorted(left))
@@ -165,4 +167,5 @@ def _shape(work: Work) -> tuple[str | None, int, int]:
 
 
 def _kept(error: Exception) -> str:
-    return f"{error}; its answer is kept, and the next run judges it"
+    text = str(error) if isinstance(error, LabError) else repr(error)
+    return f"{text}; its answer is kept, and the next run judges it"
