@@ -12,9 +12,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from cli.bundled import forged
 from cli.challenged import VALIDATOR, ChallengedNode, challenged_node
 from proofserve.cli.main import app
-from proofserve.lab.report import LabError, write_json
+from proofserve.lab.report import LabError
 from proofserve.protocol.nonces import draw
 from proofserve.verifier import bundle as bundles
 from proofserve.verifier import challenge
@@ -98,15 +99,6 @@ def test_no_changed_byte_goes_unseen(verdict: str, made: dict[str, Path], tmp_pa
         other = draw.choice([byte for byte in range(256) if byte != raw[place]])
         file.write_bytes(raw[:place] + bytes([other]) + raw[place + 1 :])
         assert faults(file), (place, raw[place], other)
-
-
-def forged(source: Path, file: Path, **changes: Any) -> Path:
-    """A bundle with other parts, whose digests are as they must be."""
-    body = json.loads(source.read_text()) | changes
-    del body["digests"]
-    digests = {name: bundles._digest(value) for name, value in body.items()}
-    write_json(file, {**body, "digests": digests})
-    return file
 
 
 def test_a_validator_cannot_change_what_the_node_said(
@@ -236,5 +228,5 @@ def test_what_a_bundle_cannot_hold_is_refused(tiny: Path, tmp_path: Path) -> Non
     assert "SOURCE must be a node's URL" in run("verify", str(file), *wanted).output
     several = ("--reference", "http://a", "--reference", "http://b")
     result = run("verify", "http://node", *several, *wanted)
-    assert "without --reference" in result.output
+    assert "not by both" in result.output
     assert run("challenge", "http://node", *several, *wanted).exit_code == 3

@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from cli.bundled import forged
 from cli.challenged import NAME, OPERATOR, VALIDATOR, ChallengedNode, ModelEngine, challenged_node
 from proofserve.cli.main import app
 from proofserve.engines.reference.kernels import PROFILES, with_kernels
@@ -22,6 +23,7 @@ from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import SKETCH_2
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.bundle import BundledWitness, UnsignedError
 from proofserve.verifier.claims import ClaimedArtifacts, document
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
 from proofserve.verifier.nodes.members import judged_by_members
@@ -93,6 +95,49 @@ def test_a_challenge_has_others_compute_the_same_nonces(nodes: dict[str, Challen
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 1, result.output
     assert "24 nonces" in result.output
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_a_verdict_by_others_is_computed_again_from_what_all_of_them_signed(
+    nodes: dict[str, ChallengedNode], tmp_path: Path
+) -> None:
+    file, options = tmp_path / "verdict.json", ("--nonces", "24", "--deadline", "600")
+    bundled = (*options, "--api-key", VALIDATOR, "--bundle", file)
+    made = run("challenge", nodes["int4 g128"].url, *references(nodes), *bundled)
+    assert made.exit_code == 1, made.output
+    checked = run("verify-bundle", file, "--check-only")
+    assert checked.exit_code == 0, checked.output
+    shown = "".join(checked.output.split())
+    bundle = json.loads(file.read_text())
+    for each in bundle["witnesses"]:
+        assert f"trusted:{each['url']},signedby{each['public_key']}" in shown
+    again = run("verify-bundle", file)
+    assert again.exit_code == 1, again.output
+    assert "So does another sample" in again.output
+    assert run("verify-bundle", file, "--model", tmp_path).exit_code == 3
+
+    def fault(**changes: Any) -> str:
+        found = run("verify-bundle", forged(file, tmp_path / "forged.json", **changes))
+        assert found.exit_code == 3, found.output
+        return " ".join(found.output.split())
+
+    first, *others = bundle["witnesses"]
+    answers = [*first["answers"][:-1], first["answers"][-1] | {"body": "{}"}]
+    assert "is not signed by the node's key" in fault(
+        witnesses=[first | {"answers": answers}, *others]
+    )
+    assert "findings: {" in fault(witnesses=[first, others[0]])
+
+
+def test_a_bundle_has_one_kind_of_judge(nodes: dict[str, ChallengedNode], tmp_path: Path) -> None:
+    asked = ("challenge", nodes["int4 g128"].url, *references(nodes), "--model", tmp_path)
+    assert "not by both" in run(*asked, "--bundle", tmp_path / "verdict.json").output
+    of_file = NodeSource("theirs", str(tmp_path / "theirs.json"))
+    with pytest.raises(UnsignedError, match="says is not signed"):
+        BundledWitness.of(of_file, is_suspect=False)
 
 
 def test_a_reference_that_fails_gives_no_verdict(

@@ -18,6 +18,10 @@ class Transcript:
     signed: list[SignedAnswer] = field(default_factory=list)
     unsigned: list[SignedAnswer] = field(default_factory=list)
 
+    def forget(self) -> None:
+        self.signed.clear()
+        self.unsigned.clear()
+
     def hear(self, response: httpx.Response, body: bytes) -> None:
         """Keep the whole ``body`` of a successful ``response``."""
         asked = response.request

@@ -1,7 +1,7 @@
 """A verdict as a file, for a third party: what the node signed, and all that judged it.
 
 It needs no trust in who made it: the claims are the node's own signed answers, and the verdict is
-computed again from them, with the published weights.
+computed again from them, with the published weights or with the signed answers of other nodes.
 """
 
 import base64
@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -32,6 +32,9 @@ from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
 from proofserve.verifier.challenge import FreshChallenge, answer, nonces_of
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
+from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.nodes.judging import judged_by_nodes
+from proofserve.verifier.nodes.sources import NONCES, KnownNode, NodeSource, Witnesses, asked
 from proofserve.verifier.orders import WorkOptions, order_of
 from proofserve.wire.answers import SignedAnswer
 
@@ -104,12 +107,45 @@ class BundledOptions(BaseModel):
         return JudgingOptions(self.tests, *numbers, threshold, self.kept)
 
 
+class BundledWitness(BaseModel):
+    """A node that the validator trusted, or one that cheats on purpose, and what it answered."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    url: str
+    is_suspect: bool
+    public_key: str = Field(pattern="^[0-9a-f]{64}$")
+    answers: list[AnswerRecord]
+
+    @classmethod
+    def of(cls, source: NodeSource, is_suspect: bool) -> Self:
+        """Raises UnsignedError for a file, and for a node that does not sign."""
+        if not source.is_node:
+            raise UnsignedError(f"no bundle: what the file {source.place} says is not signed")
+        key = HeardNode(source.place, source.heard).public_key()
+        return cls(
+            name=source.name,
+            url=source.place,
+            is_suspect=is_suspect,
+            public_key=key.hex(),
+            answers=_records(source.heard),
+        )
+
+    def node(self, order: Work, nonces: Sequence[int]) -> KnownNode:
+        """What it said about ``nonces``. Raises LabError."""
+        key = bytes.fromhex(self.public_key)
+        again = replaying([each.answer(key) for each in self.answers])
+        return asked(NodeSource(self.name, self.url), order, nonces, again)
+
+
 class Bundle(BaseModel):
     """``challenge`` is what was asked of a node, or ``wanted`` says which round of it was read.
 
     ``ours`` are the validator's vectors, by nonce, of those that had one to compare with, in
     base64; ``seed`` drew the sample of ``most`` nonces. ``digests`` are SHA-256 of all other
-    fields: they show damage, and no lie.
+    fields: they show damage, and no lie. ``witnesses`` judged in the place of weights, if there are
+    any; ``ours`` are then the vectors of one of them.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -127,6 +163,7 @@ class Bundle(BaseModel):
     most: int | None
     judged_by: BundledOptions
     ours: dict[int, str]
+    witnesses: list[BundledWitness] = []
     report: dict[str, Any]
     digests: dict[str, str]
 
@@ -149,6 +186,23 @@ class Bundle(BaseModel):
             claimed = from_node(node, self.wanted)
         # What the node was asked for is what it says itself, and nothing else.
         return claimed, order_of(claimed, WorkOptions())
+
+    def beside_witnesses(self) -> Callable[[str], VerdictReport]:
+        """The verdict by the witnesses, by a seed. Raises LabError."""
+        claimed, order = self.claims()
+        sample = draw(claimed.nonces, self.seed, NONCES if self.most is None else self.most)
+        references, suspects = (
+            [each.node(order, sample) for each in self.witnesses if each.is_suspect is cheats]
+            for cheats in (False, True)
+        )
+        options = self.judged_by.options(None)
+
+        def judge(seed: str) -> VerdictReport:
+            # They answered about these nonces alone: another seed has them in another order.
+            known = Witnesses(references, suspects, draw(sample, seed, None))
+            return judged_by_nodes(claimed, known, options, seed)
+
+        return judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +233,22 @@ def write_bundle(
     report: VerdictReport,
     most: int | None,
     judged_with: tuple[Path | None, Sequence[Path]],
+    nodes: TrustedNodes | None = None,
 ) -> str:
     """Write the verdict of ``report`` about up to ``most`` nonces, if there is a ``file`` for it.
 
-    ``judged_with`` are the file of the calibration and suspected checkpoints. Returns why nothing
-    was written, else an empty text: a node that does not sign must not end its own verdict. Raises
-    OSError.
+    ``judged_with`` are the file of the calibration and suspected checkpoints; or else ``nodes``
+    judged. Returns why nothing was written, else an empty text: a node that does not sign must not
+    end its own verdict. Raises OSError.
     """
     if file is None:
         return ""
     try:
         public_key, every = heard.public_key(), heard.transcript
-        answers = [AnswerRecord.of(each).model_dump() for each in (*every.unsigned, *every.signed)]
+        answers = [each.model_dump() for each in _records(every)]
+        sources = [(each, False) for each in nodes.references] if nodes else []
+        sources += [(each, True) for each in nodes.suspects] if nodes else []
+        witnesses = [BundledWitness.of(*each).model_dump() for each in sources]
     except UnsignedError as error:
         return str(error)
     options, (calibration, suspects) = report.options, judged_with
@@ -216,6 +274,7 @@ def write_bundle(
             "suspects": digests_of(suspects),
         },
         "ours": _ours(report),
+        "witnesses": witnesses,
         "report": report.record(),
     }
     # As it will be read.
@@ -224,6 +283,11 @@ def write_bundle(
         file, {**fields, "digests": {name: _digest(value) for name, value in fields.items()}}
     )
     return ""
+
+
+def _records(heard: Transcript) -> list[AnswerRecord]:
+    """Raises UnsignedError for an answer that is no text."""
+    return [AnswerRecord.of(each) for each in (*heard.unsigned, *heard.signed)]
 
 
 def digest_of_file(path: Path) -> str:
@@ -270,15 +334,24 @@ def faults_of(file: Path) -> Iterator[str]:
     for name in sorted({*parts, *bundle.digests}):
         if parts.get(name) != bundle.digests.get(name):
             yield f"{name}: it is not as it was written"
-    key = bytes.fromhex(bundle.public_key)
-    for number, each in enumerate(bundle.answers):
-        if each.target != _UNSIGNED and not each.answer(key).is_signed:
-            yield f"answers.{number}: {each.method} {each.target} is not signed by the node's key"
+    yield from _not_signed("answers", bundle.public_key, bundle.answers)
+    for number, each in enumerate(bundle.witnesses):
+        yield from _not_signed(f"witnesses.{number}", each.public_key, each.answers)
     try:
         claimed, order = bundle.claims()
         yield from _arithmetic(bundle, claimed, order)
+        if bundle.witnesses:
+            yield from differences(bundle, bundle.beside_witnesses()(bundle.seed))
     except (LabError, ProtocolError) as error:
         yield f"answers: {error}"
+
+
+def _not_signed(where: str, public_key: str, answers: Sequence[AnswerRecord]) -> Iterator[str]:
+    key = bytes.fromhex(public_key)
+    for number, each in enumerate(answers):
+        if each.target != _UNSIGNED and not each.answer(key).is_signed:
+            text = f"{each.method} {each.target} is not signed by the node's key"
+            yield f"{where}.{number}: {text}"
 
 
 def _arithmetic(bundle: Bundle, claimed: ClaimedArtifacts, order: Work) -> Iterator[str]:

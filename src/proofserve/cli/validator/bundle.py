@@ -53,13 +53,14 @@ def command(
     The claims in a bundle are answers that the node signed. --check-only says whether the file is
     as it was written, the signatures are of one key, and sample, distances and verdict follow
     from the rest. What it cannot know is whether the vectors beside the claims are those of the
-    published weights: with --model they are computed again, and so is the verdict.
+    published weights: with --model they are computed again, and so is the verdict. A verdict by
+    other nodes (--reference) is computed again from their signed answers, without a model.
 
     A conviction is also judged with a seed of now, because who made it could have tried many.
 
     What is left to you: whether the key is the node's (GET /api/v1/pow/versions shows it, or your
-    network's list of nodes), and whether you would have judged with these numbers, this
-    calibration, or this threshold.
+    network's list of nodes), whether those of other nodes are of nodes that you trust, and whether
+    you would have judged with these numbers, this calibration, or this threshold.
 
     Exit code: that of the verdict, 0 honest, 1 fraud, 2 undecided, if all holds; with --check-only
     0 if all holds. 3: something does not hold, or the verdict is another one here.
@@ -78,10 +79,15 @@ def command(
         session.tell("\n".join(_about(bundle, *bundle.claims())))
         if check_only:
             return
-        if model is None:
+        if bundle.witnesses:
+            if model is not None:
+                raise LabError("--model: other nodes judged here, and no checkpoint: leave it out")
+            judge = bundle.beside_witnesses()
+        elif model is None:
             raise LabError("give --model CHECKPOINT, or --check-only")
-        files = calibration, suspect or ()
-        judge = _judge_of(bundle, (model, device, forward_batch), *files, session)
+        else:
+            files = calibration, suspect or ()
+            judge = _judge_of(bundle, (model, device, forward_batch), *files, session)
         report = judge(bundle.seed)
         if changed := [*differences(bundle, report)]:
             session.tell("\n".join(changed), "red")
@@ -105,6 +111,11 @@ def _about(bundle: Bundle, claimed: ClaimedArtifacts, order: Work) -> list[str]:
         f"the node says that it serves weights of the digest {claimed.weights_digest or '(none)'}",
         f"of {order.scheme}, seq_len {order.seq_len}, k_dim {order.k_dim}; judged with"
         f" {', '.join(_numbers(bundle.judged_by))}",
+        *(
+            f"{'of a cheat' if each.is_suspect else 'trusted'}: {each.name}, signed by"
+            f" {each.public_key}"
+            for each in bundle.witnesses
+        ),
     ]
 
 

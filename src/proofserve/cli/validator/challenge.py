@@ -143,17 +143,17 @@ def command(
                 order = calibrated_order(measured)
                 others = reference, suspect_node, reference_api_key
                 nodes = given_nodes(*others, ctx.params, {url})
+                if bundle is not None and nodes is not None and model is not None:
+                    text = "it holds a verdict by --model or by --reference, not by both"
+                    raise LabError(f"--bundle: {text}")
                 if nodes is not None and model is None:
                     judge = _by_nodes(nodes, judging, session)
                 else:
                     setup = model or _no_model(), device, forward_batch, suspect, nodes
                     judge = _by_weights(setup, order, judging, nonces if plan else None, session)
-                if bundle is not None and nodes is not None:
-                    text = "it holds verdicts by --model alone, without --reference"
-                    raise LabError(f"--bundle: {text}")
                 judged_with = calibration, tuple(suspect or ())
                 challenger = _Challenger(
-                    tally.url, api_key, order, nonces, deadline, judge, bundle, judged_with
+                    tally.url, api_key, order, nonces, deadline, judge, bundle, judged_with, nodes
                 )
                 _challenge(challenger, tally, every, json, session)
         except SystemExit:
@@ -237,6 +237,7 @@ class _Challenger:
     bundle: Path | None
     # The calibration and the suspects that the judge has.
     judged_with: tuple[Path | None, Sequence[Path]]
+    nodes: TrustedNodes | None
 
     def once(self, progress: Progress) -> challenge.ChallengeResult:
         """One challenge. Raises the errors of our own recomputation."""
@@ -258,7 +259,7 @@ class _Challenger:
             none = SequentialResult.UNEXPLAINED
             return challenge.ChallengeResult(none, asked, str(error), found.seconds, found)
         node = HeardNode(self.url, heard, challenge=asked)
-        unwritten = write_bundle(self.bundle, node, report, None, self.judged_with)
+        unwritten = write_bundle(self.bundle, node, report, None, self.judged_with, self.nodes)
         reason = f"{report.reason}; {unwritten}" if unwritten else report.reason
         return challenge.ChallengeResult(
             report.outcome.verdict, asked, reason, found.seconds, found, report

@@ -289,7 +289,7 @@ def command(
             report = judge.report(claimed, workload_of(order), tests, judging, sample, session)
         differ = not tests.judges and leaves_open(report.outcome)
         node = HeardNode(str(source), heard, wanted=wanted)
-        kept = write_bundle(bundle, node, report, nonces, (calibration, suspect or ()))
+        kept = write_bundle(bundle, node, report, nonces, (calibration, suspect or ()), nodes)
         notes = *_notes(differ, seed, wanted, str(source)), kept
         show(session, report.outcome.verdict, filter(None, (*report.lines(), *notes)))
         if json is not None:
@@ -357,7 +357,7 @@ def _order_of(
 
 # What a bundle cannot hold.
 _NOT_BUNDLED = (
-    *("open_url", "reference", "suspect_node", "recompute_url", "engine", "plan"),
+    *("open_url", "recompute_url", "engine", "plan"),
     # Only the validator knows whether the node was asked for this.
     *("lane", "stronger_rng"),
 )
@@ -369,8 +369,10 @@ def _require_bundled(bundle: Path | None, source: str | None, given: Mapping[str
         return
     if used := next((name for name in _NOT_BUNDLED if given.get(name)), None):
         option = used.removesuffix("_url").replace("_", "-")
-        text = "it holds a node's own answers and a verdict by --model alone"
+        text = "it holds a node's own answers, and a verdict by --model or by nodes that sign"
         raise LabError(f"--bundle: {text}, without --{option}")
+    if given.get("model") and given.get("reference"):
+        raise LabError("--bundle: it holds a verdict by --model or by --reference, not by both")
     if not _is_url(source or ""):
         raise LabError("--bundle: SOURCE must be a node's URL: what a file says is not signed")
 

@@ -10,12 +10,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
+import httpx
 import numpy as np
 
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.owed import UnprovedError, owed_by
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, Progress
+from proofserve.lab.transcript import Transcript
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.nonces import draw
@@ -56,11 +58,15 @@ def kind_of(processor: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NodeSource:
-    """A file or a node's URL, by the ``name`` that a report has."""
+    """A file or a node's URL, by the ``name`` that a report has.
+
+    ``heard`` is what the node said when it was asked last.
+    """
 
     name: str
     place: str
     api_key: str | None = field(default=None, repr=False)
+    heard: Transcript = field(default_factory=Transcript, repr=False, compare=False)
 
     @property
     def is_node(self) -> bool:
@@ -190,10 +196,20 @@ def _ask(
     return found
 
 
-def asked(source: NodeSource, order: Work, nonces: Sequence[int]) -> KnownNode:
-    """What a node computes now. Raises WitnessError for one that gives no vectors."""
+def asked(
+    source: NodeSource,
+    order: Work,
+    nonces: Sequence[int],
+    replayed: httpx.MockTransport | None = None,
+) -> KnownNode:
+    """What a node computes now, or what it said before if that is ``replayed``.
+
+    Raises WitnessError for one that gives no vectors.
+    """
+    source.heard.forget()
+    client = NodeClient(source.place, source.api_key, transcript=source.heard, replayed=replayed)
     try:
-        with NodeClient(source.place, source.api_key) as node, owed_by(source.place):
+        with client as node, owed_by(source.place):
             facts, digest = kernel_facts(source.name, node.kernels()), node.weights_digest()
             model = order.model or str(node.models()[0])
             claims = node.artifacts(replace(order, model=model), nonces)
