@@ -56,6 +56,7 @@ def bench_receipts(
     windows = {
         "off_tokens_per_second": [without.speed for without, _ in turns],
         "on_tokens_per_second": [beside.speed for _, beside in turns],
+        "cpu_ratios": _cpu_ratios(turns),
         "errors": errors[:20],
     }
     return Report("receipts", figures, asdict(plan), windows, {**machine(), **on.versions()})
@@ -115,6 +116,13 @@ def _cpu_seconds() -> float:
     return sum(float(each.user + each.system) for each in times)
 
 
+def _cpu_ratios(turns: Sequence[tuple[Turn, Turn]]) -> list[float]:
+    """With receipts over without, of each pair; empty if chat had no tokens, or no CPU was seen."""
+    if not all(turn.tokens and turn.cpu_seconds for pair in turns for turn in pair):
+        return []
+    return [on.per_cpu_second / off.per_cpu_second for off, on in turns]
+
+
 def receipt_figures(
     plan: ReceiptsPlan,
     turns: Sequence[tuple[Turn, Turn]],
@@ -142,9 +150,7 @@ def receipt_figures(
         ),
         Figure(
             "cpu_ratio",
-            median([on.per_cpu_second / off.per_cpu_second for off, on in turns])
-            if is_known and all(turn.cpu_seconds for pair in turns for turn in pair)
-            else None,
+            median(_cpu_ratios(turns)) if _cpu_ratios(turns) else None,
             "the same of tokens for a second of a core: a busy host disturbs it less",
         ),
         Figure("chats", plan.answers, "greedy chats, one at a time, on each server"),
