@@ -130,6 +130,9 @@ def test_a_verdict_by_others_is_computed_again_from_what_all_of_them_signed(
         witnesses=[first | {"answers": answers}, *others]
     )
     assert "findings: {" in fault(witnesses=[first, others[0]])
+    # A node is no witness of itself.
+    itself = first | {"public_key": bundle["public_key"], "answers": bundle["answers"]}
+    assert "signs with the key of another node here" in fault(witnesses=[itself, *others])
 
 
 def test_a_bundle_has_one_kind_of_judge(nodes: dict[str, ChallengedNode], tmp_path: Path) -> None:

@@ -335,8 +335,12 @@ def faults_of(file: Path) -> Iterator[str]:
         if parts.get(name) != bundle.digests.get(name):
             yield f"{name}: it is not as it was written"
     yield from _not_signed("answers", bundle.public_key, bundle.answers)
+    seen = {bundle.public_key}
     for number, each in enumerate(bundle.witnesses):
         yield from _not_signed(f"witnesses.{number}", each.public_key, each.answers)
+        if each.public_key in seen:
+            yield f"witnesses.{number}: {each.name} signs with the key of another node here"
+        seen.add(each.public_key)
     try:
         claimed, order = bundle.claims()
         yield from _arithmetic(bundle, claimed, order)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 
-import psutil
-
 from proofserve.lab.bench.chat import FIRST_SEED, WARM_UPS, at_most, differing
 from proofserve.lab.chats import Reply, ask_all, chats, reading_chat
 from proofserve.lab.host import machine
@@ -43,20 +41,20 @@ def bench_receipts(
         missing += reply.response_id is None or on.receipts_of(reply.response_id) == 0
         progress.advance()
     errors = [reply.error for replies in answers for reply in replies if reply.error]
-    turns = []
+    speeds = []
     progress.step(f"{plan.clients} chats at a time, in turns with receipts", 2 * plan.pairs)
     for pair in range(plan.pairs):
-        found: dict[bool, Turn] = {}
+        found: dict[bool, float] = {}
         for kept in (False, True) if pair % 2 == 0 else (True, False):
-            found[kept] = _turn(on if kept else off, plan, pair)
-            errors += found[kept].errors
+            speed, failed = _turn(on if kept else off, plan, pair)
+            found[kept] = speed
+            errors += failed
             progress.advance()
-        turns.append((found[False], found[True]))
-    figures = receipt_figures(plan, turns, differing(*answers), missing, errors)
+        speeds.append((found[False], found[True]))
+    figures = receipt_figures(plan, speeds, differing(*answers), missing, errors)
     windows = {
-        "off_tokens_per_second": [without.speed for without, _ in turns],
-        "on_tokens_per_second": [beside.speed for _, beside in turns],
-        "cpu_ratios": _cpu_ratios(turns),
+        "off_tokens_per_second": [without for without, _ in speeds],
+        "on_tokens_per_second": [beside for _, beside in speeds],
         "errors": errors[:20],
     }
     return Report("receipts", figures, asdict(plan), windows, {**machine(), **on.versions()})
@@ -72,86 +70,42 @@ def _answers(node: NodeClient, plan: ReceiptsPlan, what: str, progress: Progress
     return ask_all(node.url, calls, 1, progress.advance)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """``seconds`` by the clock, and ``cpu_seconds`` of the servers; the idle one has few."""
-
-    tokens: int
-    seconds: float
-    cpu_seconds: float
-    errors: Sequence[str] = ()
-
-    @property
-    def speed(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
-
-    @property
-    def per_cpu_second(self) -> float:
-        """Tokens for a second of a core."""
-        return self.tokens / self.cpu_seconds
-
-
-def _turn(node: NodeClient, plan: ReceiptsPlan, number: int) -> Turn:
-    """Chats of one server.
+def _turn(node: NodeClient, plan: ReceiptsPlan, number: int) -> tuple[float, list[str]]:
+    """Tokens a second of a turn, and errors of its chats.
 
     Answers are not streamed: so the engine, which makes the sketches, takes more of the time.
     """
     # No prompt repeats, because a server would find it in its prefix cache.
     numbers = range(number * plan.chats, (number + 1) * plan.chats)
     calls = [reading_chat(plan.model, each, plan.words, plan.tokens) for each in numbers]
-    began, used = monotonic(), _cpu_seconds()
+    began = monotonic()
     replies = ask_all(node.url, calls, plan.clients)
-    return Turn(
-        sum(reply.completion_tokens for reply in replies),
-        monotonic() - began,
-        _cpu_seconds() - used,
-        [reply.error for reply in replies if reply.error],
-    )
-
-
-def _cpu_seconds() -> float:
-    """Of all processes that this one started."""
-    times = (each.cpu_times() for each in psutil.Process().children(recursive=True))
-    return sum(float(each.user + each.system) for each in times)
-
-
-def _cpu_ratios(turns: Sequence[tuple[Turn, Turn]]) -> list[float]:
-    """With receipts over without, of each pair; empty if chat had no tokens, or no CPU was seen."""
-    if not all(turn.tokens and turn.cpu_seconds for pair in turns for turn in pair):
-        return []
-    return [on.per_cpu_second / off.per_cpu_second for off, on in turns]
+    tokens = sum(reply.completion_tokens for reply in replies)
+    return tokens / (monotonic() - began), [reply.error for reply in replies if reply.error]
 
 
 def receipt_figures(
     plan: ReceiptsPlan,
-    turns: Sequence[tuple[Turn, Turn]],
+    speeds: Sequence[tuple[float, float]],
     changed: int,
     missing: int,
     errors: Sequence[str],
 ) -> tuple[Figure, ...]:
-    """``turns``: pairs without and with receipts. ``changed``: answers that receipts changed."""
-    # Unknown if chat had no tokens in a turn without receipts.
-    is_known = all(without.tokens for without, _ in turns)
+    """``speeds``: tokens a second without and with receipts. ``changed``: answers, by receipts."""
+    ratios = [beside / without for without, beside in speeds if without]
     return (
         Figure(
             "tokens_per_second_off",
-            median([without.speed for without, _ in turns]),
+            median([without for without, _ in speeds]),
             "no receipts, median of all turns",
         ),
-        Figure(
-            "tokens_per_second_on", median([beside.speed for _, beside in turns]), "with receipts"
-        ),
+        Figure("tokens_per_second_on", median([beside for _, beside in speeds]), "with receipts"),
         Figure(
             "throughput_ratio",
-            median([on.speed / off.speed for off, on in turns]) if is_known else None,
+            # Unknown if chat had no tokens in a turn without receipts.
+            median(ratios) if len(ratios) == len(speeds) else None,
             "with receipts over without, median of all pairs",
             Limit(plan.least_ratio),
-        ),
-        Figure(
-            "cpu_ratio",
-            median(_cpu_ratios(turns)) if _cpu_ratios(turns) else None,
-            "the same of tokens for a second of a core: a busy host disturbs it less",
         ),
         Figure("chats", plan.answers, "greedy chats, one at a time, on each server"),
         Figure(
