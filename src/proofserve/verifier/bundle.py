@@ -246,9 +246,7 @@ def write_bundle(
     try:
         public_key, every = heard.public_key(), heard.transcript
         answers = [each.model_dump() for each in _records(every)]
-        sources = [(each, False) for each in nodes.references] if nodes else []
-        sources += [(each, True) for each in nodes.suspects] if nodes else []
-        witnesses = [BundledWitness.of(*each).model_dump() for each in sources]
+        witnesses = [] if nodes is None else [each.model_dump() for each in _witnesses(nodes)]
     except UnsignedError as error:
         return str(error)
     options, (calibration, suspects) = report.options, judged_with
@@ -283,6 +281,14 @@ def write_bundle(
         file, {**fields, "digests": {name: _digest(value) for name, value in fields.items()}}
     )
     return ""
+
+
+def _witnesses(nodes: TrustedNodes) -> Iterator[BundledWitness]:
+    """Raises UnsignedError as ``BundledWitness.of``."""
+    for each in nodes.references:
+        yield BundledWitness.of(each, is_suspect=False)
+    for each in nodes.suspects:
+        yield BundledWitness.of(each, is_suspect=True)
 
 
 def _records(heard: Transcript) -> list[AnswerRecord]:
