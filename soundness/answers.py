@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from proofserve.cli.servers import ServerOptions, scratch_folder, serving
 from proofserve.cli.session import CommandSession
-from proofserve.lab.recorder import Recorder
 from proofserve.engines.reference.suspects import write_rounded_copy
+from proofserve.lab.recorder import Recorder
 from proofserve.lab.report import write_json
 from proofserve.settings.process import environment
 from proofserve.verifier.chat.conversation import CHAT, ReceiptClient, request, write
