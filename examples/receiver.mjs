@@ -34,7 +34,7 @@ createServer(async (request, response) => {
     response.writeHead(401).end("not signed with the secret in the last five minutes\n");
     return;
   }
-  const file = `${folder}/${endpoint}-${request.headers["idempotency-key"]}.json`;
+  const file = `${folder}/${endpoint}-${encodeURIComponent(request.headers["idempotency-key"])}.json`;
   writeFileSync(`${file}.part`, body, { flush: true });
   renameSync(`${file}.part`, file);
   response.writeHead(204).end();

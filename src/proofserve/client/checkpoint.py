@@ -32,7 +32,7 @@ def validator_setup(
 ) -> "ValidatorSetup":
     """Honest nodes serve as in the calibration ``measured``, or as the checkpoint says.
 
-    Raises LabError as ``claims_of_model``, and for a ``kv_dtype`` that no server has.
+    Raises LabError without the extra ``reference``, and for a ``kv_dtype`` that no server has.
     """
     # Its import takes seconds, and --help must not wait for it.
     with reference_extra():

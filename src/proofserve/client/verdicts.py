@@ -11,7 +11,7 @@ from typing import Final
 
 from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.engines.errors import CheckpointError
-from proofserve.lab.node_client import NodeClient
+from proofserve.lab.node_client import BoundedClient, NodeClient
 from proofserve.lab.owed import UnprovedError
 from proofserve.lab.records import Work
 from proofserve.lab.report import LabError, Progress
@@ -20,7 +20,13 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.errors import RoundsError
 from proofserve.verifier.bundle import faults_of
 from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order, checkpoint_shape
-from proofserve.verifier.challenge import ChallengeRecord, ChallengeResult, answer, fresh
+from proofserve.verifier.challenge import (
+    DESCRIBES_ITSELF_S,
+    ChallengeRecord,
+    ChallengeResult,
+    answer,
+    fresh,
+)
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, read_file
 from proofserve.verifier.judges import ALPHA, BETA, SHARE, UnprovedRecord, VerdictRecord
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
@@ -32,7 +38,6 @@ from proofserve.verifier.verification import Truth
 Calibration = CalibrationFile
 # Nonces of one forward.
 FORWARD_BATCH: Final = 8
-_DESCRIBES_ITSELF_S: Final = 30.0
 # The claims, the order of which they are, and the seed and size of the sample.
 _Judge = Callable[[ClaimedArtifacts, Work, tuple[str, int | None]], VerdictReport]
 
@@ -178,15 +183,14 @@ def challenge(  # noqa: PLR0913
         order = calibrated_order(calibration)
         asked, judge = fresh(order, nonces), judging.judge_of(order)
         try:
-            with NodeClient(url, api_key, _DESCRIBES_ITSELF_S) as node:
+            with BoundedClient(url, api_key, DESCRIBES_ITSELF_S) as node:
                 found = answer(node, asked, deadline_s)
             report = judge(found.claimed, found.order, (fresh_seed(), None))
         except UnprovedError as error:
             unproved, text = SequentialResult.UNPROVED, str(error)
             return ChallengeResult(unproved, asked, text, error.seconds, kind=error.kind).record()
     verdict = report.outcome.verdict
-    reason = f"{report.outcome.nonces_used} of {nonces} nonces"
-    return ChallengeResult(verdict, asked, reason, found.seconds, found, report).record()
+    return ChallengeResult(verdict, asked, report.reason, found.seconds, found, report).record()
 
 
 def check_bundle(file: Path) -> list[str]:

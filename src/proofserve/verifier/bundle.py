@@ -222,8 +222,9 @@ class HeardNode:
             return next(iter(keys))
         what = f"{unsigned[0]} came without" if unsigned else f"{len(keys)} keys"
         raise UnsignedError(
-            f"no bundle: {self.url} does not sign its answers ({what}): it is a fleet, its"
-            " proofserve is too old, or a proxy changes them; the report alone is no evidence"
+            f"no bundle: {self.url} does not sign its answers ({what}): it is a fleet"
+            " without a FLEET_KEY_FILE, its proofserve is too old, or a proxy changes them; the"
+            " report alone is no evidence"
         )
 
 
