@@ -6,12 +6,13 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 from rich.table import Column, Table
 
 from proofserve.wire.records import first_problem
@@ -29,14 +30,14 @@ GREEN, BLUE, RED = "tab:green", "tab:blue", "tab:red"
 
 @dataclass(frozen=True, slots=True)
 class FieldsOf:
-    """Says of a dict in a report that it has the fields of a dataclass, for its JSON Schema."""
+    """Says of a dict in a report that it has the fields of a dataclass."""
 
     of: type
 
     def __get_pydantic_core_schema__(
         self, _source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return handler.generate_schema(self.of)
+        return no_info_after_validator_function(asdict, handler.generate_schema(self.of))
 
 
 class LabError(RuntimeError):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,6 +31,7 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
 from proofserve.verifier.challenge import FreshChallenge, answer, nonces_of
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node
+from proofserve.verifier.judges import VerdictRecord
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
 from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
 from proofserve.verifier.nodes.judging import judged_by_nodes
@@ -43,6 +44,10 @@ FORMAT: Final = "proofserve-bundle"
 _UNSIGNED: Final = "/v1/models"
 # Distances of the same vectors, by processors that add up otherwise.
 _ROUNDING: Final = 1e-4
+
+
+# As long as a date has four digits for its year.
+UnixMilliseconds = Annotated[int, Field(ge=0, lt=253_402_300_800_000)]
 
 
 class UnsignedError(LabError):
@@ -58,7 +63,7 @@ class AnswerRecord(BaseModel):
     target: str
     request: str
     body: str
-    time_ms: int
+    time_ms: UnixMilliseconds
     signature: str
 
     @classmethod
@@ -152,7 +157,7 @@ class Bundle(BaseModel):
 
     format: Literal["proofserve-bundle"]
     version: Literal[1]
-    made_ms: int
+    made_ms: UnixMilliseconds
     made_on: dict[str, str | int]
     url: str
     public_key: str = Field(pattern="^[0-9a-f]{64}$")
@@ -164,7 +169,7 @@ class Bundle(BaseModel):
     judged_by: BundledOptions
     ours: dict[int, str]
     witnesses: list[BundledWitness] = []
-    report: dict[str, Any]
+    report: VerdictRecord
     digests: dict[str, str]
 
     def claims(self) -> tuple[ClaimedArtifacts, Work]:
@@ -368,10 +373,9 @@ def _not_signed(where: str, public_key: str, answers: Sequence[AnswerRecord]) ->
 def _arithmetic(bundle: Bundle, claimed: ClaimedArtifacts, order: Work) -> Iterator[str]:
     """Whether sample, distances and verdict of the report follow from the rest."""
     report = bundle.report
-    for name, theirs in (("block_hash", claimed.block_hash), ("public_key", claimed.public_key)):
-        if report.get(name) != theirs:
-            yield f"report: {name} is not that of the answers"
-    used = draw(claimed.nonces, bundle.seed, bundle.most)[: int(report["nonces_used"])]
+    if (report["block_hash"], report["public_key"]) != (claimed.block_hash, claimed.public_key):
+        yield "report: block_hash or public_key is not that of the answers"
+    used = draw(claimed.nonces, bundle.seed, bundle.most)[: report["nonces_used"]]
     of_sample = [nonce for nonce in used if nonce in bundle.ours]
     if len(of_sample) < len(bundle.ours):
         yield "ours: it has nonces that the seed did not draw"
@@ -381,7 +385,7 @@ def _arithmetic(bundle: Bundle, claimed: ClaimedArtifacts, order: Work) -> Itera
     ours = vectors_of([Claim(nonce, bundle.ours[nonce]) for nonce in of_sample], order.width)
     claims = [each for each in claimed.claims if each.nonce in ours]
     for error in claim_errors(of_sample, ours, claims, order.width):
-        said = report["distances"].get(str(error.nonce), math.nan)
+        said = report["distances"].get(error.nonce, math.nan)
         if not math.isclose(error.distance, said, rel_tol=_ROUNDING, abs_tol=1e-9):
             yield f"report: the distance of nonce {error.nonce} is {error.distance:.4g}, not {said}"
     results = {each["result"] for each in report["findings"]}
@@ -393,10 +397,12 @@ def _arithmetic(bundle: Bundle, claimed: ClaimedArtifacts, order: Work) -> Itera
 def differences(bundle: Bundle, again: VerdictReport) -> Iterator[str]:
     """Where a verdict that was computed again is another one."""
     made: Mapping[str, Any] = json.loads(json.dumps(again.record(), default=str))
-    for name in ("verdict", "nonces_used"):
-        if made[name] != bundle.report[name]:
-            yield f"{name}: {made[name]}, the bundle says {bundle.report[name]}"
-    said = {each["test"]: each["result"] for each in bundle.report["findings"]}
+    report = bundle.report
+    if made["verdict"] != report["verdict"]:
+        yield f"verdict: {made['verdict']}, the bundle says {report['verdict']}"
+    if made["nonces_used"] != report["nonces_used"]:
+        yield f"nonces_used: {made['nonces_used']}, the bundle says {report['nonces_used']}"
+    said = {each["test"]: str(each["result"]) for each in report["findings"]}
     found = {each["test"]: each["result"] for each in made["findings"]}
     if said != found:
         yield f"findings: {found}, the bundle says {said}"
