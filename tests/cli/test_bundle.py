@@ -101,6 +101,18 @@ def test_no_changed_byte_goes_unseen(verdict: str, made: dict[str, Path], tmp_pa
         assert faults(file), (place, raw[place], other)
 
 
+def test_a_part_of_another_form_is_named(made: dict[str, Path], tmp_path: Path) -> None:
+    body, file = json.loads(made["fraud"].read_text()), tmp_path / "forged.json"
+    report = dict(body["report"])
+    report["nonces_usee"] = report.pop("nonces_used")
+    assert "report.nonces_used" in faults(forged(made["fraud"], file, report=report))[0]
+    findings = [{"test": "direction"}]
+    report = body["report"] | {"findings": findings}
+    assert "report.findings.0" in faults(forged(made["fraud"], file, report=report))[0]
+    answers = [body["answers"][0] | {"time_ms": -1}, *body["answers"][1:]]
+    assert "answers.0.time_ms" in faults(forged(made["fraud"], file, answers=answers))[0]
+
+
 def test_a_validator_cannot_change_what_the_node_said(
     made: dict[str, Path], tmp_path: Path
 ) -> None:
