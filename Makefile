@@ -9,7 +9,7 @@ TOOLS := $(VENV)/tools
 TOOLS_READY := $(TOOLS)/.ready
 TORCH := requirements/torch.lock
 HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
-PYTHON_FILES := src tests examples training benchmarks endurance families gpu matrix real_gpus soundness scripts run_vllm_gateway.py
+PYTHON_FILES := src tests examples tools scripts run_vllm_gateway.py
 
 # Without the compiled files of an earlier start, each start of a server compiles all of vLLM.
 unexport PYTHONDONTWRITEBYTECODE

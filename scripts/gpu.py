@@ -112,7 +112,7 @@ def main() -> NoReturn:
     parser.add_argument("--wheels", type=Path)
     parser.add_argument("--packages", action="store_true")
     options, rest = parser.parse_known_args()
-    for folder in (ROOT, ROOT / "src"):
+    for folder in (ROOT / "tools", ROOT / "src"):
         sys.path.insert(0, str(folder))
     from gpu.host import required  # noqa: PLC0415 - from the checkout, which is on the path now
 
@@ -130,7 +130,9 @@ def main() -> NoReturn:
         host, python = python, extended(python)
         install(host, python, missing(python, names), options.wheels)
     # Where the package could not be installed, its sources still run.
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(ROOT / "tools"), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    )
     env = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
     os.chdir(ROOT)
     # In the place of this process, so that Ctrl-C reaches the run alone and it writes its report.

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
 from collections.abc import Mapping, Sequence
@@ -126,6 +127,9 @@ def main(folder: Path) -> int:
             )
             return 1
         print(f" {time.monotonic() - began:.0f} s", flush=True)
+    # The measuring programs of the repository, which no wheel has.
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder.resolve())}))
+    (site / "proofserve-tools.pth").write_text(f"{ROOT / 'tools'}\n")
     return 0
 
 

@@ -60,6 +60,7 @@ LONGEST = (
     "tests/gpu_host/test_run.py",
 )
 FAST_IMPORTS = Path(__file__).parent / "support" / "fast_imports"
+TOOLS = Path(__file__).parents[1] / "tools"
 
 
 # Property tests run on shared machines.
@@ -71,7 +72,9 @@ def pytest_configure() -> None:
     """Processes of tests import quickly, those of pytest-xdist too: see ``FAST_IMPORTS``."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(FAST_IMPORTS) not in path:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAST_IMPORTS), *path)))
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(FAST_IMPORTS), str(TOOLS), *path))
+        )
     # Of this process and of the servers that it starts.
     os.environ["PROOFSERVE_TEST_FAULTS"] = mkstemp(prefix="faults-")[1]
 

@@ -12,9 +12,9 @@ from families.trial import ONE, TWO
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
 from proofserve.engines.vllm.support import TRIED_MODELS
-from proofserve.lab.checks import Check
 from proofserve.models.architectures import ARCHITECTURES
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve_lab.checks import Check
 from support.quantised import NEEDS_AMX, SERVED
 
 HONEST, FRAUD = str(SequentialResult.HONEST), str(SequentialResult.FRAUD)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.records import tampered
+from proofserve.remote.records import tampered
 from proofserve.verifier.claims import Selection, from_file
 from real_gpus.deployments import FOLDER
 from support.environments import Environment, build_wheel, downloaded, linked

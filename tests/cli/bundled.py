@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from proofserve.lab.report import write_json
+from proofserve.reports import write_json
 from proofserve.verifier import bundle as bundles
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.stub_node import stub_node
 from proofserve.cli import recompute, servers
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import CommandSession
-from proofserve.lab.node_client import NodeClient
+from proofserve.remote.node_client import NodeClient
 from support.four_bits import one_thread
 from support.small_bank import small_bank
+from support.stub_node import stub_node
 
 from . import outbox_files
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from cli.bundled import forged
 from cli.challenged import VALIDATOR, ChallengedNode, challenged_node
 from proofserve.cli.main import app
-from proofserve.lab.report import LabError
 from proofserve.protocol.nonces import draw
+from proofserve.reports import ReportedError
 from proofserve.verifier import bundle as bundles
 from proofserve.verifier import challenge
 from support.four_bits import one_thread
@@ -86,7 +86,7 @@ def faults(file: Path) -> list[str]:
     """What is wrong with it, be it a bundle or none."""
     try:
         return [*bundles.faults_of(file)]
-    except (LabError, UnicodeDecodeError) as error:
+    except (ReportedError, UnicodeDecodeError) as error:
         return [str(error)]
 
 

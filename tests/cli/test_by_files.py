@@ -215,7 +215,7 @@ def test_a_verdict_by_files_needs_neither_torch_nor_much_memory() -> None:
         text=True,
         check=True,
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(root / "tools")},
     )
     exit_code, rest = ran.stdout.split(" ", 1)
     assert (exit_code, rest.rpartition(" ")[0]) == ("0", "[]")

@@ -17,12 +17,12 @@ from proofserve.cli.main import app
 from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.engines.reference.suspects import suspect
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import Unproved, UnprovedError, Withheld
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, write_json
 from proofserve.protocol import SKETCH_2
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.owed import Unproved, UnprovedError, Withheld
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError, write_json
 from proofserve.verifier.bundle import BundledWitness, UnsignedError
 from proofserve.verifier.claims import ClaimedArtifacts, document
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
@@ -318,5 +318,7 @@ def test_a_member_that_withheld_a_part_is_not_cleared_by_bits(
 
 
 def test_one_other_member_is_too_few(nodes: dict[str, ChallengedNode]) -> None:
-    with pytest.raises(LabError, match="1 of 2 other members answered, and two are needed: the"):
+    with pytest.raises(
+        ReportedError, match="1 of 2 other members answered, and two are needed: the"
+    ):
         judged(nodes, KERNELS[0], KERNELS[1], "away")

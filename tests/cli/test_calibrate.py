@@ -6,13 +6,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.stub_node import StubNode, stub_node
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.validator import calibrate
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import DistanceWork
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import DistanceWork
+from support.stub_node import StubNode, stub_node
 
 FEW = ("--nonces", "120", "--blocks", "2", "--keys", "2")
 

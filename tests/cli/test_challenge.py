@@ -13,13 +13,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cli.challenged import BUDGET, OPERATOR, VALIDATOR, ChallengedNode, challenged_node
-from lab.stub_node import Habits, stub_node
 from proofserve.cli.main import app
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.challenge import DAY_S, ChallengeResult, DailyAlpha, Tally
 from support.four_bits import one_thread
 from support.pace import wait_until
 from support.small_bank import small_bank
+from support.stub_node import Habits, stub_node
 
 SHAPE = ("--scheme", "sketch-v1", "--seq-len", "32")
 LONGEST_S = "600"

@@ -11,15 +11,17 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.stub_node import Habits, stub_node
-from proofserve.cli import bench, check, servers
+from proofserve.cli import servers
 from proofserve.cli.main import COMMANDS, app
 from proofserve.cli.servers import ServedModel, ServerOptions
 from proofserve.cli.session import EXIT_NO_VERDICT
-from proofserve.lab import checks
-from proofserve.lab.bench import chat
-from proofserve.lab.node_client import NodeClient
+from proofserve.remote.node_client import NodeClient
 from proofserve.settings.process import environment
+from proofserve_lab import bench_command as bench
+from proofserve_lab import check_command as check
+from proofserve_lab import checks
+from proofserve_lab.bench import chat
+from support.stub_node import Habits, stub_node
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typer.main import get_command
 
 from proofserve.api.schemas import ARTIFACT_EXAMPLE, JOB_EXAMPLES, DistanceRoundRequest, Params
 from proofserve.cli.main import app
-from proofserve.lab.records import Work, work_of_scheme
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
 from proofserve.protocol.schemes import scheme
+from proofserve.remote.records import Work, work_of_scheme
 
 # ``calibrate noise`` and ``verify`` first ask their source: None.
 COMMANDS = {

@@ -6,15 +6,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cli.challenged import OPERATOR, challenged_node
-from lab.stub_node import stub_node
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import ProgressLine
 from proofserve.engines.reference.kernels import PROFILES, SERVED
 from proofserve.engines.reference.suspects import SUSPECTS
-from proofserve.lab.report import write_json
 from proofserve.protocol.identity import Block
 from proofserve.protocol.sketch import SketchScheme
+from proofserve.reports import write_json
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import KernelFacts, read
 from proofserve.verifier.claims import Selection, document, from_file
@@ -24,6 +23,7 @@ from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, p
 from proofserve.verifier.verification import claims_of_vectors
 from support.four_bits import one_thread
 from support.models import SmallModels
+from support.stub_node import stub_node
 
 # Few and short nonces: what they measure does not matter here.
 SIMULATED = ("--verifications", "100")

@@ -11,14 +11,14 @@ from pathlib import Path
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.stub_node import stub_node
 from outbox.support import a_spec, artifacts, winners
 from proofserve.cli.main import app
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
+from support.stub_node import stub_node
 
 from .outbox_files import lines, run
 

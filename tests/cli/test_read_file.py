@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proofserve.lab.report import LabError
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
+from proofserve.reports import ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, read_file
 
 ANY = Selection()
@@ -40,16 +40,18 @@ def test_a_receivers_file_is_read_while_the_receiver_runs(tmp_path: Path) -> Non
         expected = ClaimedArtifacts("block", "key", (2, 4), CLAIMS[::-1])
         assert replace(claimed, unknown_lane=None) == expected
         assert "a receiver does not know which nonces were owed" in (claimed.unknown_lane or "")
-        with pytest.raises(LabError, match=r"several nodes or blocks fit(?s:.*)2 of block other"):
+        with pytest.raises(
+            ReportedError, match=r"several nodes or blocks fit(?s:.*)2 of block other"
+        ):
             read_file(path, ANY)
-        with pytest.raises(LabError, match="nothing fits"):
+        with pytest.raises(ReportedError, match="nothing fits"):
             read_file(path, Selection(public_key="unknown"))
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="cannot read"):
+    with pytest.raises(ReportedError, match="cannot read"):
         read_file(tmp_path / "nothing", ANY)
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as database:
         database.execute("CREATE TABLE songs (title TEXT)")
-    with pytest.raises(LabError, match="not a file of `proofserve receive`"):
+    with pytest.raises(ReportedError, match="not a file of `proofserve receive`"):
         read_file(tmp_path / "other.sqlite", ANY)

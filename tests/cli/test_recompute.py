@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from proofserve.cli.recompute import claims_of_model
-from proofserve.lab.records import Work, distances, work_of_scheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.remote.records import Work, distances, work_of_scheme
 from proofserve.rounds.records import Workload
 from support.models import SmallModels
 from support.reference import reference_vectors

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from proofserve.cli import bench_reference as measuring
-from proofserve.cli.bench_reference import bench_reference, multiply_rate, seconds_of
-from proofserve.lab.report import LabError, Progress
+from proofserve.reports import Progress, ReportedError
+from proofserve_lab.bench import reference as measuring
+from proofserve_lab.bench.reference import bench_reference, multiply_rate, seconds_of
 
 CPU = torch.device("cpu")
 NETWORK: Any = SimpleNamespace(weights=1000, device=CPU, dtype=torch.float32)
@@ -38,7 +38,7 @@ def test_what_there_is_no_memory_for_is_left_out() -> None:
 
 @pytest.mark.usefixtures("little_room")
 def test_no_memory_at_all_is_said() -> None:
-    with pytest.raises(LabError, match="no memory for a forward of 64 tokens"):
+    with pytest.raises(ReportedError, match="no memory for a forward of 64 tokens"):
         bench_reference("toy", NETWORK, (4, 64), (1, 2), 0.001, Progress())
 
 

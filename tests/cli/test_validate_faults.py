@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from proofserve.cli.validator.validate import command as validate_command
 from proofserve.engines.fake import FakeEngine
-from proofserve.lab.records import Work
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.records import Work
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.settings.validation import NodesFile
 from proofserve.verifier.validation import asking, judging

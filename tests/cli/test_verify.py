@@ -10,21 +10,21 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.stub_node import Habits, stub_node
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
 from proofserve.rounds.records import Workload
 from proofserve.verifier import judging
 from support.four_bits import engine_of, one_thread
 from support.models import TINY_THRESHOLD, SmallModels
 from support.small_bank import small_bank
+from support.stub_node import Habits, stub_node
 
 WORK = Work("tiny", seq_len=32)
 # So many, because the direction test has to rule out every suspect with 12 values a nonce. One

@@ -9,16 +9,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.stub_node import Habits, StubNode, stub_node
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
-from proofserve.lab.node_client import NodeClient, wait_until
-from proofserve.lab.records import Work
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
+from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.records import Work
 from support.models import TINY_THRESHOLD
 from support.replayed import replayed
+from support.stub_node import Habits, StubNode, stub_node
 
 WORK = Work("tiny", seq_len=32)
 ALL = ("--lane", "0:1")

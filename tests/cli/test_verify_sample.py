@@ -5,9 +5,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from lab.stub_node import stub_node
 from proofserve.cli.main import app
 from proofserve.protocol.nonces import draw
+from support.stub_node import stub_node
 
 
 class Drawn:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
-from proofserve.lab.report import TooSlowError
+from proofserve.reports import TooSlowError
 from support.pace import PACE
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab import recorder as receipts
+from proofserve.remote import recorder as receipts
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
-from proofserve.lab.recorder import Recorder
+from proofserve.remote.recorder import Recorder
 from proofserve.verifier.chat.conversation import Conversation, read
 from proofserve.verifier.chat.statements import NodeFacts, checked_answers
 from support.provider import TOKENIZER, WEIGHTS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from proofserve.lab.recorder import Recorder
+from proofserve.remote.recorder import Recorder
 from support.provider import provider
 
 from .support import ASK, client_of, honest, kept, raw_answer

@@ -12,8 +12,8 @@ import pytest
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
-from proofserve.lab import recorder as receipts
-from proofserve.lab.recorder import Recorder
+from proofserve.remote import recorder as receipts
+from proofserve.remote.recorder import Recorder
 from support.provider import provider
 
 from .support import ASK, client_of, kept, raw_answer

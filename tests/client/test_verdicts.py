@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cli.challenged import VALIDATOR, ChallengedNode, challenged_node
 from proofserve.cli.main import app
 from proofserve.client import Calibration, VerdictError, challenge, check_bundle, verify
-from proofserve.lab.report import write_json
+from proofserve.reports import write_json
 from real_gpus.deployments import FOLDER
 from support.four_bits import one_thread
 from support.small_bank import small_bank

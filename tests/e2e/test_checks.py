@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from proofserve.cli import check as check_commands
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
+from proofserve_lab import check_command as check_commands
 from support.node import IN_ONE_PROCESS, ServedNode
 
 pytestmark = pytest.mark.engine

@@ -11,8 +11,8 @@ from endurance.footprint import counted
 from endurance.load import endless_chat, order
 from endurance.servers import Receiver
 from endurance.witness import Witness
-from proofserve.lab.chats import ClosedLoop, ask_one
 from proofserve.outbox import offline
+from proofserve.remote.chats import ClosedLoop, ask_one
 from support.node import NAME, ServedNode, until
 
 pytestmark = pytest.mark.engine

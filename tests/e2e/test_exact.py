@@ -14,8 +14,8 @@ from proofserve.cli import recompute
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
 from support.four_bits import one_thread
 from support.models import TINY_THRESHOLD, SmallModels
 from support.node import PARAMS, ROUND, ServedNode, until

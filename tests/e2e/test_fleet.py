@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from endurance.fleet.postgres import NoPostgres, postgres
 from proofserve.cli.main import app
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
 from proofserve.wiring.launch import free_port
 from support.controllers import controller
 from support.node import NAME, ServedNode, until

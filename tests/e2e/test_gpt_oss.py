@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from proofserve.cli.servers import SMALL_MACHINE
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import work_of_scheme
-from proofserve.lab.report import Progress
 from proofserve.protocol import SKETCH_2
 from proofserve.protocol.nonces import fresh_seed
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import work_of_scheme
+from proofserve.reports import Progress
 from proofserve.settings.process import environment, has_variable
 from proofserve.verifier.chat.conversation import ReceiptClient
 from proofserve.verifier.chat.statements import NodeFacts

@@ -19,7 +19,7 @@ STEPS = ("noise-vllm-v1", "generation", "chat-priority", "same-batch")
 
 
 def run(folder: Path, *args: str | Path) -> dict[str, Any]:
-    path = os.pathsep.join((str(ROOT), str(ROOT / "src"), os.environ["PYTHONPATH"]))
+    path = os.pathsep.join((str(ROOT / "tools"), str(ROOT / "src"), os.environ["PYTHONPATH"]))
     done = subprocess.run(
         [sys.executable, "-m", "gpu", "--device", "cpu", "--short", "--out", folder, *args],
         cwd=ROOT,

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from proofserve.cli.recompute import by_node
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.transcript import Transcript
 from proofserve.protocol.codec import decode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
+from proofserve.remote.transcript import Transcript
 from proofserve.rounds.records import Workload
 from support.node import NAME, PARAMS, ROUND, ServedNode, until
 from support.reference import reference_vectors

@@ -18,11 +18,11 @@ from proofserve.engines.reference.network import load, weights_alone
 from proofserve.engines.reference.rounding import Rounding, fp8, fp8_unscaled, in_groups, integers
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, suspects_of
 from proofserve.engines.reference.variants import with_activations, with_cache
-from proofserve.lab.records import vectors_of
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.records import vectors_of
+from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.records import Workload
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import OWN, BankRun
@@ -260,5 +260,5 @@ def test_a_validator_without_suspects_says_so(tmp_path: Path) -> None:
     validator = validator_of(four, kv_dtype="fp8")
     assert validator.names == ()
     options = JudgingOptions(tests=("direction",))
-    with pytest.raises(LabError, match="--test direction: there are no suspects"):
+    with pytest.raises(ReportedError, match="--test direction: there are no suspects"):
         judges_of(options, 10, validator.as_truth(128, 8))

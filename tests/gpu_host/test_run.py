@@ -19,7 +19,7 @@ ALONE = ("models", "reference", "profile")
 
 
 def start(*args: str | Path, python: str | Path = sys.executable) -> "subprocess.Popen[str]":
-    path = os.pathsep.join((str(ROOT), str(ROOT / "src"), os.environ["PYTHONPATH"]))
+    path = os.pathsep.join((str(ROOT / "tools"), str(ROOT / "src"), os.environ["PYTHONPATH"]))
     return subprocess.Popen(
         [str(python), "-m", "gpu", *map(str, args)],
         cwd=ROOT,
@@ -129,7 +129,7 @@ def test_golden_vectors_are_counted_and_a_case_that_differs_is_named(
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
     """A checkout, and a Python without any package."""
-    for name in ("gpu", "src", "scripts"):
+    for name in ("tools", "src", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     venv.create(tmp_path / "host", with_pip=True)

@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 
-from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench import chat as module
-from proofserve.lab.bench.chat import Load, Saturation, bench_chat, chat_figures, compare_answers
-from proofserve.lab.chats import Reply
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.report import Progress, Report
+from proofserve.remote.chats import Reply
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
+from proofserve.reports import Progress, Report
 from proofserve.rounds.status import EngineGauges
+from proofserve_lab.bench import chat as module
+from proofserve_lab.bench.chat import Load, Saturation, bench_chat, chat_figures, compare_answers
+from support.stub_node import Habits, stub_node
 
 SATURATION = Saturation([100.0], [98.5], [0.97], proofs_afterwards=32)
 ENGINE = EngineGauges(9, 1.0, 1.0, 0.1, 0.1, 1.02, (1.0, 9.0, 30.0), 0, 10, 0)

@@ -3,17 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench import generation as result_rate
-from proofserve.lab.bench.generation import (
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import BareSpeed, DistanceWork, Work, work_of_scheme
+from proofserve.reports import Progress, Report, ReportedError
+from proofserve_lab.bench import generation as result_rate
+from proofserve_lab.bench.generation import (
     GenerationPlan,
     GenerationReadings,
     bench_generation,
     report,
 )
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import BareSpeed, DistanceWork, Work, work_of_scheme
-from proofserve.lab.report import LabError, Progress, Report
+from support.stub_node import Habits, stub_node
 
 PLAN = GenerationPlan(Work("stub", seq_len=100), seconds=1.0, windows=2, busy=0.9)
 
@@ -111,6 +111,6 @@ def test_a_failing_nonce_is_no_work_done() -> None:
     with (
         stub_node(Habits(failing_nonce=3)) as (_, url),
         NodeClient(url) as node,
-        pytest.raises(LabError, match=r"nonce 3 .*not finite"),
+        pytest.raises(ReportedError, match=r"nonce 3 .*not finite"),
     ):
         bench_generation(node, PLAN, Progress())

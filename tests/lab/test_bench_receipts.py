@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from lab.stub_node import Habits, stub_node
-from proofserve.lab import node_client
-from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts, receipt_figures
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import Figure, NodeError, Progress
+from proofserve.remote import node_client
+from proofserve.remote.node_client import NodeClient
+from proofserve.reports import Figure, NodeError, Progress
+from proofserve_lab.bench.receipts import ReceiptsPlan, bench_receipts, receipt_figures
+from support.stub_node import Habits, stub_node
 
 PLAN = ReceiptsPlan("stub", 0.97)
 # Tokens a second of a stub: a chat takes it about 0.1 s.

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench import share as module
-from proofserve.lab.bench.chat import Load, Window
-from proofserve.lab.bench.share import MeasuredShare, measure_share, share_report
-from proofserve.lab.chats import Stream
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.report import Progress
+from proofserve.remote.chats import Stream
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
+from proofserve.reports import Progress
 from proofserve.rounds.status import EngineGauges
+from proofserve_lab.bench import share as module
+from proofserve_lab.bench.chat import Load, Window
+from proofserve_lab.bench.share import MeasuredShare, measure_share, share_report
+from support.stub_node import Habits, stub_node
 
 WORK, LOAD = Work("stub"), Load()
 WINDOW_S = 10.0

@@ -1,11 +1,11 @@
 import pytest
 
-from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench.chat import compare_answers, measure_answers
-from proofserve.lab.chats import Reply
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.report import Figure, Progress
+from proofserve.remote.chats import Reply
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
+from proofserve.reports import Figure, Progress
+from proofserve_lab.bench.chat import compare_answers, measure_answers
+from support.stub_node import Habits, stub_node
 
 
 def said(*texts: str) -> list[Reply]:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from lab.stub_node import Habits, stub_node
-from lab.stub_servers import Servers
 from proofserve.engines.vllm.core_gate import CHAT_GRACE_S
-from proofserve.lab import checks as checks_module
-from proofserve.lab.checks import Check, Reporter, coexist, smoke
-from proofserve.lab.end_to_end import artifact_trial, end_to_end
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work, record_of
-from proofserve.lab.report import NodeError
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work, record_of
+from proofserve.reports import NodeError
 from proofserve.rounds.status import EngineGauges
+from proofserve_lab import checks as checks_module
+from proofserve_lab.checks import Check, Reporter, coexist, smoke
+from proofserve_lab.end_to_end import artifact_trial, end_to_end
+from support.stub_node import Habits, stub_node
+from support.stub_servers import Servers
 
 WORK = Work("stub")
 # Tokens per second. Chats this slow leave the stub no idle moment on a busy machine, either.

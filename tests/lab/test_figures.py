@@ -1,6 +1,6 @@
 import pytest
 
-from proofserve.lab.report import Figure, Limit, Report, median, quantile, ratios_to_neighbours
+from proofserve.reports import Figure, Limit, Report, median, quantile, ratios_to_neighbours
 
 
 @pytest.mark.parametrize(

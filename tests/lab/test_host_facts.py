@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from proofserve.lab import host as facts
-from proofserve.lab.host import Card, free_disk_gib, host_facts, required_packages
+from proofserve import host as facts
+from proofserve.host import Card, free_disk_gib, host_facts, required_packages
 
 
 def test_this_machine() -> None:

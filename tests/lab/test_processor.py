@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab import host as processor
-from proofserve.lab.host import quick_dtype
+from proofserve import host as processor
+from proofserve.host import quick_dtype
 
 
 def test_the_dtype_is_one_that_the_processor_multiplies_quickly(

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from proofserve.lab.host import machine
-from proofserve.lab.report import Figure, Limit, Report, readable
+from proofserve.host import machine
+from proofserve.reports import Figure, Limit, Report, readable
 
 REPORT = Report(
     "title",

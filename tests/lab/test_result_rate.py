@@ -2,11 +2,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.stub_node import stub_node
-from proofserve.lab.bench import generation as result_rate
-from proofserve.lab.bench.generation import StoredResults
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import TooSlowError
+from proofserve.remote.node_client import NodeClient
+from proofserve.reports import TooSlowError
+from proofserve_lab.bench import generation as result_rate
+from proofserve_lab.bench.generation import StoredResults
+from support.stub_node import stub_node
 
 EARLIER = 200
 BATCH = 10

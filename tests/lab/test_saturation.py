@@ -1,11 +1,11 @@
 import pytest
 
-from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench import chat as module
-from proofserve.lab.bench.chat import Load, Saturation, measure_saturation
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.report import Progress
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
+from proofserve.reports import Progress
+from proofserve_lab.bench import chat as module
+from proofserve_lab.bench.chat import Load, Saturation, measure_saturation
+from support.stub_node import Habits, stub_node
 
 # Long enough that a busy machine leaves the stub no idle moment between two of them.
 LOAD = Load(clients=4, words=1000, window_s=0.5, pairs=2)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lab.stub_node import stub_node
-from proofserve.lab.report import LabError
+from proofserve.reports import ReportedError
 from real_gpus import __main__ as command
 from real_gpus.deployments import FOLDER, Group, groups, read
 from real_gpus.page import PARTS, convicted_honest, deployments_csv, page, verdicts_csv
 from real_gpus.trying import NEVER, Endings, Kind, by_the_network, judged, together
+from support.stub_node import stub_node
 
 ORDERS = 5
 
@@ -91,9 +91,9 @@ def test_a_file_that_does_not_say_what_it_is_is_named(tmp_path: Path) -> None:
     body = json.loads((FOLDER / "05-minimax-m27-fp8-4xh100.json").read_text())
     del body["deployment"]["honest"]
     (tmp_path / "mine.json").write_text(json.dumps(body))
-    with pytest.raises(LabError, match=r"mine\.json.*deployment\.honest"):
+    with pytest.raises(ReportedError, match=r"mine\.json.*deployment\.honest"):
         read(tmp_path / "mine.json")
-    with pytest.raises(LabError, match="no deployment in"):
+    with pytest.raises(ReportedError, match="no deployment in"):
         groups([tmp_path / "nowhere"])
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.report import LabError
 from proofserve.protocol.codec import encode
+from proofserve.reports import ReportedError
 from soundness import exact, exact_page
 from soundness.exact import ALL, BY_START, SUBJECTS, Proved, Start
 from soundness.recorded import foreign
@@ -54,5 +54,5 @@ def test_what_was_started_is_not_started_again() -> None:
 
 
 def test_without_a_start_there_is_no_page() -> None:
-    with pytest.raises(LabError, match="make exact"):
+    with pytest.raises(ReportedError, match="make exact"):
         exact_page.page()

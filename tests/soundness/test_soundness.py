@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import BankRun
 from soundness import page as pages
 from soundness.cells import cell_rows, read, written
@@ -89,7 +89,7 @@ def test_a_recorded_folder_is_read_by_its_readme(runs: KeptRuns, tmp_path: Path)
     (text,) = encode(runs.truth((3,))[3][None])
     row = {"seq": 1, "round_id": "recorded", "nonce": 3, "vector_b64": text}
     (tmp_path / f"theirs-{SKETCH}.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(LabError, match=r"README\.md that says what its node ran on"):
+    with pytest.raises(ReportedError, match=r"README\.md that says what its node ran on"):
         list(nodes_in(tmp_path, scheme))
     (tmp_path / README).write_text("Processor: a card.\n")
     (node,) = nodes_in(tmp_path, scheme)

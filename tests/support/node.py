@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 from proofserve.cli.servers import ServerOptions, small_server
-from proofserve.lab.host import quick_dtype
+from proofserve.host import quick_dtype
 from proofserve.wiring.launch import Server, free_port, running_server
 from support.pace import PACE
 

@@ -18,8 +18,8 @@ from endurance.fleet.programs import MODEL
 from endurance.fleet.verdicts import VerdictAccount, VerdictFile, account_verdicts, read_verdicts
 from endurance.witness import Comparison
 from proofserve.fleet.sql.database import database_url
-from proofserve.lab.node_client import wait_until
-from proofserve.lab.report import Progress
+from proofserve.remote.node_client import wait_until
+from proofserve.reports import Progress
 
 KILLS = 4
 WAIT_S = 60.0

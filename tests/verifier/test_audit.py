@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.scale import fitted
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.audit.audit import Audit, AuditOptions, ConvictionRule, ProverResult, audit
 from proofserve.verifier.audit.report import UNEXPLAINED, verdict_of
 from proofserve.verifier.populations import HonestPopulations, HonestRuns, RunFigures, populations
@@ -176,9 +176,9 @@ def test_a_kernel_that_gives_no_numbers_is_left_out() -> None:
 
 
 def test_a_validator_that_fails_gives_no_verdict() -> None:
-    with pytest.raises(LabError, match="not all finite"):
+    with pytest.raises(ReportedError, match="not all finite"):
         run(ToyDeployment(missing=[5]))
-    with pytest.raises(LabError, match="the vectors of as deployed are not all finite"):
+    with pytest.raises(ReportedError, match="the vectors of as deployed are not all finite"):
         run(ToyDeployment(silent=["honest"]))
     with pytest.raises(ValueError, match=r"nonces: 1 is below 8"):
         run(ToyDeployment(), replace(OPTIONS, nonces=1))

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from proofserve.lab.report import Progress
+from proofserve.reports import Progress
 from proofserve.verifier.audit.audit import AuditOptions, ConvictionRule, audit
 from proofserve.verifier.audit.report import COLUMNS, TESTS, AuditReport, page, verdict_of
 from verifier.toy_deployment import PRIVATE, ToyDeployment

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol import SKETCHES, schemes
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
 from proofserve.verifier.claims import ClaimedArtifacts
@@ -109,7 +109,7 @@ def test_what_was_written_is_read(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: str) -> None:
     path.write_text(json.dumps({name: FIELDS[name] for name in FIELDS if name != field}))
-    with pytest.raises(LabError, match=rf"calibration\.json: {field}: Field required"):
+    with pytest.raises(ReportedError, match=rf"calibration\.json: {field}: Field required"):
         read(path)
 
 
@@ -144,7 +144,7 @@ def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: 
 )
 def test_a_broken_field_is_named(path: Path, change: dict[str, Any], named: str) -> None:
     path.write_text(json.dumps(FIELDS | change))
-    with pytest.raises(LabError, match=rf"calibration\.json: {named}"):
+    with pytest.raises(ReportedError, match=rf"calibration\.json: {named}"):
         read(path)
 
 
@@ -161,12 +161,12 @@ def test_a_kernel_may_send_the_published_vector(path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "0.02", "\xff", "[" * 100_000])
 def test_a_file_of_something_else_is_refused(path: Path, text: str) -> None:
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(LabError, match=r"calibration\.json: "):
+    with pytest.raises(ReportedError, match=r"calibration\.json: "):
         read(path)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=r"cannot read .*nothing"):
+    with pytest.raises(ReportedError, match=r"cannot read .*nothing"):
         read(tmp_path / "nothing")
 
 
@@ -198,7 +198,7 @@ def test_other_artifacts_are_refused_by_the_name_of_the_field(
 ) -> None:
     values = {"scheme": WORK.scheme, "seq_len": WORK.seq_len} | change
     work = Workload(values["scheme"], Block("block", 7), "key", values["seq_len"])
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST)
 
 
@@ -210,30 +210,36 @@ def test_both_sketches_are_the_same_numbers_of_a_dense_model_alone(
     work = Workload(schemes.scheme(judged, k_dim=12), Block("block", 7), "key", WORK.seq_len)
     calibration.require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
     message = f"scheme: the calibration has {measured}, the artifacts have {judged}"
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         calibration.require(work, ["tiny-qwen3"], SHAPE, DIGEST)
-    with pytest.raises(LabError, match="scheme: the calibration has artifact-v1"):
+    with pytest.raises(ReportedError, match="scheme: the calibration has artifact-v1"):
         read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
 
 
 def test_another_model_is_refused(path: Path) -> None:
     calibration = read(path)
     # Base and instruct have one shape, and other weights.
-    with pytest.raises(LabError, match="weights_digest: the calibration has d5644de1, the model"):
+    with pytest.raises(
+        ReportedError, match="weights_digest: the calibration has d5644de1, the model"
+    ):
         calibration.require(WORK, ["tiny-qwen3"], SHAPE, "0badc0de")
-    with pytest.raises(LabError, match="hidden_size: the calibration has 256, the model has 64"):
+    with pytest.raises(
+        ReportedError, match="hidden_size: the calibration has 256, the model has 64"
+    ):
         calibration.require(WORK, ["tiny-qwen3"], SHAPE | {"hidden_size": 64}, None)
-    with pytest.raises(LabError, match="model: the calibration has tiny-qwen3, the model is other"):
+    with pytest.raises(
+        ReportedError, match="model: the calibration has tiny-qwen3, the model is other"
+    ):
         calibration.require(WORK, ["other"], None, None)
 
 
 def test_other_dtypes_are_refused(path: Path) -> None:
     calibration = read(path)
     message = "served_dtype: the calibration has bfloat16, the checkpoint is served with float16"
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         calibration.require_served("float16")
     message = "kv_dtype: the calibration has auto, the checkpoint is served with fp8"
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         calibration.require_served("bfloat16", "fp8")
 
 
@@ -244,9 +250,9 @@ def test_an_older_calibration_is_refused_by_its_version_and_says_how_to_measure_
     old = {"format": "proofserve-calibration", "version": version, "model": "mine", "seq_len": 256}
     path.write_text(json.dumps(old))
     message = f"is a calibration of version {version}, this program reads 4"
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         read(path)
-    with pytest.raises(LabError, match=r"calibrate noise mine --seq-len 256 --out FILE"):
+    with pytest.raises(ReportedError, match=r"calibrate noise mine --seq-len 256 --out FILE"):
         read(path)
 
 
@@ -283,7 +289,7 @@ def test_a_population_added_twice_is_one() -> None:
     ],
 )
 def test_a_calibration_of_something_else_is_not_added(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         merged(made(), made(**change))
 
 
@@ -329,7 +335,7 @@ def test_margins_that_would_have_to_be_too_wide_are_refused_with_the_kernel() ->
     cheat = population("vLLM there", 3, size=6.0, kept=0.0)
     file = made(populations=[ours(), HERE, RANKS, cheat])
     message = r"populations: vLLM there would be convicted by the others, even with margins 1\.5 "
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         left_out(file, Progress(), verifications=500)
 
 
@@ -358,13 +364,17 @@ def test_a_measured_node_that_emulated_kernels_convict_has_to_be_trusted_by_name
     """Beside another node of its kind it would be explained."""
     cheats = [population(name, 3 + n, size=6.0) for n, name in enumerate(("theirs", "theirs (2)"))]
     file = made(populations=[ours(), HERE, RANKS, *cheats])
-    with pytest.raises(LabError, match=r"populations: theirs would be .* emulated kernels alone"):
+    with pytest.raises(
+        ReportedError, match=r"populations: theirs would be .* emulated kernels alone"
+    ):
         require_explained(file, (), verifications=100)
-    with pytest.raises(LabError, match=r"populations: theirs \(2\) would .*--trust 'theirs \(2\)'"):
+    with pytest.raises(
+        ReportedError, match=r"populations: theirs \(2\) would .*--trust 'theirs \(2\)'"
+    ):
         require_explained(file, ["theirs"], verifications=100)
     require_explained(file, ["theirs", "theirs (2)"], verifications=100)
     require_explained(made(), (), verifications=100)
-    with pytest.raises(LabError, match=r"--trust mine: no such node .*; measured: vLLM here"):
+    with pytest.raises(ReportedError, match=r"--trust mine: no such node .*; measured: vLLM here"):
         require_explained(made(), ["mine"], verifications=100)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from proofserve.lab.report import Report
+from proofserve.reports import Report
 from proofserve.verifier.target import (
     LAYER_HOOKS,
     SIGN_FLIPS,

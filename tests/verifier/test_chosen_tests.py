@@ -2,7 +2,7 @@
 
 import pytest
 
-from proofserve.lab.report import LabError
+from proofserve.reports import ReportedError
 from proofserve.verifier.judging import ChosenTests, chosen_tests
 
 
@@ -37,5 +37,5 @@ def test_the_tests_that_run(
     ],
 )
 def test_a_test_that_cannot_run_is_named(named: str, message: str) -> None:
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         chosen_tests((named,), has_engine=False, has_figures=True)

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.stub_node import stub_node
-from proofserve.lab.node_client import NodeClient, wait_until
-from proofserve.lab.records import DistanceWork, Work
-from proofserve.lab.report import LabError
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.records import DistanceWork, Work
+from proofserve.reports import ReportedError
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
@@ -22,6 +21,7 @@ from proofserve.verifier.claims import (
     kernel_facts,
 )
 from proofserve.verifier.orders import WorkOptions, require_width, workload
+from support.stub_node import stub_node
 
 ANY = Selection()
 BODY: dict[str, Any] = {
@@ -70,7 +70,7 @@ def test_what_is_wrong_with_a_file_is_named(
 ) -> None:
     body = json.loads(json.dumps(BODY))
     spoil(body)
-    with pytest.raises(LabError, match=named):
+    with pytest.raises(ReportedError, match=named):
         from_file(written(tmp_path, body), ANY)
 
 
@@ -92,16 +92,16 @@ def test_an_artifact_without_a_text_is_an_empty_claim_among_the_others(
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="cannot read"):
+    with pytest.raises(ReportedError, match="cannot read"):
         from_file(tmp_path / "nothing", ANY)
     (tmp_path / "text").write_text("Dear validator, ")
-    with pytest.raises(LabError, match="not JSON"):
+    with pytest.raises(ReportedError, match="not JSON"):
         from_file(tmp_path / "text", ANY)
 
 
 def test_a_nodes_round_is_read() -> None:
     with stub_node() as (_, url), NodeClient(url) as node:
-        with pytest.raises(LabError, match="has no round"):
+        with pytest.raises(ReportedError, match="has no round"):
             from_node(node, ANY)
         with node.round(Work("toy", block_hash="first")):
             wait_until(lambda: node.status().processed >= 32, "results", 30)
@@ -115,7 +115,10 @@ def test_a_nodes_round_is_read() -> None:
             claimed.claims[0].vector_b64
             == node.artifacts(Work("toy", seq_len=64), [0])[0].vector_b64
         )
-        with node.round(DistanceWork("toy")), pytest.raises(LabError, match="distance protocol"):
+        with (
+            node.round(DistanceWork("toy")),
+            pytest.raises(ReportedError, match="distance protocol"),
+        ):
             from_node(node, ANY)
 
 
@@ -155,13 +158,13 @@ def test_a_claim_of_another_shape_is_an_error_of_the_call(
     source: dict[str, Any], asked: dict[str, Any], both: str
 ) -> None:
     options = WorkOptions(**{"seq_len": 256, "block_height": 7, **asked})
-    with pytest.raises(LabError, match=both):
+    with pytest.raises(ReportedError, match=both):
         workload(replace(claims(of(12)), **source), options)
 
 
 def test_a_source_is_of_another_width_only_as_a_whole() -> None:
     asked = Work("", k_dim=12, scheme="artifact-v1")
-    with pytest.raises(LabError, match=r"every vector of the source has 128 values.* here 12"):
+    with pytest.raises(ReportedError, match=r"every vector of the source has 128 values.* here 12"):
         require_width(claims(of(128), of(128)), asked)
     # These are mismatches, whatever the source says of itself.
     for garbage in (
@@ -173,7 +176,9 @@ def test_a_source_is_of_another_width_only_as_a_whole() -> None:
         (),
     ):
         require_width(claims(*garbage), asked)
-    with pytest.raises(LabError, match=r"every vector of the source has 24 .* encoding says 12"):
+    with pytest.raises(
+        ReportedError, match=r"every vector of the source has 24 .* encoding says 12"
+    ):
         require_width(replace(claims(of(24), of(24)), width=12), asked)
 
 

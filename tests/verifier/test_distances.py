@@ -4,12 +4,12 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from lab.stub_node import Habits, stub_node
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import DistanceWork, Judgement
-from proofserve.lab.report import NodeError, Progress
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import DistanceWork, Judgement
+from proofserve.reports import NodeError, Progress
 from proofserve.rounds.records import Winner
 from proofserve.verifier.target import LAYER_HOOKS, SIGN_FLIPS, Sample, collect
+from support.stub_node import Habits, stub_node
 
 SAMPLE = Sample(nonces=20, blocks=2, keys=3, seq_len=8, batch_size=5)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import LabError
 from proofserve.outbox import offline
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.protocol.verdict.comparison import Claim, Reason
+from proofserve.remote.node_client import NodeClient
+from proofserve.reports import ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, from_receiver
 from support.committed import FakeNode, Receiver, fake_node, receiver, slow_engine
 from support.pace import wait_until
@@ -103,7 +103,7 @@ def test_a_nonce_near_the_last_one_fills_no_memory() -> None:
 
 
 def test_a_claim_of_another_lane_is_named() -> None:
-    with pytest.raises(LabError, match="nonce 8 of the source is of another lane"):
+    with pytest.raises(ReportedError, match="nonce 8 of the source is of another lane"):
         claims(4, 8).of_lane(LANE)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proofserve.lab.owed import Unproved
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.owed import Unproved
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError
 from proofserve.verifier.challenge import nonces_of
 from proofserve.verifier.validation.ledger import YEAR_S, Ledger, OpenChallenge
 
@@ -63,15 +63,15 @@ def test_nodes_of_a_round_share_its_block_and_its_seed_and_no_key(ledger: Ledger
 
 def test_a_node_is_asked_and_judged_once(ledger: Ledger) -> None:
     begin(ledger, "a")
-    with pytest.raises(LabError, match="UNIQUE"):
+    with pytest.raises(ReportedError, match="UNIQUE"):
         begin(ledger, "b", "a")
     (one,) = ledger.open_challenges()
-    with pytest.raises(LabError, match="was ended before"):
+    with pytest.raises(ReportedError, match="was ended before"):
         ledger.judged(one.number, SequentialResult.FRAUD, "no answer is there", {})
     end(ledger, one, SequentialResult.HONEST)
-    with pytest.raises(LabError, match="was ended before"):
+    with pytest.raises(ReportedError, match="was ended before"):
         ledger.judged(one.number, SequentialResult.FRAUD, "again", {})
-    with pytest.raises(LabError, match="was ended before"):
+    with pytest.raises(ReportedError, match="was ended before"):
         ledger.unproved(one.number, Unproved.LATE, "again", None)
     assert ledger.standings(["a", "b"])["a"].counts == {"honest": 1}
     assert [each.outcome for each in ledger.untold()] == ["honest"]
@@ -119,7 +119,7 @@ def test_a_node_that_has_spent_a_smaller_alpha_is_not_asked(ledger: Ledger) -> N
 
 def test_a_second_validator_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     second = Ledger.opened(tmp_path / "ledger.sqlite")
-    with pytest.raises(LabError, match="another `proofserve validate` uses"):
+    with pytest.raises(ReportedError, match="another `proofserve validate` uses"):
         second.__enter__()
 
 
@@ -127,8 +127,8 @@ def test_the_file_of_another_program_is_no_ledger(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("CREATE TABLE rounds (number INTEGER)")
-    with pytest.raises(LabError, match="is no ledger of this version"), Ledger.opened(path):
+    with pytest.raises(ReportedError, match="is no ledger of this version"), Ledger.opened(path):
         """It may not come here."""
     path.write_bytes(b"text" * 1000)
-    with pytest.raises(LabError, match="not a database"), Ledger.opened(path):
+    with pytest.raises(ReportedError, match="not a database"), Ledger.opened(path):
         """It may not come here."""

@@ -16,13 +16,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from outbox.support import serving
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import Unproved, UnprovedError
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.commitments import leaf, root
 from proofserve.protocol.nonces import NonceLane, draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Reason
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.owed import Unproved, UnprovedError
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.verifier.judges import CountJudge, CountRule, Vectors
 from proofserve.verifier.openings import CommittedSource, committed_from_file, open_sample
@@ -212,11 +212,11 @@ def test_sources_that_mean_nothing_are_refused(
     first = root_record(source.batches[0])
     for roots, said in (([], "has no roots"), ([first, first], "two roots cover lane index 0")):
         file = as_json(tmp_path / "roots.json", source, roots)
-        with pytest.raises(LabError, match=said) as found:
+        with pytest.raises(ReportedError, match=said) as found:
             committed_from_file(file, ANYTHING)
         assert isinstance(found.value, UnprovedError) is bool(roots)
     file = as_json(tmp_path / "roots.json", source, [first])
-    with pytest.raises(LabError, match="--lane: the roots are of"):
+    with pytest.raises(ReportedError, match="--lane: the roots are of"):
         committed_from_file(file, Selection(lane=NonceLane(0, 3)))
     assert committed_from_file(file, Selection(lane=LANE)).lane == LANE
 
@@ -227,10 +227,12 @@ def test_several_rounds_of_a_receiver_need_an_id(changeable: tuple[FakeNode, Rec
     before = received.committed()
     computed = node.generate(received.url, 32)
     wait_until(lambda: received.committed() == before + computed)
-    with pytest.raises(LabError, match=f"choose by --round-id from\n  {first}: block block, key"):
+    with pytest.raises(
+        ReportedError, match=f"choose by --round-id from\n  {first}: block block, key"
+    ):
         received.roots()
     assert opened(node, received.roots(first), "s").faults == {}
-    with pytest.raises(LabError, match="no round with roots fits"):
+    with pytest.raises(ReportedError, match="no round with roots fits"):
         received.roots("other")
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from proofserve.engines.reference.engine import ReferenceEngine, Run
-from proofserve.lab.report import Progress
 from proofserve.protocol.identity import Block
 from proofserve.protocol.sketch import SketchScheme
+from proofserve.reports import Progress
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.audit.attacks import AT_ONCE, attacks
 from proofserve.verifier.audit.audit import AuditOptions, ConvictionRule, audit

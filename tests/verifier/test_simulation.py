@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.protocol.verdict.suspicion import Compared
+from proofserve.reports import Progress
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge, Vectors
 from proofserve.verifier.own_run import OwnRun

@@ -10,9 +10,9 @@ import pytest
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import Run
 from proofserve.engines.reference.network import Network
-from proofserve.lab.report import LabError
 from proofserve.protocol.identity import Block
 from proofserve.protocol.sketch import SketchScheme
+from proofserve.reports import ReportedError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors
@@ -111,5 +111,5 @@ def test_a_dtype_in_which_no_server_rounds_is_refused(
     small_models: SmallModels, dtype: str
 ) -> None:
     setup = ValidatorSetup(small_models.mixture(), served_dtype=dtype)
-    with pytest.raises((LabError, CheckpointError), match=f"{dtype}.* bfloat16"):
+    with pytest.raises((ReportedError, CheckpointError), match=f"{dtype}.* bfloat16"):
         CheckpointValidator(setup, proofs_of(WORK, 4))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.reports import Progress
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge
 from proofserve.verifier.populations import HonestRuns, populations

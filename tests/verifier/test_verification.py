@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofserve.lab.report import LabError
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.reports import ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import CountJudge, CountRule, Vectors
 from proofserve.verifier.verification import Truth, Verification, verify
@@ -89,7 +89,7 @@ def test_empty_vectors_are_no_alibi() -> None:
 
 
 def test_no_artifact_is_no_verdict() -> None:
-    with pytest.raises(LabError, match="no artifact to verify"):
+    with pytest.raises(ReportedError, match="no artifact to verify"):
         judged(honest(0), SEQUENTIAL)
 
 
@@ -105,7 +105,7 @@ def test_a_gap_of_our_own_is_no_verdict(gap: str) -> None:
 
     claimed = honest(64)
     ours = Truth(recompute, K, 8)
-    with pytest.raises(LabError, match="no verdict is possible"):
+    with pytest.raises(ReportedError, match="no verdict is possible"):
         verify(claimed, claimed.nonces, ours, [CountJudge(SEQUENTIAL, 64)], Silent())
 
 

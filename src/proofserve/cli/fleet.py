@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from proofserve.cli.fleet_demo import demo
 from proofserve.cli.options import first_key
 from proofserve.cli.serve import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
@@ -169,9 +168,6 @@ def remove(
 ) -> None:
     """Forget a member that joined by itself. Its results stay; it may join again."""
     _change("remove", member, reason, url, api_key)
-
-
-app.command("demo")(demo)
 
 
 @app.command()

@@ -10,80 +10,96 @@ from typer.main import get_command
 from proofserve.settings.process import export, has_variable
 
 # The module of each command, its attribute that is the command or a group of commands, and what the
-# list of commands says. Importing torch costs seconds and a quarter of a gigabyte: neither the list
-# nor a gateway needs it.
+# list of commands says. Those of proofserve_lab stand above the package, which never imports them.
+# Importing torch costs seconds and a quarter of a gigabyte: no list and no gateway needs it.
 COMMANDS = {
-    "serve": ("serve", "app", "Start vLLM's own server for MODEL."),
+    "serve": ("proofserve.cli.serve", "app", "Start vLLM's own server for MODEL."),
     "gateway": (
-        "serve",
+        "proofserve.cli.serve",
         "gateway_app",
         "Relay chat to vLLM servers: a bounded queue, timeouts, streams, limits per key.",
     ),
     "fleet": (
-        "fleet",
+        "proofserve_lab.fleet_demo",
         "app",
         "Many servers that look like one node: the controller, and its members.",
     ),
     "demo": (
-        "demo",
+        "proofserve_lab.demo",
         "app",
         "Serve a model, chat, prove, and tell honest proofs and receipts from forged.",
     ),
     "receive": (
-        "receive",
+        "proofserve.cli.receive",
         "app",
         "Receive callbacks (/generated, /validated, /logged), store them, and show a live summary.",
     ),
     "outbox": (
-        "outbox",
+        "proofserve.cli.outbox",
         "app",
         "Show, resend, export and delete a node's results; also while it runs.",
     ),
     "verify": (
-        "validator.verify",
+        "proofserve.cli.validator.verify",
         "app",
         "Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.",
     ),
     "challenge": (
-        "validator.challenge",
+        "proofserve.cli.validator.challenge",
         "app",
         "Have a node compute nonces of a block that was drawn just now, and judge it.",
     ),
     "validate": (
-        "validator.validate",
+        "proofserve.cli.validator.validate",
         "app",
         "Challenge every node that is due, judge them, and keep a ledger.",
     ),
     "verify-bundle": (
-        "validator.bundle",
+        "proofserve.cli.validator.bundle",
         "app",
         "Check a verdict of another validator, and compute it again.",
     ),
     "verify-chat": (
-        "validator.chat",
+        "proofserve.cli.validator.chat",
         "verify_app",
         "Check answers by their receipts, and reach a verdict: honest or fraud.",
     ),
     "watch-chat": (
-        "validator.chat",
+        "proofserve.cli.validator.chat",
         "watch_app",
         "Check a provider's answers by their receipts, again and again.",
     ),
     "probe": (
-        "validator.probe",
+        "proofserve.cli.validator.probe",
         "app",
         "Ask any OpenAI-compatible endpoint, and say whether it serves this checkpoint.",
     ),
     "audit": (
-        "validator.audit",
+        "proofserve.cli.validator.audit",
         "app",
         "Try every known attack on a deployment, and say which its validators would notice.",
     ),
-    "model": ("model", "app", "Make small checkpoints, which load like any other."),
-    "check": ("check", "app", "Check a server that this command starts, or a running one."),
-    "bench": ("bench", "app", "Measure a server that we start, or a running one."),
-    "calibrate": ("validator.calibrate", "app", "Find the parameters that suit a model."),
-    "doctor": ("doctor", "app", "Say in ten lines whether this host can serve, prove and verify."),
+    "model": ("proofserve.cli.model", "app", "Make small checkpoints, which load like any other."),
+    "check": (
+        "proofserve_lab.check_command",
+        "app",
+        "Check a server that this command starts, or a running one.",
+    ),
+    "bench": (
+        "proofserve_lab.bench_command",
+        "app",
+        "Measure a server that we start, or a running one.",
+    ),
+    "calibrate": (
+        "proofserve.cli.validator.calibrate",
+        "app",
+        "Find the parameters that suit a model.",
+    ),
+    "doctor": (
+        "proofserve_lab.doctor",
+        "app",
+        "Say in ten lines whether this host can serve, prove and verify.",
+    ),
 }
 
 # torch reads it at its first tensor. A validator's large tensors come and go, and with pages of
@@ -105,9 +121,9 @@ class Commands(TyperGroup):
         if name is None or listed is None:
             return name, listed, rest
         module, attribute, _ = COMMANDS[name]
-        if module.startswith("validator.") and not has_variable(HUGE_PAGES):
+        if module.startswith("proofserve.cli.validator.") and not has_variable(HUGE_PAGES):
             export({HUGE_PAGES: "1"})
-        command = get_command(getattr(import_module(f"proofserve.cli.{module}"), attribute))
+        command = get_command(getattr(import_module(module), attribute))
         command.name = name
         return name, command, rest
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proofserve.cli.session import open_session
-from proofserve.lab.report import LabError
 from proofserve.models.trained import CALIBRATIONS, DENSE, TRAINED_MODELS, TrainedModel
 from proofserve.protocol import SKETCH
+from proofserve.reports import ReportedError
 
 if TYPE_CHECKING:
     from proofserve.models.writer import ModelSummary
@@ -74,7 +74,7 @@ def new(
     trained = TRAINED_MODELS.get(arch)
     with open_session() as session, session.interrupts.allowed():
         if trained and (size, seed) != (None, None):
-            raise LabError(f"--size, --seed: {arch} has one size and no seed")
+            raise ReportedError(f"--size, --seed: {arch} has one size and no seed")
         session.line.step(f"writing {arch} to {directory}")
         summary = _written(directory, arch, size or "tiny", seed or 0, session.line.step)
         session.tell(
@@ -129,19 +129,19 @@ def checkpoint_named(
     """A model of this package by its name, written if it is missing, or the checkpoint in a folder.
 
     ``step`` hears what writing begins. A plan writes none, and may be of a configuration's file.
-    Raises LabError for any other name, and as ``checkpoint``.
+    Raises ReportedError for any other name, and as ``checkpoint``.
     """
     if name in {*NAMES, *SEEDS}:
         small = SmallModel(name, size)
         if for_plan and not _folder(small).exists():
-            raise LabError(
+            raise ReportedError(
                 f"--plan: {name} is not in the cache, and a plan writes nothing; give a folder, as"
                 f" `proofserve model new` writes it"
             )
         return Checkpoint(small.name, checkpoint(small, step))
     path = Path(name)
     if not (path.is_dir() or (for_plan and path.is_file())):
-        raise LabError(f"{name!r} is not a folder, and not one of {', '.join(NAMES)}")
+        raise ReportedError(f"{name!r} is not a folder, and not one of {', '.join(NAMES)}")
     return Checkpoint(path.absolute().name, path)
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from proofserve.cli.model import NAMES
-from proofserve.lab.records import AnyWork, DistanceWork, work_of_scheme
 from proofserve.protocol import ARTIFACT_K_DIM, SKETCH_K_DIM
+from proofserve.remote.records import AnyWork, DistanceWork, work_of_scheme
 from proofserve.verifier.calibration_file import NETWORK_P_MISMATCH
 
 

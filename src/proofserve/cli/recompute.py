@@ -11,11 +11,11 @@ from proofserve.cli.session import CommandSession
 from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.client.checkpoint import proof_validator, reference_extra, validator_setup
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work, vectors_of
-from proofserve.lab.report import LabError
 from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work, vectors_of
+from proofserve.reports import ReportedError
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import KernelFacts, checkpoint_shape
@@ -53,8 +53,8 @@ def claims_of_model(
     """The artifacts that a node in bfloat16 gives for ``work``, whose kernels are emulated here.
 
     With ``redrawn`` the matrices of all layers are random, with the mean and deviation of the
-    checkpoint's, like those of another model of this shape. Raises LabError for a checkpoint that
-    cannot be loaded, a vector that is not finite and a missing extra ``reference``, and
+    checkpoint's, like those of another model of this shape. Raises ReportedError for a checkpoint
+    that cannot be loaded, a vector that is not finite and a missing extra ``reference``, and
     EngineFault.
     """
     # These imports take two seconds, and a recomputation by a node does not need them.
@@ -69,13 +69,13 @@ def claims_of_model(
     try:
         network = load(directory, "float32", "cpu")
     except CheckpointError as error:
-        raise LabError(str(error)) from error
+        raise ReportedError(str(error)) from error
     network = with_redrawn_matrices(network) if redrawn else network
     if (kernels := own_profile(torch.bfloat16)) is not None:
         network = with_kernels(network, kernels)
     batch = ReferenceEngine(forward_batch).compute(workload_of(work), network, nonces)
     for nonce in batch.failed:
-        raise LabError(f"nonce {nonce}: {NOT_FINITE}")
+        raise ReportedError(f"nonce {nonce}: {NOT_FINITE}")
     return [Claim(each.nonce, each.vector_b64) for each in artifacts_of(batch)]
 
 
@@ -114,12 +114,12 @@ class ComparisonTask:
 def saved_run(name: str) -> ClaimedArtifacts | None:
     """What the engine ``name`` computed, if that is a file; None for a vLLM or a node's URL.
 
-    Raises LabError for any other name, and for a file without artifacts.
+    Raises ReportedError for any other name, and for a file without artifacts.
     """
     if name.startswith(("http://", "https://")) or vllm_ranks(name) is not None:
         return None
     if not Path(name).is_file():
-        raise LabError(f"{name!r} is not an engine and not a file; choose from {ENGINES}")
+        raise ReportedError(f"{name!r} is not an engine and not a file; choose from {ENGINES}")
     return read_file(Path(name), Selection())
 
 
@@ -150,12 +150,15 @@ def run_engine(
 
 
 def vllm_ranks(name: str) -> int | None:
-    """On how many devices to start a vLLM, if ``name`` means one. Raises LabError for too many."""
+    """On how many devices to start a vLLM, if ``name`` means one.
+
+    Raises ReportedError for too many.
+    """
     ranks = "1" if name == "vllm" else name.removeprefix("vllm:tp")
     if ranks == name or not ranks.isdecimal():
         return None
     if not 1 <= int(ranks) <= MOST_RANKS:
-        raise LabError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
+        raise ReportedError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
     return int(ranks)
 
 
@@ -164,7 +167,8 @@ class EngineOptions:
     """What recomputes for ``verify``: the checkpoint ``model``, the node ``url``, or both.
 
     ``engine`` names a vLLM that ``verify`` starts with the checkpoint, in place of a node;
-    ``nodes`` are trusted beside it. Raises LabError, which says what to give, for other choices.
+    ``nodes`` are trusted beside it. Raises ReportedError, which says what to give, for other
+    choices.
     """
 
     model: Path | None
@@ -178,13 +182,15 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         if self.model is None and self.url is None:
-            raise LabError("give --model CHECKPOINT, --recompute-url NODE, or both")
+            raise ReportedError("give --model CHECKPOINT, --recompute-url NODE, or both")
         if self.engine is None:
             return
         if self.model is None or self.url is not None:
-            raise LabError("--engine serves the checkpoint of --model; leave --recompute-url out")
+            raise ReportedError(
+                "--engine serves the checkpoint of --model; leave --recompute-url out"
+            )
         if vllm_ranks(self.engine) is None:
-            raise LabError(f"--engine {self.engine}: give vllm, or vllm:tp2 for two ranks")
+            raise ReportedError(f"--engine {self.engine}: give vllm, or vllm:tp2 for two ranks")
 
     @property
     def trusts_one(self) -> bool:
@@ -202,12 +208,14 @@ class EngineOptions:
     ) -> VerdictReport:
         """The verdict: by the engine's bits alone, or by other tests where they decide nothing.
 
-        ``sample`` is the seed that draws it, and how many nonces it has at most. Raises LabError
-        for another checkpoint than the prover's and for tests that cannot be run, and the errors of
-        servers, nodes, checkpoints and engines.
+        ``sample`` is the seed that draws it, and how many nonces it has at most. Raises
+        ReportedError for another checkpoint than the prover's and for tests that cannot be run, and
+        the errors of servers, nodes, checkpoints and engines.
         """
         if self.model is not None and self.trusts_one and not tests.exact:
-            raise LabError("--test: only exact asks an engine beside --model; add --test exact")
+            raise ReportedError(
+                "--test: only exact asks an engine beside --model; add --test exact"
+            )
         # The source need not say its scheme.
         claimed, exact = replace(claimed, scheme=work.scheme.name), None
         if tests.exact:
@@ -237,7 +245,7 @@ class EngineOptions:
     ) -> None:
         """Tell what vectors of up to ``most`` nonces cost; None for all. Raises as ``report``."""
         if self.model is None:
-            raise LabError("--plan: it is about a checkpoint; give --model")
+            raise ReportedError("--plan: it is about a checkpoint; give --model")
         warn_of_few_values(work, session)
         setup = validator_setup(self.model, self.device, self.suspects, options.calibration)
         sample = min(most or len(claimed.nonces), len(claimed.nonces))
@@ -249,7 +257,9 @@ class EngineOptions:
         if self.model is not None and truth.weights_digest is not None:
             served, ours = truth.weights_digest, weights_digest(self.model)
             if served != ours:
-                raise LabError(f"weights_digest: {name} serves {served}, {self.model} has {ours}")
+                raise ReportedError(
+                    f"weights_digest: {name} serves {served}, {self.model} has {ours}"
+                )
         return replace(truth, name=name, facts=kernel_facts(name, node.kernels()))
 
     def _truth(

@@ -15,8 +15,8 @@ import typer
 
 from proofserve.cli.session import CommandSession
 from proofserve.engines.vllm.support import ROTATED_BY_PYTORCH
-from proofserve.lab.host import EMULATED, ServedDtype, quick_dtype, vllm_version
-from proofserve.lab.node_client import NodeClient
+from proofserve.host import EMULATED, ServedDtype, quick_dtype, vllm_version
+from proofserve.remote.node_client import NodeClient
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.settings.process import has_variable
 from proofserve.wiring.experts import asked_experts

@@ -17,7 +17,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from proofserve.engines.errors import CheckpointError
-from proofserve.lab.report import LabError, Progress, TooSlowError
+from proofserve.reports import Progress, ReportedError, TooSlowError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed
 
@@ -198,7 +198,14 @@ def open_session(
     try:
         with Interrupts() as interrupts, ProgressLine(console, log_every_s) as line:
             yield CommandSession(console, interrupts, line)
-    except (LabError, ServerFailed, CheckpointError, RoundsError, ValueError, OSError) as error:
+    except (
+        ReportedError,
+        ServerFailed,
+        CheckpointError,
+        RoundsError,
+        ValueError,
+        OSError,
+    ) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(exit_code) from error
 

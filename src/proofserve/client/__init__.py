@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         check_bundle,
         verify,
     )
-    from proofserve.lab.recorder import Recorder
+    from proofserve.remote.recorder import Recorder
 
 __all__ = ["Calibration", "Recorder", "VerdictError", "challenge", "check_bundle", "verify"]
 
@@ -25,5 +25,5 @@ __all__ = ["Calibration", "Recorder", "VerdictError", "challenge", "check_bundle
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "proofserve.lab.recorder" if name == "Recorder" else "proofserve.client.verdicts"
+    home = "proofserve.remote.recorder" if name == "Recorder" else "proofserve.client.verdicts"
     return getattr(import_module(home), name)

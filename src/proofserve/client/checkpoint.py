@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proofserve.lab.report import LabError
+from proofserve.reports import ReportedError
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.verification import Truth
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reference_extra() -> Iterator[None]:
-    """Raises LabError, which names the extra, if an import within needs what is not installed."""
+    """Raises ReportedError, which names the extra, if an import within lacks a package."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
+        raise ReportedError(f"{error}; install proofserve with its extra `reference`") from error
 
 
 def validator_setup(
@@ -32,13 +32,13 @@ def validator_setup(
 ) -> "ValidatorSetup":
     """Honest nodes serve as in the calibration ``measured``, or as the checkpoint says.
 
-    Raises LabError without the extra ``reference``, and for a ``kv_dtype`` that no server has.
+    Raises ReportedError without the extra ``reference``, and for a ``kv_dtype`` that no server has.
     """
     # Its import takes seconds, and --help must not wait for it.
     with reference_extra():
         from proofserve.verifier.validator import KV_DTYPES, ValidatorSetup  # noqa: PLC0415
     if kv_dtype not in KV_DTYPES:
-        raise LabError(f"--kv-cache {kv_dtype}: choose from {', '.join(KV_DTYPES)}")
+        raise ReportedError(f"--kv-cache {kv_dtype}: choose from {', '.join(KV_DTYPES)}")
     setup = ValidatorSetup(model, device, tuple(suspects or ()), kv_dtype=kv_dtype)
     return setup.serving_as(measured)
 

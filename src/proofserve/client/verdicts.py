@@ -11,12 +11,12 @@ from typing import Final
 
 from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.engines.errors import CheckpointError
-from proofserve.lab.node_client import BoundedClient, NodeClient
-from proofserve.lab.owed import UnprovedError
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.node_client import BoundedClient, NodeClient
+from proofserve.remote.owed import UnprovedError
+from proofserve.remote.records import Work
+from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.errors import RoundsError
 from proofserve.verifier.bundle import faults_of
 from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order, checkpoint_shape
@@ -50,7 +50,7 @@ class VerdictError(Exception):
 def _verdict_errors() -> Iterator[None]:
     try:
         yield
-    except (LabError, CheckpointError, RoundsError, ValueError, OSError) as error:
+    except (ReportedError, CheckpointError, RoundsError, ValueError, OSError) as error:
         raise VerdictError(str(error)) from error
 
 
@@ -63,11 +63,11 @@ class _Judging:
     options: JudgingOptions
 
     def __post_init__(self) -> None:
-        """Raises LabError for arguments that do not go together."""
+        """Raises ReportedError for arguments that do not go together."""
         if self.model is None and (self.nodes is None or len(self.nodes.references) < 2):
-            raise LabError("give model, or two references or more")
+            raise ReportedError("give model, or two references or more")
         if self.model is None and self.options.calibration is not None:
-            raise LabError("calibration: it is about a checkpoint; give model")
+            raise ReportedError("calibration: it is about a checkpoint; give model")
 
     def judge_of(self, order: Work) -> _Judge:
         """Load the model for work as ``order``, if there is one."""

@@ -20,7 +20,7 @@ from proofserve.api.node import Node
 from proofserve.engines.vetting import features
 from proofserve.engines.vetting.start import require_vetted, require_vetted_runner
 from proofserve.engines.vllm import support
-from proofserve.lab.host import processor_here
+from proofserve.host import processor_here
 from proofserve.protocol import SKETCH_2
 from proofserve.rounds.ports import AnsweringEngine, Measure
 from proofserve.rounds.records import EngineInfo

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError
 from proofserve.protocol import DEFAULT_SCHEME, SKETCHES, default_k_dim
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError
 from proofserve.settings.node import TomlTable, read_toml
 from proofserve.settings.process import variable
 from proofserve.verifier.calibration_file import calibrated_order
@@ -142,7 +142,7 @@ def validation_plan(file: Path) -> ValidationPlan:
             nodes[node.model].append(ValidatedNode(name, node.url, key, node.public_key))
         for name, model in read.models.items():
             models.append(_model(name, model, folder, nodes[name]))
-    except (ValueError, LabError, OSError) as error:
+    except (ValueError, ReportedError, OSError) as error:
         raise ValueError(f"{file}: {error}") from error
     of = read.validate_
     paths = [path and folder / path for path in (of.bundles, of.page, of.metrics)]
@@ -176,7 +176,7 @@ def _model(
     calibration = table.calibration and folder / table.calibration
     try:
         measured = read_calibration(calibration) if calibration else None
-    except LabError as error:
+    except ReportedError as error:
         raise ValueError(f"{where}.calibration: {error}") from error
     return ValidatedModel(
         name,

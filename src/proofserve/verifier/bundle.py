@@ -18,16 +18,16 @@ from typing import Annotated, Any, Final, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from proofserve.lab.host import machine
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work, vectors_of
-from proofserve.lab.report import LabError, read_json, write_json, written
-from proofserve.lab.transcript import Transcript, replaying
+from proofserve.host import machine
 from proofserve.protocol.codec import encode
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work, vectors_of
+from proofserve.remote.transcript import Transcript, replaying
+from proofserve.reports import ReportedError, read_json, write_json, written
 from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
 from proofserve.verifier.challenge import FreshChallenge, answer, nonces_of
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node
@@ -50,7 +50,7 @@ _ROUNDING: Final = 1e-4
 UnixMilliseconds = Annotated[int, Field(ge=0, lt=253_402_300_800_000)]
 
 
-class UnsignedError(LabError):
+class UnsignedError(ReportedError):
     """There is no evidence to write down, and the verdict stands all the same."""
 
 
@@ -78,11 +78,11 @@ class AnswerRecord(BaseModel):
         return cls(**about, request=request, body=body, signature=text)
 
     def answer(self, public_key: bytes) -> SignedAnswer:
-        """Raises LabError for a signature that is not base64."""
+        """Raises ReportedError for a signature that is not base64."""
         try:
             signature = base64.b64decode(self.signature, validate=True)
         except binascii.Error as error:
-            raise LabError(f"{self.method} {self.target}: signature: not base64") from error
+            raise ReportedError(f"{self.method} {self.target}: signature: not base64") from error
         texts = self.request.encode(), self.body.encode()
         return SignedAnswer(self.method, self.target, *texts, self.time_ms, public_key, signature)
 
@@ -138,7 +138,7 @@ class BundledWitness(BaseModel):
         )
 
     def node(self, order: Work, nonces: Sequence[int]) -> KnownNode:
-        """What it said about ``nonces``. Raises LabError."""
+        """What it said about ``nonces``. Raises ReportedError."""
         key = bytes.fromhex(self.public_key)
         again = replaying([each.answer(key) for each in self.answers])
         return asked(NodeSource(self.name, self.url), order, nonces, again)
@@ -173,27 +173,27 @@ class Bundle(BaseModel):
     digests: dict[str, str]
 
     def claims(self) -> tuple[ClaimedArtifacts, Work]:
-        """What the node answered, read as when the bundle was made. Raises LabError."""
+        """What the node answered, read as when the bundle was made. Raises ReportedError."""
         key = bytes.fromhex(self.public_key)
         again = replaying([each.answer(key) for each in self.answers])
         with NodeClient(self.url, replayed=again) as node:
             if self.challenge is not None:
                 asked = self.challenge
                 if asked.nonces != nonces_of(asked.work.block_hash, len(asked.nonces)):
-                    raise LabError("the validator chose the nonces: they are not of the block")
+                    raise ReportedError("the validator chose the nonces: they are not of the block")
                 found = answer(node, self.challenge, math.inf)
                 return found.claimed, found.order
             if self.wanted is None:
-                raise LabError("challenge: there is none, and no round either")
+                raise ReportedError("challenge: there is none, and no round either")
             if self.wanted.lane is not None:
                 # Of another lane an honest node would seem to have left nonces out.
-                raise LabError("the validator says what the node owed, without a signature")
+                raise ReportedError("the validator says what the node owed, without a signature")
             claimed = from_node(node, self.wanted)
         # What the node was asked for is what it says itself, and nothing else.
         return claimed, order_of(claimed, WorkOptions())
 
     def beside_witnesses(self) -> Callable[[str], VerdictReport]:
-        """The verdict by the witnesses, by a seed. Raises LabError."""
+        """The verdict by the witnesses, by a seed. Raises ReportedError."""
         claimed, order = self.claims()
         sample = draw(claimed.nonces, self.seed, NONCES if self.most is None else self.most)
         references, suspects = (
@@ -328,7 +328,7 @@ def _ours(report: VerdictReport) -> dict[int, str]:
 
 
 def read_bundle(file: Path) -> Bundle:
-    """Raises LabError naming the field that is wrong."""
+    """Raises ReportedError naming the field that is wrong."""
     return read_json(file, Bundle)
 
 
@@ -336,7 +336,7 @@ def faults_of(file: Path) -> Iterator[str]:
     """What does not hold in a bundle: its digests, the node's signatures, and the arithmetic.
 
     Without a model: whether ``ours`` are the vectors of the published weights is not asked. Raises
-    LabError for a file that is no bundle.
+    ReportedError for a file that is no bundle.
     """
     bundle, text = read_bundle(file), file.read_text(encoding="utf-8")
     raw = json.loads(text)
@@ -358,7 +358,7 @@ def faults_of(file: Path) -> Iterator[str]:
         yield from _arithmetic(bundle, claimed, order)
         if bundle.witnesses:
             yield from differences(bundle, bundle.beside_witnesses()(bundle.seed))
-    except (LabError, ProtocolError) as error:
+    except (ReportedError, ProtocolError) as error:
         yield f"answers: {error}"
 
 

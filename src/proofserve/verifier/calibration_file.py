@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, read_json
 from proofserve.protocol import SKETCH_2, SKETCHES, TWINS, default_k_dim
 from proofserve.protocol.receipts.record import SCHEME as RECEIPTS
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError, read_json
 from proofserve.rounds.records import Workload
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.orders import WorkOptions
@@ -176,7 +176,7 @@ class CalibrationFile(_Strict):
 
     @classmethod
     def read(cls, path: Path) -> "CalibrationFile":
-        """Raises LabError naming the field that is wrong."""
+        """Raises ReportedError naming the field that is wrong."""
         return read(path)
 
     def write(self, path: Path) -> None:
@@ -254,7 +254,7 @@ class CalibrationFile(_Strict):
         shape: Shape | None,
         digest: str | None,
     ) -> None:
-        """Raise LabError, naming the field, unless the figures hold for these artifacts.
+        """Raise ReportedError, naming the field, unless the figures hold for these artifacts.
 
         ``theirs`` are the fields of what is judged, ``models`` the names of its model, ``shape``
         and ``digest`` those of its checkpoint. The digests decide where both are known, else the
@@ -273,7 +273,7 @@ class CalibrationFile(_Strict):
             _require("model", self.model, name, f"the model is {name}")
 
     def require_served(self, dtype: str, kv_dtype: str = KV_AUTO) -> None:
-        """Raise LabError unless nodes serve in the dtype, and keep keys in that, of this file."""
+        """Raise ReportedError unless nodes serve, and keep keys, in the dtypes of this file."""
         for field, theirs in (("served_dtype", dtype), ("kv_dtype", kv_dtype)):
             said = f"the checkpoint is served with {theirs}"
             _require(field, getattr(self, field), theirs, said)
@@ -295,25 +295,27 @@ class _Header(BaseModel):
 
 
 def read(path: Path) -> CalibrationFile:
-    """The calibration in a file. Raises LabError naming the field that is wrong."""
+    """The calibration in a file. Raises ReportedError naming the field that is wrong."""
     try:
         found = read_json(path, _Header)
-    except LabError:
+    except ReportedError:
         # Reading all of it says what is wrong.
         found = None
     if found is not None and found.version < VERSION:
         anew = f"noise {found.model} --seq-len {found.seq_len or 'N'}"
         if found.scheme == RECEIPTS:
             anew = f"chat {found.model}"
-        raise LabError(
+        raise ReportedError(
             f"version: {path} is a calibration of version {found.version}, this program reads"
             f" {VERSION}: the old one has no footprints of honest kernels; measure"
             f" anew by `proofserve calibrate {anew} --out FILE`"
         )
     try:
         return read_json(path, CalibrationFile)
-    except LabError as error:
-        raise LabError(f"{error}; write it by `calibrate noise` or `calibrate chat`") from error
+    except ReportedError as error:
+        raise ReportedError(
+            f"{error}; write it by `calibrate noise` or `calibrate chat`"
+        ) from error
 
 
 # What two calibrations must have in common to be merged.
@@ -334,12 +336,12 @@ _SAME: Final = (
 def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
     """``ours`` with the populations of ``added``; one that both have is one. It lacks the check.
 
-    Raises LabError, naming the field, for a calibration of another model or of other nonces.
+    Raises ReportedError, naming the field, for a calibration of another model or of other nonces.
     """
     for field in _SAME:
         mine, theirs = getattr(ours, field), getattr(added, field)
         if mine != theirs:
-            raise LabError(f"{field}: this calibration has {mine}, the added one {theirs}")
+            raise ReportedError(f"{field}: this calibration has {mine}, the added one {theirs}")
     known = {each.facts.name: each for each in ours.populations}
     for each in added.populations:
         twin = known.get(each.facts.name)
@@ -374,20 +376,20 @@ def measured_threshold(
 ) -> CalibrationFile | GivenThreshold:
     """What the three options say. There is no default: a threshold belongs to a model.
 
-    Raises LabError if neither a threshold nor a calibration is given, or both are, for a broken
-    file, and for a ``p_mismatch`` that is not the calibration's.
+    Raises ReportedError if neither a threshold nor a calibration is given, or both are, for a
+    broken file, and for a ``p_mismatch`` that is not the calibration's.
     """
     if calibration is None:
         if dist_threshold is None:
-            raise LabError(f"no threshold: {HOW_TO_CALIBRATE}")
+            raise ReportedError(f"no threshold: {HOW_TO_CALIBRATE}")
         rate = NETWORK_P_MISMATCH if p_mismatch is None else p_mismatch
         return GivenThreshold(dist_threshold, rate)
     if dist_threshold is not None:
-        raise LabError("two thresholds: give --calibration or --dist-threshold, not both")
+        raise ReportedError("two thresholds: give --calibration or --dist-threshold, not both")
     measured = read(calibration)
     if p_mismatch not in {None, measured.p_mismatch}:
         known = f"{calibration} has {measured.p_mismatch:g}"
-        raise LabError(f"p_mismatch: {known}; leave --p-mismatch out")
+        raise ReportedError(f"p_mismatch: {known}; leave --p-mismatch out")
     return measured
 
 
@@ -405,7 +407,7 @@ def checkpoint_shape(folder: Path) -> dict[str, int] | None:
 def _require(field: str, ours: object, theirs: object, said: str) -> None:
     if ours != theirs:
         text = f"the calibration has {ours}, {said}; write one for what is judged"
-        raise LabError(f"{field}: {text}")
+        raise ReportedError(f"{field}: {text}")
 
 
 def calibrated_order(measured: CalibrationFile | None) -> Work:

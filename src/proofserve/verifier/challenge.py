@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from typing_extensions import TypedDict
 
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import Unproved, UnprovedError, owed_by, unproved_by
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, NodeError, TooSlowError
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.owed import Unproved, UnprovedError, owed_by, unproved_by
+from proofserve.remote.records import Work
+from proofserve.reports import NodeError, ReportedError, TooSlowError
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
@@ -92,7 +92,7 @@ def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> Ch
     seconds = time.monotonic() - began
     try:
         claimed = from_answer(content, node.url)
-    except LabError as error:
+    except ReportedError as error:
         raise UnprovedError(Unproved.UNREADABLE, str(error), seconds) from error
     claimed = replace(claimed, weights_digest=digest, ran_on=ran_on)
     return _checked(claimed, challenge, node.url, seconds)
@@ -117,7 +117,7 @@ def _checked(
         Selection(asked.block_hash, asked.public_key).require(
             "the answer", claimed.block_hash, claimed.public_key
         )
-    except LabError as error:
+    except ReportedError as error:
         raise UnprovedError(Unproved.OTHER_BLOCK, str(error), seconds) from error
     answered = [claim.nonce for claim in claimed.claims]
     if sorted(answered) != sorted(challenge.nonces):
@@ -136,7 +136,7 @@ def _checked(
     )
     try:
         return ChallengeAnswer(whole, order_of(whole, given), seconds)
-    except LabError as error:
+    except ReportedError as error:
         raise UnprovedError(Unproved.UNREADABLE, f"{source}: {error}", seconds) from error
 
 

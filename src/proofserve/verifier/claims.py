@@ -8,14 +8,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field
 
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import Unproved, UnprovedError, Withheld, owed_by
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, parsed, read_json
 from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.owed import Unproved, UnprovedError, Withheld, owed_by
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError, parsed, read_json
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
 
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
@@ -71,15 +71,15 @@ class ClaimedArtifacts:
         Owed are those up to the last claim: the ``whole`` lane, or from the first claim on. Where
         one is without a claim, ``lost`` is called with the nonces claimed before it and after it,
         and may say who else than the prover can have lost it; else it is left out. Where more are
-        left out than claimed, ``nonces`` has only as many of them as claims. Raises LabError for a
-        claim of another lane.
+        left out than claimed, ``nonces`` has only as many of them as claims. Raises ReportedError
+        for a claim of another lane.
         """
         if not self.nonces:
             return replace(self, unknown_lane=None)
         places: dict[int, int] = {}
         for nonce in self.nonces:
             if (index := lane.index_of(nonce)) is None:
-                raise LabError(f"--lane: nonce {nonce} of the source is of another lane")
+                raise ReportedError(f"--lane: nonce {nonce} of the source is of another lane")
             places[index] = nonce
         indices = sorted(places)
         gaps: list[int] = []
@@ -119,10 +119,10 @@ class Selection:
         return self.block_hash in {None, block_hash} and self.public_key in {None, public_key}
 
     def require(self, source: object, block_hash: str, public_key: str) -> None:
-        """Raise LabError naming both sides if ``source`` is about another block or key."""
+        """Raise ReportedError naming both sides if ``source`` is about another block or key."""
         for name, found in (("block_hash", block_hash), ("public_key", public_key)):
             if (wanted := getattr(self, name)) not in {None, found}:
-                raise LabError(f"{name}: expected is {wanted}, {source} has {found}")
+                raise ReportedError(f"{name}: expected is {wanted}, {source} has {found}")
 
 
 class _Artifact(ArtifactRecord):
@@ -165,21 +165,22 @@ class _Document(BaseModel):
 def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
     """The artifacts in a JSON file, or in a file of ``proofserve receive``.
 
-    Raises LabError, and ProtocolError for the lane that a file names.
+    Raises ReportedError, and ProtocolError for the lane that a file names.
     """
     try:
         return (from_receiver if is_database(path) else from_file)(path, wanted)
     except OSError as error:
-        raise LabError(f"cannot read {path}: {error.strerror}") from error
+        raise ReportedError(f"cannot read {path}: {error.strerror}") from error
     except ReceiverFileError as error:
-        raise LabError(str(error)) from error
+        raise ReportedError(str(error)) from error
 
 
 def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
     """The artifacts in a JSON file.
 
     Of a lane that only the file names, those from its first claim are owed: a callback has a part
-    of a round. Raises LabError naming what is wrong with the file, and ProtocolError for its lane.
+    of a round. Raises ReportedError naming what is wrong with the file, and ProtocolError for its
+    lane.
     """
     read = read_json(path, _Document)
     wanted.require(path, read.block_hash, read.public_key)
@@ -190,7 +191,10 @@ def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
 
 
 def from_answer(content: bytes, source: str) -> ClaimedArtifacts:
-    """The artifacts in an answer of ``/generate``. Raises LabError naming what is wrong with it."""
+    """The artifacts in an answer of ``/generate``.
+
+    Raises ReportedError naming what is wrong with it.
+    """
     return _claimed(parsed(content, _Document, source))
 
 
@@ -216,11 +220,11 @@ def from_receiver(path: Path, wanted: Selection) -> ClaimedArtifacts:
     """The vectors that a receiver has of one block and key.
 
     A callback with vectors does not say its lane. Between two callbacks whose numbers follow each
-    other nothing was lost on the way. Raises LabError, and ReceiverFileError.
+    other nothing was lost on the way. Raises ReportedError, and ReceiverFileError.
     """
     with reading(path) as received:
         if not (counts := received.counts()) and received.rounds():
-            raise LabError(f"{path} has roots and no vectors; give --open NODE")
+            raise ReportedError(f"{path} has roots and no vectors; give --open NODE")
         source = only_source(path, counts, wanted)
         rows = received.of(source)
     claims = tuple(Claim(nonce, text) for nonce, text, _ in rows)
@@ -242,14 +246,17 @@ def from_receiver(path: Path, wanted: Selection) -> ClaimedArtifacts:
 def only_source(
     path: Path, counts: Mapping[tuple[str, str], int], wanted: Selection
 ) -> tuple[str, str]:
-    """The wanted one. Raises LabError, which lists what ``path`` has, if none or several are."""
+    """The wanted one.
+
+    Raises ReportedError, which lists what ``path`` has, if none or several are.
+    """
     fitting = [source for source in counts if wanted.fits(*source)]
     if len(fitting) == 1:
         return fitting[0]
     held = "\n".join(f"  {n} of block {block}, key {key}" for (block, key), n in counts.items())
     asked = f"block {wanted.block_hash or 'any'}, key {wanted.public_key or 'any'}"
     problem = f"several nodes or blocks fit {asked}" if fitting else f"nothing fits {asked}"
-    raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
+    raise ReportedError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
 
 
 def document(
@@ -291,7 +298,7 @@ def from_node(node: NodeClient, wanted: Selection) -> ClaimedArtifacts:
 
     A node says how many results its round has: where it lists fewer, it has deleted some after
     delivery (ADR 21), and which ones were owed is not known. Raises UnprovedError for a node that
-    cannot be read, and LabError for other rounds than the wanted one.
+    cannot be read, and ReportedError for other rounds than the wanted one.
     """
     with owed_by(node.url):
         claimed = _listed(node, wanted.lane)
@@ -305,9 +312,9 @@ def _listed(node: NodeClient, lane: NonceLane | None) -> ClaimedArtifacts:
     status = node.describe()
     config, round_id = status["config"], status["round_id"]
     if not config:
-        raise LabError(f"{node.url} has no round")
+        raise ReportedError(f"{node.url} has no round")
     if "k_dim" not in config:
-        raise LabError(f"the round of {node.url} is of the distance protocol; see /validate")
+        raise ReportedError(f"the round of {node.url} is of the distance protocol; see /validate")
     scheme = config.get("scheme") or status.get("scheme") or DEFAULT_SCHEME
     rows, after = [], 0
     while page := node.results(after):

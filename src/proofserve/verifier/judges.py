@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from proofserve.lab.owed import Unproved
-from proofserve.lab.report import FieldsOf
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
 from proofserve.protocol.verdict.counting import check_inside, judge, power
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.remote.owed import Unproved
+from proofserve.reports import FieldsOf
 from proofserve.verifier.claims import Selection
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.calibration_file import (
     HOW_TO_CALIBRATE,
     CalibrationFile,
@@ -76,13 +76,13 @@ class ChosenTests:
 def chosen_tests(named: Sequence[str], *, has_engine: bool, has_figures: bool) -> ChosenTests:
     """The tests that are asked for, where by default all run that can.
 
-    ``has_figures`` of honest nodes: a threshold or a calibration. Raises LabError for an unknown
-    test, and unless exact has an engine.
+    ``has_figures`` of honest nodes: a threshold or a calibration. Raises ReportedError for an
+    unknown test, and unless exact has an engine.
     """
     if unknown := next((test for test in named if test not in (EXACT, *TESTS)), None):
-        raise LabError(f"--test {unknown}: choose from {', '.join((EXACT, *TESTS))}")
+        raise ReportedError(f"--test {unknown}: choose from {', '.join((EXACT, *TESTS))}")
     if EXACT in named and not has_engine:
-        raise LabError("--test exact: give an engine, --recompute-url NODE or --engine vllm")
+        raise ReportedError("--test exact: give an engine, --recompute-url NODE or --engine vllm")
     exact = EXACT in named or (not named and has_engine)
     others = tuple(dict.fromkeys(test for test in named if test != EXACT))
     return ChosenTests(exact, others, bool(others) or (not named and (has_figures or not exact)))
@@ -166,8 +166,8 @@ def tests_of(
 ) -> tuple[str, ...]:
     """The tests that run: by default all that can, or the count where only a threshold is given.
 
-    ``suspects`` are those of the checkpoint, None without one. Raises LabError for a test that is
-    unknown or cannot be run here.
+    ``suspects`` are those of the checkpoint, None without one. Raises ReportedError for a test that
+    is unknown or cannot be run here.
     """
     obstacles = {test: _obstacle(test, options, suspects) for test in TESTS}
     if trusts_nodes:
@@ -175,16 +175,16 @@ def tests_of(
         obstacles[PAIRED] = ""
     for test in options.tests:
         if test not in TESTS:
-            raise LabError(f"--test {test}: choose from {', '.join(TESTS)}")
+            raise ReportedError(f"--test {test}: choose from {', '.join(TESTS)}")
         if reason := obstacles[test]:
-            raise LabError(f"--test {test}: {reason}")
+            raise ReportedError(f"--test {test}: {reason}")
     if options.tests:
         return options.tests
     if options.threshold is not None and options.calibration is None:
         return (COUNT,)
     tests = tuple(test for test in (PAIRED, DIRECTION, FOOTPRINT) if not obstacles[test])
     if not tests:
-        raise LabError(f"no test can run: {obstacles[FOOTPRINT]}")
+        raise ReportedError(f"no test can run: {obstacles[FOOTPRINT]}")
     return tests
 
 
@@ -393,8 +393,8 @@ def judged(
 ) -> VerdictReport:
     """Recompute ``most`` nonces of ``claimed`` that ``seed`` draws, all for None, and judge them.
 
-    Raises LabError for another checkpoint than the prover's, a test that cannot be run here, and
-    an incomplete recomputation; ProtocolError for a number out of range; EngineFault.
+    Raises ReportedError for another checkpoint than the prover's, a test that cannot be run here,
+    and an incomplete recomputation; ProtocolError for a number out of range; EngineFault.
     """
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, seed, most)

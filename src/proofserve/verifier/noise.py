@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.footprint import cosine
+from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.calibration_file import (
     FORMAT,
@@ -75,7 +75,7 @@ def measured_calibration(
     """The figures of ``runs`` and of every emulated kernel of ``bank``.
 
     ``about`` has the other fields of the file. It lacks the check of ``left_out``. Raises
-    EngineFault if a forward fails, and LabError for a suspect with the published weights.
+    EngineFault if a forward fails, and ReportedError for a suspect with the published weights.
     """
     first, first_ones = plan.nonces[: plan.bank], plan.nonces[: plan.emulated]
     predicted: dict[str, Vectors] = {}
@@ -83,7 +83,7 @@ def measured_calibration(
     for name in bank.names if first else ():
         predicted[name] = bank.predictions(name, first)
         if not any(vector.any() for vector in predicted[name].values()):
-            raise LabError(f"suspect {name}: its vectors are those of the published weights")
+            raise ReportedError(f"suspect {name}: its vectors are those of the published weights")
         progress.advance()
     emulated: dict[str, Vectors] = {}
     for kernel in bank.kernels:
@@ -203,7 +203,7 @@ def left_out(
 ) -> LeftOutCheck | None:
     """The check of a file; None if it has too few populations to judge one by others.
 
-    Raises LabError if the margins that it needs are too wide for a verdict, with the kernels.
+    Raises ReportedError if the margins that it needs are too wide for a verdict, with the kernels.
     """
     if len(file.populations) < 3:
         return None
@@ -223,7 +223,7 @@ def left_out(
                 convicted={name: count for name, count in at_once.items() if count},
             )
     named = ", ".join(name for name, count in found.items() if count)
-    raise LabError(
+    raise ReportedError(
         f"populations: {named} would be convicted by the others, even with margins {ROOMS[-1]:g}"
         " times as wide; leave out what is measured there, or measure another server of that kind"
     )
@@ -232,20 +232,20 @@ def left_out(
 def require_explained(
     file: CalibrationFile, trusted: Sequence[str], verifications: int = VERIFICATIONS
 ) -> None:
-    """Raise LabError, with their names, for measured nodes that the emulated kernels convict.
+    """Raise ReportedError, with their names, for measured nodes that the emulated kernels convict.
 
     A cheat that is taken for honest would have its like cleared. ``trusted`` are the measured nodes
-    that are not asked; LabError if one of them was not measured.
+    that are not asked; ReportedError if one of them was not measured.
     """
     measured = [each for each in file.populations if not each.facts.emulated]
     if unknown := {*trusted} - {each.facts.name for each in measured}:
         known = ", ".join(each.facts.name for each in measured) or "none"
-        raise LabError(f"--trust {min(unknown)}: no such node was measured; measured: {known}")
+        raise ReportedError(f"--trust {min(unknown)}: no such node was measured; measured: {known}")
     emulated = [each for each in file.populations if each.facts.emulated]
     for each in measured:
         beside = file.model_copy(update={"populations": [*emulated, each]})
         if each.facts.name not in trusted and _convicted(beside, each, ROOMS[0], verifications):
-            raise LabError(
+            raise ReportedError(
                 f"populations: {each.facts.name} would be convicted by the emulated kernels alone;"
                 " it may serve other weights than the checkpoint's. If you know that it does not,"
                 f" give --trust {shlex.quote(each.facts.name)}"

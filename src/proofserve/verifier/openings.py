@@ -13,15 +13,15 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import Unproved, UnprovedError, Withheld, owed_by, unproved_by
-from proofserve.lab.report import LabError, NodeError, Progress, read_json
 from proofserve.protocol.commitments import CommittedBatch, leaf, opens
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
 from proofserve.receiver import reader
 from proofserve.receiver.reader import ReceivedRound, ReceiverFileError
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.owed import Unproved, UnprovedError, Withheld, owed_by, unproved_by
+from proofserve.reports import NodeError, Progress, ReportedError, read_json
 from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.wire.records import CommittedRoots, OpeningRecord
 
@@ -44,7 +44,7 @@ _TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
 class CommittedSource:
     """The roots of one round; ``width`` is the number of values per nonce.
 
-    Raises LabError for a round without roots, and UnprovedError for batches that overlap.
+    Raises ReportedError for a round without roots, and UnprovedError for batches that overlap.
     """
 
     round_id: str
@@ -58,7 +58,7 @@ class CommittedSource:
 
     def __post_init__(self) -> None:
         if not self.batches:
-            raise LabError(f"round {self.round_id} has no roots")
+            raise ReportedError(f"round {self.round_id} has no roots")
         for one, after in pairwise(self.batches):
             if one.first_index + one.count > after.first_index:
                 text = f"two roots cover lane index {after.first_index}"
@@ -111,19 +111,19 @@ class CommittedSource:
 
 
 def read_committed(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
-    """Of a JSON file, or of the SQLite file of ``proofserve receive``. Raises LabError."""
+    """Of a JSON file, or of the SQLite file of ``proofserve receive``. Raises ReportedError."""
     try:
         if reader.is_database(path):
             return _from_receiver(path, wanted, round_id)
         return committed_from_file(path, wanted)
     except OSError as error:
-        raise LabError(f"cannot read {path}: {error.strerror}") from error
+        raise ReportedError(f"cannot read {path}: {error.strerror}") from error
     except ReceiverFileError as error:
-        raise LabError(str(error)) from error
+        raise ReportedError(str(error)) from error
 
 
 def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
-    """The roots in a JSON file, which has the form of a callback. Raises LabError."""
+    """The roots in a JSON file, which has the form of a callback. Raises ReportedError."""
     read = read_json(path, CommittedRoots)
     wanted.require(path, read.block_hash, read.public_key)
     batches = (each.batch for each in read.roots)
@@ -139,7 +139,7 @@ def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> Commi
             said = (f"{n}: block {r.block_hash}, key {r.public_key}" for n, r in held.items())
             listed = "\n".join(f"  {each}" for each in said)
             problem = "several rounds with roots fit" if fitting else "no round with roots fits"
-            raise LabError(f"{path}: {problem}; choose by --round-id from\n{listed}")
+            raise ReportedError(f"{path}: {problem}; choose by --round-id from\n{listed}")
         (found,) = fitting
         return _source(found, found.width, found.seq_len, received.batches(found.number), wanted)
 
@@ -152,7 +152,7 @@ def _source(
     wanted: Selection,
 ) -> CommittedSource:
     if wanted.lane not in {None, of.lane}:
-        raise LabError(f"--lane: the roots are of {of.lane}")
+        raise ReportedError(f"--lane: the roots are of {of.lane}")
     ordered = tuple(sorted(batches, key=lambda batch: batch.first_index))
     block = Block(of.block_hash, of.block_height)
     return CommittedSource(

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError
 from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, SKETCHES, default_k_dim
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.identity import Block
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError
 from proofserve.rounds.records import Workload
 from proofserve.verifier.claims import ClaimedArtifacts
 
@@ -38,25 +38,29 @@ def order_of(claimed: ClaimedArtifacts, options: WorkOptions) -> Work:
     for, every claim that is not a vector of it is a mismatch, be it one or all: garbage does not
     excuse itself. ``require_width`` is for sources that do not say their shape.
 
-    Raises LabError for an option that contradicts the source, and for what neither says and has no
-    default.
+    Raises ReportedError for an option that contradicts the source, and for what neither says and
+    has no default.
     """
     name = _agreed("scheme", claimed.scheme, options.scheme) or DEFAULT_SCHEME
     said, usual = None, default_k_dim(name)
     if claimed.width is not None:
         said, rest = divmod(claimed.width, Work("", scheme=name).sequences_per_nonce)
         if rest:
-            raise LabError(f"k_dim: the source has {claimed.width} values per nonce, {name} a pair")
+            raise ReportedError(
+                f"k_dim: the source has {claimed.width} values per nonce, {name} a pair"
+            )
     unsaid = claimed.scheme is None and options.scheme is None and options.k_dim is None
     if unsaid and said not in {None, usual}:
         # The callback of a round of sketches, kept as a file, says its width alone.
-        raise LabError(f"scheme: the source says k_dim {said}, {name} has {usual}; give --scheme")
+        raise ReportedError(
+            f"scheme: the source says k_dim {said}, {name} has {usual}; give --scheme"
+        )
     height = _agreed("block_height", claimed.block_height, options.block_height)
     if height is None and name in SKETCHES:
-        raise LabError("the source does not say block_height; give --block-height")
+        raise ReportedError("the source does not say block_height; give --block-height")
     seq_len = _agreed("seq_len", claimed.seq_len, options.seq_len)
     if seq_len is None:
-        raise LabError("the source does not say seq_len; give --seq-len")
+        raise ReportedError("the source does not say seq_len; give --seq-len")
     return Work(
         model="",
         block_hash=claimed.block_hash,
@@ -98,7 +102,7 @@ def order_for(work: Workload, model: str = "") -> Work:
 
 
 def require_width(claimed: ClaimedArtifacts, asked: Work) -> None:
-    """Raise LabError if the vectors of a file are not such as ``asked`` for, as a whole.
+    """Raise ReportedError if the vectors of a file are not such as ``asked`` for, as a whole.
 
     If each of them is a sound vector of one other width, they answer another request than the one
     that is assumed here, or contradict what the file says of them itself, which is no reason to
@@ -112,8 +116,8 @@ def require_width(claimed: ClaimedArtifacts, asked: Work) -> None:
     if all(_width_of(claim.vector_b64) == theirs for claim in claimed.claims):
         said = f"every vector of the source has {theirs} values"
         if claimed.width is not None:
-            raise LabError(f"k_dim: {said}, and its encoding says {claimed.width}")
-        raise LabError(
+            raise ReportedError(f"k_dim: {said}, and its encoding says {claimed.width}")
+        raise ReportedError(
             f"k_dim: {said}, a vector of {asked.scheme} here {asked.width};"
             " give --scheme and --k-dim as the node was asked for them"
         )
@@ -131,12 +135,12 @@ def _width_of(text: str) -> int | None:
 
 
 def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> "Scheme":
-    """The scheme of that name. Raises LabError for one without vectors, and ProtocolError."""
+    """The scheme of that name. Raises ReportedError for one without vectors, and ProtocolError."""
     # It imports torch, which a validator needs only to recompute.
     from proofserve.protocol.schemes import scheme as scheme_named  # noqa: PLC0415
 
     if name == DISTANCE:
-        raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
+        raise ReportedError(f"{name} has no artifacts; a node judges distances by /validate")
     # Only sketches have no weaker seeds to strengthen; asked for, they refuse the option by name.
     stronger = {"stronger_rng": stronger_rng} if stronger_rng or name not in SKETCHES else {}
     return scheme_named(name, k_dim=k_dim, **stronger)
@@ -145,5 +149,5 @@ def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> "Scheme":
 def _agreed(field: str, said: T | None, given: T | None) -> T | None:
     if said is not None and given not in {None, said}:
         option = f"--{field.replace('_', '-')}"
-        raise LabError(f"{option} {given} contradicts the source, which says {said}")
+        raise ReportedError(f"{option} {given} contradicts the source, which says {said}")
     return said if said is not None else given

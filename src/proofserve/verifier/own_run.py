@@ -89,7 +89,7 @@ class OwnRun:
 
     @property
     def honest(self) -> HonestPopulations:
-        """Raises LabError as ``null``."""
+        """Raises ReportedError as ``null``."""
         if self._honest is None:
             found, twins = self._null(self.reference), self._beside[self.reference].twins
             width = min(map(len, self._theirs.values()), default=0)

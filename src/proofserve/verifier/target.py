@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 from scipy import stats
 
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import DistanceWork
-from proofserve.lab.report import Figure, Limit, NodeError, Progress, Report
 from proofserve.protocol.distance import OUTPUT_DIM
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import DistanceWork
+from proofserve.reports import Figure, Limit, NodeError, Progress, Report
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Winner
 from proofserve.verifier.calibration_file import CalibrationFile

@@ -26,7 +26,7 @@ from proofserve.engines.reference.network import Network, load, load_unread, wei
 from proofserve.engines.reference.reading import Chat, logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
-from proofserve.lab.report import LabError
+from proofserve.reports import ReportedError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.calibration_file import KV_AUTO, CalibrationFile, KernelFacts
@@ -274,7 +274,7 @@ def size_of(folder: Path) -> int:
 
 
 class CheckpointTokenizer:
-    """The checkpoint's tokenizer and chat template. Raises LabError if it cannot be loaded.
+    """The checkpoint's tokenizer and chat template. Raises ReportedError if it cannot be loaded.
 
     ``end_ids`` end an answer and do not show in its text; ``tells_time`` says that the template
     writes the date into prompts, ``has_channels`` that answers have parts, of which servers leave
@@ -285,7 +285,7 @@ class CheckpointTokenizer:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise LabError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+            raise ReportedError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
         self.size = size
         self.end_ids = _end_ids(folder, self._tokenizer.eos_token_id)
         self.has_chat_template = bool(self._tokenizer.chat_template)
@@ -300,14 +300,14 @@ class CheckpointTokenizer:
         return {text: token for token, text in enumerate(texts) if often[text] == 1}
 
     def prompt_ids(self, request: Mapping[str, Any]) -> tuple[int, ...]:
-        """The ids of a request's prompt. Raises LabError if its fields make none."""
+        """The ids of a request's prompt. Raises ReportedError if its fields make none."""
         prompt = request.get("prompt")
         if isinstance(prompt, str):
             return tuple(self._tokenizer(prompt)["input_ids"])
         if isinstance(prompt, list) and prompt and all(isinstance(each, int) for each in prompt):
             return tuple(prompt)
         if not isinstance(request.get("messages"), list):
-            raise LabError("request: it has neither messages nor one prompt")
+            raise ReportedError("request: it has neither messages nor one prompt")
         try:
             made = self._tokenizer.apply_chat_template(
                 request["messages"],
@@ -322,7 +322,7 @@ class CheckpointTokenizer:
         # A template is a program in the checkpoint, and raises what it likes.
         except Exception as error:
             text = f"messages: the checkpoint's chat template refuses them: {error}"
-            raise LabError(text) from error
+            raise ReportedError(text) from error
         return tuple(made["input_ids"])
 
     def answer_ids(self, text: str) -> tuple[int, ...]:
@@ -346,10 +346,10 @@ def _end_ids(folder: Path, of_tokenizer: int | None) -> tuple[int, ...]:
 
 
 def _own_profile(published: Network) -> KernelProfile:
-    """Raises LabError for a dtype in which no server rounds."""
+    """Raises ReportedError for a dtype in which no server rounds."""
     served = published.checkpoint.served_dtype
     if (profile := own_profile(served)) is None:
-        raise LabError(
+        raise ReportedError(
             f"served_dtype: servers do not round in {str(served)[6:]}; give bfloat16 or float16"
         )
     return profile

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol import ARTIFACT, DEFAULT_SCHEME, SKETCH_2
 from proofserve.protocol.codec import encode
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import (
     Chances,
@@ -105,12 +105,12 @@ def verify(
     """Judge the claims about ``sample``, recomputed in its order.
 
     One test is enough to convict; to clear, all tests that can clear must do so. A vector that does
-    not fit its root convicts without a test. Raises LabError if there is nothing
+    not fit its root convicts without a test. Raises ReportedError if there is nothing
     to judge, or our own recomputation is not complete.
     """
     faults = claimed.faults
     if not sample and not faults:
-        raise LabError("there is no artifact to verify")
+        raise ReportedError("there is no artifact to verify")
     if forged := [each for each in faults.values() if each.reason is Reason.NOT_COMMITTED]:
         text = f"{len(forged)} of {len(sample)} opened nonces do not fit the roots"
         opinion = Opinion("roots", SequentialResult.FRAUD, len(sample), text, {})
@@ -127,7 +127,7 @@ def verify(
         try:
             errors = claim_errors(nonces, ours.vectors(nonces), claims, ours.width)
         except IncompleteRecomputation as error:
-            raise LabError(f"no verdict is possible: {error}") from error
+            raise ReportedError(f"no verdict is possible: {error}") from error
         # A nonce with a fault has no claim: the fault says more than that the claim is missing.
         return tuple(
             ClaimError(each.nonce, None, faults[each.nonce]) if each.nonce in faults else each

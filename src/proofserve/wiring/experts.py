@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from proofserve.lab.host import card_capability
+from proofserve.host import card_capability
 from proofserve.protocol import SKETCH_2
 from proofserve.wiring.launch import of_vllm
 

@@ -31,7 +31,6 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification_records import DAY_S, AfterConviction, JudgedBy, VerificationRule
 from proofserve.fleet.watch import FleetWatch
-from proofserve.lab.report import LabError
 from proofserve.outbox.allowlist import UrlCheck
 from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.receipts import signing_key
@@ -41,6 +40,7 @@ from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
 from proofserve.receiver.callbacks import SignatureCheck
+from proofserve.reports import ReportedError
 from proofserve.rounds.records import EngineInfo, Limits
 from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.fleet import FleetSettings, PolicyFile, listed_members
@@ -351,6 +351,6 @@ def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
         yield f"calibration: the test {PAIRED} needs the file of `calibrate noise`"
     try:
         threshold_of(tests, fields.get("dist_threshold"), calibration, fields.get("p_mismatch"))
-    except (LabError, ProtocolError) as error:
+    except (ReportedError, ProtocolError) as error:
         named = "dist_threshold" if calibration is None else "calibration"
         yield f"{named}: {error}"

@@ -20,8 +20,8 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.verdicts import VerdictStore
 from proofserve.fleet.verification import WORKER_LOCK, poll_s, queue_name
 from proofserve.fleet.verification_records import JobFinding, VerificationTask
-from proofserve.lab.report import NodeError
 from proofserve.protocol.errors import ProtocolError
+from proofserve.reports import NodeError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet import FleetWorkerSettings

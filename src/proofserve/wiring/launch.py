@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from proofserve.engines.vetting.versions import vetting_of
-from proofserve.lab.host import vllm_version
+from proofserve.host import vllm_version
 from proofserve.settings.process import environment, has_variable, plugin_list, trace_export
 
 # Those that ``free_port`` chooses from.

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from proofserve.lab.host import EMULATED, quick_dtype
+from proofserve.host import EMULATED, quick_dtype
 from proofserve.outbox.database import hold_lock
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.wiring.access import (

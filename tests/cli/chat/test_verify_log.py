@@ -16,10 +16,10 @@ from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.validator.chat import seen_log
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
-from proofserve.lab.report import LabError
 from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.receiver.store import ReceiverStore
+from proofserve.reports import ReportedError
 from proofserve.verifier.chat.conversation import Conversation, write
 from proofserve.verifier.chat.findings import FailedCheck
 from proofserve.verifier.chat.public_log import PublicLog
@@ -195,7 +195,7 @@ def test_an_unsigned_entry_is_the_files_fault(
         assert changed != body
         file.execute("UPDATE log_entries SET body = ? WHERE body = ?", (changed, body))
         file.commit()
-    with pytest.raises(LabError, match="damaged: entry 1 is not signed by its node"):
+    with pytest.raises(ReportedError, match="damaged: entry 1 is not signed by its node"):
         seen_log(source, chats, None)
 
 
@@ -217,7 +217,7 @@ def test_receipts_of_several_nodes_need_a_key(
 ) -> None:
     source = receive(path, *log)
     other = _placed(chats[1], log[2], SigningKey.new())
-    with pytest.raises(LabError, match="several nodes"):
+    with pytest.raises(ReportedError, match="several nodes"):
         seen_log(source, [chats[0], other], None)
     found = seen_log(source, [chats[0], other], KEY.public_key)
     assert isinstance(found, PublicLog)
@@ -250,5 +250,5 @@ def test_other_files_are_refused(
 ) -> None:
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(ReportedError, match=message):
         seen_log(str(path), chats, None)

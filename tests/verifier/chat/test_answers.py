@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from proofserve.lab.records import vectors_of
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
+from proofserve.remote.records import vectors_of
 from proofserve.verifier.chat.answers import BLOCK_TOKENS, MOST_BLOCKS, Answer, Blocks
 
 K_DIM = 16

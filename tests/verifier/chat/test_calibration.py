@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proofserve.lab.report import Progress
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
+from proofserve.reports import Progress
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts
 from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
 from proofserve.verifier.chat.verification import calibration_lines, chat_calibration

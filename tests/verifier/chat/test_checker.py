@@ -11,10 +11,10 @@ from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import suspect
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.record import Receipt
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.findings import GapKind
@@ -202,9 +202,9 @@ def test_an_honest_node_without_a_known_footprint_gets_no_verdict(
 
 def test_a_calibration_of_other_sketches_is_refused(checker: ChatChecker, honest: Writer) -> None:
     short = replace(honest, k_dim=16)
-    with pytest.raises(LabError, match="k_dim: the calibration has 32"):
+    with pytest.raises(ReportedError, match="k_dim: the calibration has 32"):
         judged(checker, short.chat(0))
-    with pytest.raises(LabError, match=r"k_dim: the receipts have several: \[16, 32\]"):
+    with pytest.raises(ReportedError, match=r"k_dim: the receipts have several: \[16, 32\]"):
         judged(checker, short.chat(0), honest.chat(1))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proofserve.lab.report import LabError, NodeError, Progress
+from proofserve.reports import NodeError, Progress, ReportedError
 from proofserve.verifier.chat import conversation as collecting
 from proofserve.verifier.chat.conversation import COMPLETIONS, ReceiptClient
 from support.provider import provider
@@ -68,7 +68,7 @@ def test_broken_receipts_are_named(raw: bytes, named: str) -> None:
     with (
         provider(raw=raw) as (_, url),
         ReceiptClient(url) as client,
-        pytest.raises(LabError, match=named),
+        pytest.raises(ReportedError, match=named),
     ):
         client.chat("name", REQUEST)
 
@@ -87,7 +87,7 @@ def test_a_response_without_an_id_is_named_before_receipts_are_asked() -> None:
     with provider() as (served, url), ReceiptClient(url) as client:
         served.app.router.routes.clear()
         served.app.add_api_route("/v1/completions", lambda: {"choices": []}, methods=["POST"])
-        with pytest.raises(LabError, match=r"name: response\.id: Field required"):
+        with pytest.raises(ReportedError, match=r"name: response\.id: Field required"):
             client.chat("name", REQUEST, COMPLETIONS)
         assert served.paths == []
 
@@ -113,7 +113,7 @@ def test_a_refused_connection() -> None:
 
 
 def test_a_url_that_is_none() -> None:
-    with pytest.raises(LabError, match="http://a:port: Invalid port"):
+    with pytest.raises(ReportedError, match="http://a:port: Invalid port"):
         ReceiptClient("http://a:port")
 
 
@@ -165,5 +165,5 @@ def test_a_broken_log_is_named(body: Any, named: str) -> None:
     with provider() as (served, url), ReceiptClient(url) as client:
         served.app.router.routes.clear()
         served.app.add_api_route("/api/v1/receipts/log", lambda: body)
-        with pytest.raises(LabError, match=named):
+        with pytest.raises(ReportedError, match=named):
             client.log()

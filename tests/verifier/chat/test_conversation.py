@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proofserve.lab.report import LabError
+from proofserve.reports import ReportedError
 from proofserve.verifier.chat.conversation import (
     ChatChoice,
     Conversation,
@@ -43,7 +43,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path, chat: Conversation) ->
 
 def bad(path: Path, body: Any) -> str:
     path.write_text(body if isinstance(body, str) else json.dumps(body))
-    with pytest.raises(LabError) as error:
+    with pytest.raises(ReportedError) as error:
         read(path)
     return str(error.value)
 
@@ -92,7 +92,7 @@ def test_files_that_are_no_chats(tmp_path: Path, body: dict[str, Any]) -> None:
     assert "not JSON of the expected kind" in bad(path, [])
     del body["response"]
     assert "response: Field required" in bad(path, body)
-    with pytest.raises(LabError, match=r"cannot read .*gone\.json"):
+    with pytest.raises(ReportedError, match=r"cannot read .*gone\.json"):
         read(tmp_path / "gone.json")
 
 

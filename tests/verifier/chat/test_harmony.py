@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 from vllm.parser.harmony import HarmonyParser
 
-from proofserve.lab.report import LabError
+from proofserve.reports import ReportedError
 from proofserve.verifier.chat.conversation import ChatChoice
 from proofserve.verifier.chat.findings import FailedCheck
 from proofserve.verifier.chat.statements import NodeFacts, Statement
@@ -47,7 +47,7 @@ class Server:
             statement.output_ids(ChatChoice(0, text, ids))
         except FailedCheck:
             return "fraud"
-        except LabError:
+        except ReportedError:
             return "not checked"
         return "checked"
 

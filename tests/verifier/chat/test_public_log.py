@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from proofserve.lab.report import LabError, NodeError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.reports import NodeError, ReportedError
 from proofserve.verifier.chat.findings import FailedCheck
 from proofserve.verifier.chat.public_log import LogFollower, PublicLog
 from support.provider import Node, provider
@@ -157,5 +157,5 @@ def test_a_log_that_cannot_be_reached_is_no_failure_of_the_node() -> None:
         pass
     with pytest.raises(NodeError, match="/api/v1/receipts/log"):
         LogFollower(url).seen([chat])
-    with pytest.raises(LabError, match="http://"):
+    with pytest.raises(ReportedError, match="http://"):
         LogFollower("http://[bad").seen([chat])

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proofserve.lab.report import LabError, NodeError
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.reports import NodeError, ReportedError
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.evidence_file import EvidenceFile
@@ -304,10 +304,12 @@ def test_the_alpha_of_a_window_is_spent_once(node: Node, tmp_path: Path) -> None
 def test_other_evidence_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "evidence"
     kept(path)
-    with pytest.raises(LabError, match=r"alpha: the file has 1e-06, this watch 0.1; give another"):
+    with pytest.raises(
+        ReportedError, match=r"alpha: the file has 1e-06, this watch 0.1; give another"
+    ):
         kept(path, alpha=0.1)
     path.write_text("no file of ours\n")
-    with pytest.raises(LabError, match="is not a file of watch-chat"):
+    with pytest.raises(ReportedError, match="is not a file of watch-chat"):
         kept(path)
-    with pytest.raises(LabError, match=r"--evidence: .*Is a directory"):
+    with pytest.raises(ReportedError, match=r"--evidence: .*Is a directory"):
         kept(tmp_path)

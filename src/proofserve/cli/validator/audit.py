@@ -18,8 +18,7 @@ from proofserve.cli.session import (
     open_session,
 )
 from proofserve.cli.validator.plans import tell_plan
-from proofserve.lab.host import machine
-from proofserve.lab.report import Progress, write_json
+from proofserve.host import machine
 from proofserve.protocol import (
     ARTIFACT,
     ARTIFACT_LAYERS,
@@ -31,6 +30,7 @@ from proofserve.protocol import (
 )
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
+from proofserve.reports import Progress, write_json
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.attacks import attacks
 from proofserve.verifier.audit.audit import FEWEST, RUNS, Audit, AuditOptions, ConvictionRule, audit

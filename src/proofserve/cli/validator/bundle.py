@@ -12,10 +12,10 @@ from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import EXIT_CODES, show
 from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError
 from proofserve.verifier.bundle import (
     Bundle,
     BundledOptions,
@@ -81,10 +81,12 @@ def command(
             return
         if bundle.witnesses:
             if model is not None:
-                raise LabError("--model: other nodes judged here, and no checkpoint: leave it out")
+                raise ReportedError(
+                    "--model: other nodes judged here, and no checkpoint: leave it out"
+                )
             judge = bundle.beside_witnesses()
         elif model is None:
-            raise LabError("give --model CHECKPOINT, or --check-only")
+            raise ReportedError("give --model CHECKPOINT, or --check-only")
         else:
             files = calibration, suspect or ()
             judge = _judge_of(bundle, (model, device, forward_batch), *files, session)
@@ -150,13 +152,16 @@ def _judge_of(
     suspects: Sequence[Path],
     session: CommandSession,
 ) -> Callable[[str], VerdictReport]:
-    """The verdict of this machine by a seed. Raises LabError for other files than were used."""
+    """The verdict of this machine by a seed.
+
+    Raises ReportedError for other files than were used.
+    """
     found = calibration and digest_of_file(calibration)
     if found != bundle.judged_by.calibration:
         text = f"{found or 'none'}, the verdict was made with {bundle.judged_by.calibration}"
-        raise LabError(f"--calibration: its SHA-256 is {text}")
+        raise ReportedError(f"--calibration: its SHA-256 is {text}")
     if (known := digests_of(suspects)) != [*bundle.judged_by.suspects]:
-        raise LabError(f"--suspect: {known or 'none'} are not {bundle.judged_by.suspects}")
+        raise ReportedError(f"--suspect: {known or 'none'} are not {bundle.judged_by.suspects}")
     model, device, forward_batch = setup
     measured = read_calibration(calibration) if calibration else None
     claimed, order = bundle.claims()

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from proofserve.lab.report import LabError
+from proofserve.reports import ReportedError
 from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
 from proofserve.verifier.nodes.sources import NodeSource, named
 
@@ -21,8 +21,8 @@ def given_nodes(
 ) -> TrustedNodes | None:
     """By what a command was given, None without a node; ``judged`` are the judged one's places.
 
-    Raises LabError for options that do not go together, too few references, and for a node that
-    would judge itself.
+    Raises ReportedError for options that do not go together, too few references, and for a node
+    that would judge itself.
     """
     references, suspects = references or (), suspects or ()
     if not (references or suspects):
@@ -32,7 +32,7 @@ def given_nodes(
     for text in suspects:
         name, _, place = text.partition("=")
         if not (name and place):
-            raise LabError(f"--suspect-node {text}: give NAME=URL or NAME=FILE")
+            raise ReportedError(f"--suspect-node {text}: give NAME=URL or NAME=FILE")
         cheats.append(NodeSource(name, place, api_key))
     nodes = TrustedNodes(tuple(named(place, api_key) for place in references), tuple(cheats))
     nodes.require_apart(judged)
@@ -42,16 +42,18 @@ def given_nodes(
 def _require_together(
     references: Sequence[str], suspects: Sequence[str], options: Mapping[str, Any]
 ) -> None:
-    """Raises LabError as ``given_nodes``."""
+    """Raises ReportedError as ``given_nodes``."""
     has_model = bool(options.get("model"))
     wrong = _ALONE if has_model else (*_ABOUT_WEIGHTS, *_ALONE)
     if used := next((name for name in wrong if options.get(name)), None):
         why = "give --model too" if used in _ABOUT_WEIGHTS else "leave one of the two out"
-        raise LabError(f"--{used.replace('_', '-')} does not go with --reference: {why}")
+        raise ReportedError(f"--{used.replace('_', '-')} does not go with --reference: {why}")
     if has_model and suspects:
-        raise LabError("--suspect-node does not go with --model: give the checkpoint as --suspect")
+        raise ReportedError(
+            "--suspect-node does not go with --model: give the checkpoint as --suspect"
+        )
     if not has_model and len(references) < 2:
-        raise LabError(
+        raise ReportedError(
             "--reference: give two nodes or files at least, as one has no other to be near;"
             " beside --model one is enough"
         )

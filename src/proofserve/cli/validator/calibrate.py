@@ -11,8 +11,8 @@ from proofserve.cli.model import ModelArgument, SmallModel, checkpoint, checkpoi
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
 from proofserve.client.checkpoint import validator_setup
-from proofserve.lab.host import machine
-from proofserve.lab.report import LabError, NodeError, Report, write_json
+from proofserve.host import machine
+from proofserve.reports import NodeError, Report, ReportedError, write_json
 from proofserve.verifier import target
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
@@ -104,7 +104,9 @@ def chat(
                     said = {}
             for chat in answered:
                 if len(chat.receipts) < len(chat.choices):
-                    raise LabError(f"{chat.name} has no receipt; start the server with --receipts")
+                    raise ReportedError(
+                        f"{chat.name} has no receipt; start the server with --receipts"
+                    )
             facts = KernelFacts.model_validate(kernel_facts(server or "vllm", said))
             # Keys of a server's starts, or of the nodes behind a gateway.
             keys = {each.receipt.sketch_key for chat in answered for each in chat.receipts}

@@ -15,13 +15,13 @@ from proofserve.cli.validator.by_nodes import given_nodes
 from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
-from proofserve.lab.node_client import BoundedClient
-from proofserve.lab.owed import UnprovedError
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, Progress, write_json
-from proofserve.lab.transcript import Transcript
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.node_client import BoundedClient
+from proofserve.remote.owed import UnprovedError
+from proofserve.remote.records import Work
+from proofserve.remote.transcript import Transcript
+from proofserve.reports import Progress, ReportedError, write_json
 from proofserve.verifier import challenge
 from proofserve.verifier.bundle import HeardNode, write_bundle
 from proofserve.verifier.calibration_file import calibrated_order, checkpoint_shape, read
@@ -145,7 +145,7 @@ def command(
                 nodes = given_nodes(*others, ctx.params, {url})
                 if bundle is not None and nodes is not None and model is not None:
                     text = "it holds a verdict by --model or by --reference, not by both"
-                    raise LabError(f"--bundle: {text}")
+                    raise ReportedError(f"--bundle: {text}")
                 if nodes is not None and model is None:
                     judge = _by_nodes(nodes, judging, session)
                 else:
@@ -174,7 +174,7 @@ def worst_exit_code(codes: Collection[int]) -> int:
 
 
 def _no_model() -> NoReturn:
-    raise LabError("give --model CHECKPOINT, or --reference NODE twice or more")
+    raise ReportedError("give --model CHECKPOINT, or --reference NODE twice or more")
 
 
 def _by_nodes(nodes: TrustedNodes, judging: JudgingOptions, session: CommandSession) -> _Judge:

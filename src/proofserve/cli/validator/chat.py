@@ -16,12 +16,12 @@ from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import EXIT_CODES, GIVEN_SEED, show
 from proofserve.client.checkpoint import validator_setup
-from proofserve.lab.report import LabError, NodeError, write_json
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.signature import PUBLIC_KEY_BYTES, SignedReceipt, is_signed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
+from proofserve.reports import NodeError, ReportedError, write_json
 from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, read, request
 from proofserve.verifier.chat.evidence_file import EvidenceFile
@@ -39,7 +39,7 @@ verify_app, watch_app = typer.Typer(), typer.Typer()
 TOKENS = 64
 # So many that two prompts are never alike.
 _PROMPT_BITS = 64
-# Asks for a chat, or reads one. Raises LabError.
+# Asks for a chat, or reads one. Raises ReportedError.
 Fetch = Callable[[], Conversation]
 
 ChatCalibration = Annotated[
@@ -153,7 +153,7 @@ def verify_chat(
             # The evidence of an answer counts once.
             if chat.response_id in known:
                 both = f"{known[chat.response_id]} and {chat.name}"
-                raise LabError(f"{both} are of the same response {chat.response_id}")
+                raise ReportedError(f"{both} are of the same response {chat.response_id}")
             known[chat.response_id] = chat.name
         session.line.step(f"loading {model}")
         setup = validator_setup(model, device, suspect)
@@ -178,9 +178,9 @@ def _key(text: str | None) -> bytes | None:
     try:
         key = bytes.fromhex(text)
     except ValueError as error:
-        raise LabError(f"--public-key: {text!r} is not hexadecimal") from error
+        raise ReportedError(f"--public-key: {text!r} is not hexadecimal") from error
     if len(key) != PUBLIC_KEY_BYTES:
-        raise LabError(f"--public-key: {len(key)} bytes where {PUBLIC_KEY_BYTES} are needed")
+        raise ReportedError(f"--public-key: {len(key)} bytes where {PUBLIC_KEY_BYTES} are needed")
     return key
 
 
@@ -190,8 +190,8 @@ def seen_log(
     """The log at ``source``, as far as ``chats`` need it; None if they have no logged receipt.
 
     ``source`` is a node's URL or the SQLite file of ``proofserve receive``. A failure if the log
-    forks or is broken. Raises LabError if it cannot be read, and if a file lacks an entry: the node
-    may have been unable to reach the receiver.
+    forks or is broken. Raises ReportedError if it cannot be read, and if a file lacks an entry: the
+    node may have been unable to reach the receiver.
     """
     if "://" in source:
         return LogFollower(source).seen(chats)
@@ -209,20 +209,22 @@ def seen_log(
     path = Path(source)
     try:
         if not is_database(path):
-            raise LabError(f"--log: {path} is neither a URL nor a file of `proofserve receive`")
+            raise ReportedError(
+                f"--log: {path} is neither a URL nor a file of `proofserve receive`"
+            )
         return _received_log(path, receipts)
     except OSError as error:
         text = f"--log: {path} is no URL, and as a file it cannot be read: {error.strerror}"
-        raise LabError(text) from error
+        raise ReportedError(text) from error
     except ReceiverFileError as error:
-        raise LabError(f"--log: {error}") from error
+        raise ReportedError(f"--log: {error}") from error
 
 
 def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | FailedCheck:
     """The part of the log in ``path`` between the first and the last entry of ``receipts``."""
     keys = {each.public_key for each in receipts}
     if len(keys) > 1:
-        raise LabError("--log: the receipts are of several nodes; give those of one at a time")
+        raise ReportedError("--log: the receipts are of several nodes; give those of one at a time")
     (key,) = keys
     places = [each.inclusion.entry.index for each in receipts if each.inclusion]
     first, last = min(places), max(places)
@@ -234,7 +236,9 @@ def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | 
     for each in (*forked, *entries):
         if not is_signed(each.entry.hash, each.signature, key):
             index = each.entry.index
-            raise LabError(f"--log: {path} is damaged: entry {index} is not signed by its node")
+            raise ReportedError(
+                f"--log: {path} is damaged: entry {index} is not signed by its node"
+            )
     hashes: dict[int, bytes] = {}
     for each in forked:
         if hashes.setdefault(each.entry.index, each.entry.hash) != each.entry.hash:
@@ -244,7 +248,7 @@ def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | 
     if len(there) <= last - first:
         # Indices of a damaged receipt may be far apart: this counts up to the first gap only.
         missing = next(index for index in itertools.count(first) if index not in there)
-        raise LabError(
+        raise ReportedError(
             f"--log: {path} has no entry {missing} of the node's log, which these receipts need;"
             " read the log from the node: --log URL"
         )
@@ -378,7 +382,7 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
     for fetch in fetches:
         try:
             fresh.append(fetch())
-        except LabError as error:
+        except ReportedError as error:
             watch.unreadable += 1
             session.tell(str(error), "red")
     verdict = SequentialResult.UNDECIDED
@@ -409,7 +413,7 @@ def _asked(client: ReceiptClient, seed: str) -> Iterator[list[Fetch]]:
 def _kept(folder: Path, share: float, seed: str) -> Iterator[list[Fetch]]:
     """The chats that were added to ``folder`` since the last time, a ``share`` of them."""
     if not folder.is_dir():
-        raise LabError(f"--chats: {folder} is no folder")
+        raise ReportedError(f"--chats: {folder} is no folder")
     known: set[Path] = set()
     draw = random.Random(seed)  # noqa: S311 - the provider has answered before
     while True:

@@ -14,11 +14,11 @@ from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
 from proofserve.cli.session import CommandSession, open_session
 from proofserve.cli.validator.plans import tell_plan
 from proofserve.client.checkpoint import proof_validator, validator_setup
-from proofserve.lab.host import machine
-from proofserve.lab.records import BLOCK_HEIGHT, Work, vectors_of
-from proofserve.lab.report import LabError, write_json
+from proofserve.host import machine
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.remote.records import BLOCK_HEIGHT, Work, vectors_of
+from proofserve.reports import ReportedError, write_json
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import (
     CalibrationFile,
@@ -181,13 +181,13 @@ def noise(
 def _scheme_for(checkpoint: Checkpoint, asked: str | None, said: str | None) -> str | None:
     """The scheme that is ``asked`` for, or else that of a mixture; None for the default one.
 
-    Raises LabError for one that clears no honest node of a mixture; ``said`` is that of files.
+    Raises ReportedError for one that clears no honest node of a mixture; ``said`` is that of files.
     """
     config = config_of(str(checkpoint.folder))
     if config is None or not has_experts(config):
         return asked
     if (found := asked or said or SKETCH_2) != SKETCH_2:
-        raise LabError(
+        raise ReportedError(
             f"--scheme {found}: a mixture chooses its experts itself there, and rounding changes"
             f" some, so no honest node is cleared by it; have rounds of {SKETCH_2}"
         )
@@ -238,7 +238,7 @@ def _to_compute(saved: Sequence[ClaimedArtifacts], nonces: int | None) -> Claime
         )
     for field in ("block_hash", "block_height", "public_key", "width", "seq_len", "scheme"):
         if len({getattr(each, field) for each in saved} - {None}) > 1:
-            raise LabError(f"the files of --other differ in {field}")
+            raise ReportedError(f"the files of --other differ in {field}")
     common = set.intersection(*({*each.nonces} for each in saved))
     kept = tuple(nonce for nonce in saved[0].nonces if nonce in common)[:nonces]
     return replace(saved[0], nonces=kept)
@@ -251,7 +251,7 @@ def _save(
     session: CommandSession,
 ) -> None:
     if len(runs) != 1:
-        raise LabError("--save writes what one engine computed: give --other once")
+        raise ReportedError("--save writes what one engine computed: give --other once")
     facts, claims = runs[0]
     write_json(file, document(order_for(task.work), claims, facts.model_dump()))
     session.console.print(f"artifacts of {facts.name} written to {file}", soft_wrap=True)
@@ -262,7 +262,7 @@ def _sent(
 ) -> tuple[KernelFacts, Vectors]:
     vectors = vectors_of(claims, task.work.scheme.width)
     if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
-        raise LabError(f"{facts.name} has no vector of nonce {missing[0]}")
+        raise ReportedError(f"{facts.name} has no vector of nonce {missing[0]}")
     return facts, {nonce: vectors[nonce] for nonce in task.nonces}
 
 

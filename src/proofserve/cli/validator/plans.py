@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from proofserve.cli.session import CommandSession
-from proofserve.lab.report import LabError
+from proofserve.reports import ReportedError
 from proofserve.rounds.records import Workload
 from proofserve.verifier.judging import JudgingOptions, references_on
 
@@ -40,13 +40,13 @@ def tell_plan_of_verdict(
 ) -> None:
     """Of a verdict about up to so many nonces, and what their server says of itself.
 
-    Raises LabError, and as ``plan_lines``.
+    Raises ReportedError, and as ``plan_lines``.
     """
     from proofserve.verifier.plans.costs import expected_passes  # noqa: PLC0415 - as above
 
     sample, ran_on = about
     if not sample:
-        raise LabError("there is no artifact to verify")
+        raise ReportedError("there is no artifact to verify")
 
     def passes_of(of: "CheckpointValidator") -> Sequence["Pass"]:
         at_once = of.at_once(forward_batch)

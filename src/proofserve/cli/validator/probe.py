@@ -12,8 +12,8 @@ from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.client.checkpoint import validator_setup
-from proofserve.lab.report import LabError, write_json
 from proofserve.protocol.nonces import fresh_seed
+from proofserve.reports import ReportedError, write_json
 from proofserve.verifier.error_judges import NO_SUSPECTS
 from proofserve.verifier.judges import ALPHA, BETA, Chances
 from proofserve.verifier.probe.endpoint import Endpoint, Kind
@@ -96,7 +96,7 @@ def command(
         wanted = ((Kind.CHAT, chat), (Kind.COMPLETION, completions))
         kinds = tuple(kind for kind, asked in wanted if asked)
         if not kinds:
-            raise LabError("--no-chat, --no-completions: nothing is left to ask")
+            raise ReportedError("--no-chat, --no-completions: nothing is left to ask")
         chances = Chances(alpha, beta)
         endpoint = Endpoint(url, api_key, max_tokens, concurrency, logprobs, session.line)
         session.line.step(f"asking {url} for its models")
@@ -104,7 +104,7 @@ def command(
         session.line.step(f"loading {model}")
         reader, tokens = _read_by(model, served_dtype, device, suspect)
         if Kind.CHAT in kinds and not tokens.has_chat_template:
-            raise LabError(f"{model} has no chat template; give --no-chat")
+            raise ReportedError(f"{model} has no chat template; give --no-chat")
         seed = seed or fresh_seed()
         asked = tuple(prompts(seed, number, kinds))
         read = sum(len(tokens.prompt_ids(each.request)) for each in asked)
@@ -135,17 +135,19 @@ def command(
 def _read_by(
     model: Path, served_dtype: str, device: str, suspects: Sequence[Path] | None
 ) -> tuple["CheckpointValidator", "CheckpointTokenizer"]:
-    """The checkpoint, to read answers, and its tokens. Raises LabError and CheckpointError."""
+    """The checkpoint, to read answers, and its tokens. Raises ReportedError and CheckpointError."""
     setup = replace(validator_setup(model, device, suspects), served_dtype=served_dtype)
     # Its import takes seconds, and --help must not wait for it.
     from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator  # noqa: PLC0415
 
     if served_dtype not in SERVED_DTYPES:
         known = " or ".join(SERVED_DTYPES)
-        raise LabError(f"--served-dtype: servers do not compute in {served_dtype}; give {known}")
+        raise ReportedError(
+            f"--served-dtype: servers do not compute in {served_dtype}; give {known}"
+        )
     reader = CheckpointValidator(setup)
     if not reader.names:
-        raise LabError(f"{model}: {NO_SUSPECTS}; give --suspect")
+        raise ReportedError(f"{model}: {NO_SUSPECTS}; give --suspect")
     return reader, CheckpointTokenizer(model, reader.published.vocabulary)
 
 

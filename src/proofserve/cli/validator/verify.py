@@ -11,14 +11,14 @@ import typer
 from proofserve.cli import options
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.by_nodes import given_nodes
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import UnprovedError
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, write_json
-from proofserve.lab.transcript import Transcript
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.owed import UnprovedError
+from proofserve.remote.records import Work
+from proofserve.remote.transcript import Transcript
+from proofserve.reports import ReportedError, write_json
 from proofserve.rounds.records import Workload
 from proofserve.verifier.bundle import HeardNode, write_bundle
 from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
@@ -341,7 +341,7 @@ def _engines(judged: Collection[str | None], *given: Any) -> "EngineOptions":
 
     engines = EngineOptions(*given)
     if engines.url is not None and engines.url in judged:
-        raise LabError("--recompute-url: a node is no judge of itself; name another one")
+        raise ReportedError("--recompute-url: a node is no judge of itself; name another one")
     return engines
 
 
@@ -364,17 +364,19 @@ _NOT_BUNDLED = (
 
 
 def _require_bundled(bundle: Path | None, source: str | None, given: Mapping[str, Any]) -> None:
-    """Raises LabError for a verdict that rests on more than a node's own answers and weights."""
+    """Raises ReportedError if a verdict rests on more than a node's own answers and weights."""
     if bundle is None:
         return
     if used := next((name for name in _NOT_BUNDLED if given.get(name)), None):
         option = used.removesuffix("_url").replace("_", "-")
         text = "it holds a node's own answers, and a verdict by --model or by nodes that sign"
-        raise LabError(f"--bundle: {text}, without --{option}")
+        raise ReportedError(f"--bundle: {text}, without --{option}")
     if given.get("model") and given.get("reference"):
-        raise LabError("--bundle: it holds a verdict by --model or by --reference, not by both")
+        raise ReportedError(
+            "--bundle: it holds a verdict by --model or by --reference, not by both"
+        )
     if not _is_url(source or ""):
-        raise LabError("--bundle: SOURCE must be a node's URL: what a file says is not signed")
+        raise ReportedError("--bundle: SOURCE must be a node's URL: what a file says is not signed")
 
 
 def _end_with_plan(

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.counting import rate_interval
 from proofserve.protocol.verdict.footprint import cosine
+from proofserve.reports import Progress
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
 from proofserve.verifier.judges import Recompute, Vectors, as_sent

@@ -7,10 +7,10 @@ from functools import cache, partial
 import numpy as np
 from scipy import special
 
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.counting import check_inside, convicting_count, sample_size
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialTest
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.audit.attacks import (
     Errors,
     Floats,
@@ -278,7 +278,7 @@ class Beside:
 def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Progress) -> Audit:
     """Run every attack on the same nonces, and work out what convicts it.
 
-    Raises LabError if the validator's or the deployed model's vectors are not all finite, and
+    Raises ReportedError if the validator's or the deployed model's vectors are not all finite, and
     ValueError for less than ``FEWEST`` nonces.
     """
     if options.nonces < FEWEST:
@@ -366,7 +366,7 @@ def _null(
 def _all_of(prover: AuditedProver, nonces: Sequence[int], progress: Progress) -> Vectors:
     found = vectors_by(prover, nonces, progress)
     if len(found) < len(nonces):
-        raise LabError(
+        raise ReportedError(
             f"the vectors of {prover.name} are not all finite; repair the checkpoint,"
             " or choose another dtype"
         )

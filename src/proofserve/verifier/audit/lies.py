@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.report import Progress
+from proofserve.reports import Progress
 from proofserve.verifier.audit.attacks import Errors, Reference, errors_of, figures_of, vectors_by
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
 from proofserve.verifier.judges import Chances, Vectors

@@ -8,7 +8,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from proofserve.lab.report import BLUE, GREEN, RED, drawn
+from proofserve.reports import BLUE, GREEN, RED, drawn
 from proofserve.verifier.audit.attacks import FARTHEST
 from proofserve.verifier.audit.audit import WORTHWHILE, Audit, ProverResult
 from proofserve.verifier.audit.deployment import Price

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from proofserve.lab.chats import prompt
-from proofserve.lab.recorder import NOT_YET, now_ms
-from proofserve.lab.report import LabError, NodeError, Progress, read_json, write_json
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
+from proofserve.remote.chats import prompt
+from proofserve.remote.recorder import NOT_YET, now_ms
+from proofserve.reports import NodeError, Progress, ReportedError, read_json, write_json
 from proofserve.wire.paths import RECEIPTS
 from proofserve.wire.receipts import signed_entry, signed_receipt, signed_receipt_body
 from proofserve.wire.records import first_problem
@@ -123,18 +123,18 @@ def conversation(
     ended_ms: int | None = None,
     seen_ms: int | None = None,
 ) -> Conversation:
-    """Raises LabError naming the field that is wrong; ``name`` stands before it."""
+    """Raises ReportedError naming the field that is wrong; ``name`` stands before it."""
     try:
         parsed = _Response.model_validate(response)
     except ValidationError as error:
         where, why = first_problem(error)
-        raise LabError(f"{name}: response.{where}: {why}") from error
+        raise ReportedError(f"{name}: response.{where}: {why}") from error
     signed = []
     for number, body in enumerate(receipts):
         try:
             signed.append(signed_receipt(body))
         except ProtocolError as error:
-            raise LabError(f"{name}: receipts.{number}: {error}") from error
+            raise ReportedError(f"{name}: receipts.{number}: {error}") from error
     choices = tuple(each.to_choice() for each in parsed.choices)
     _require_once(f"{name}: response.choices: index", [str(each.index) for each in choices])
     # The evidence of an answer counts once.
@@ -145,7 +145,7 @@ def conversation(
 
 
 def read(path: Path) -> Conversation:
-    """The chat in a file of ``write``. Raises LabError naming the field that is wrong."""
+    """The chat in a file of ``write``. Raises ReportedError naming the field that is wrong."""
     found = read_json(path, _File)
     kept = (found.request, found.response, found.receipts, found.ended_ms, found.seen_ms)
     return conversation(path.name, *kept)
@@ -160,7 +160,7 @@ def write(path: Path, chat: Conversation) -> None:
 def _require_once(where: str, found: list[str]) -> None:
     for each, times in Counter(found).items():
         if times > 1:
-            raise LabError(f"{where} {each} is there {times} times")
+            raise ReportedError(f"{where} {each} is there {times} times")
 
 
 def requests(model: str, seed: int, count: int, max_tokens: int) -> list[Mapping[str, Any]]:
@@ -184,7 +184,8 @@ def request(model: str, number: int, max_tokens: int, *, greedy: bool) -> Mappin
 class ReceiptClient:
     """A client of a gateway or a node; ``api_key`` is the client's own.
 
-    Raises LabError for a URL that is none. Its methods raise NodeError with the server's own text.
+    Raises ReportedError for a URL that is none. Its methods raise NodeError with the server's own
+    text.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -193,7 +194,7 @@ class ReceiptClient:
         try:
             self._http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=headers)
         except httpx.InvalidURL as error:
-            raise LabError(f"{url}: {error}") from error
+            raise ReportedError(f"{url}: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -212,7 +213,7 @@ class ReceiptClient:
     def chat(self, name: str, request: Mapping[str, Any], path: str = CHAT) -> Conversation:
         """The answer to ``request`` and its receipts; without them if none come in time.
 
-        The request also asks for token ids, which a text alone does not tell. Raises LabError,
+        The request also asks for token ids, which a text alone does not tell. Raises ReportedError,
         naming the field, for an answer or a receipt that is none.
         """
         body = {**request, "return_token_ids": True}

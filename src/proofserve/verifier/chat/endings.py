@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from proofserve.lab.report import LabError
 from proofserve.protocol.receipts.signature import SignedReceipt
+from proofserve.reports import ReportedError
 from proofserve.verifier.chat.conversation import ChatChoice, Conversation
 from proofserve.verifier.chat.public_log import PublicLog
 
@@ -22,7 +22,7 @@ def why_late(
 ) -> str | None:
     """Unless the client's side saw the receipt, or a root over it, within ``late_ms`` of the end.
 
-    By its own clocks: the node's may be wrong, or lie. Raises LabError if they were not read.
+    By its own clocks: the node's may be wrong, or lie. Raises ReportedError if they were not read.
     """
     entry = signed.inclusion.entry if signed.inclusion else None
     times = (chat.seen_ms, log.seen_ms.get(entry.index) if log and entry else None)
@@ -34,7 +34,7 @@ def why_late(
         return f"its receipt {which} {after:g} s after its end, not within {late_ms / 1e3:g} s"
     if chat.ended_ms is None or seen is None:
         text = '"ended_ms" of the answer and "seen_ms" of its receipt'
-        raise LabError(f"the client did not note by its own clock {text}")
+        raise ReportedError(f"the client did not note by its own clock {text}")
     return None
 
 

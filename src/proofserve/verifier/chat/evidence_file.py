@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from proofserve.lab.report import LabError
 from proofserve.protocol.receipts.record import Sampling
+from proofserve.reports import ReportedError
 from proofserve.verifier.chat.writers import WrittenAnswer
 from proofserve.verifier.written.readings import AnyRead, ReadAnswer, SuspectReading
 
@@ -23,7 +23,7 @@ Line = dict[str, Any]
 class EvidenceFile:
     """``rests_on`` are the checkpoint and the options, which have to be those of earlier lines.
 
-    Raises LabError for a file that cannot be used, naming it and what is wrong.
+    Raises ReportedError for a file that cannot be used, naming it and what is wrong.
     """
 
     def __init__(self, path: Path, rests_on: Mapping[str, object]) -> None:
@@ -34,12 +34,12 @@ class EvidenceFile:
             if not self.lines:
                 path.write_text(f"{json.dumps(first)}\n", encoding="utf-8")
         except OSError as error:
-            raise LabError(f"--evidence: {path}: {error.strerror}") from error
+            raise ReportedError(f"--evidence: {path}: {error.strerror}") from error
         theirs = self.lines[0] if self.lines else first
         for name, value in first.items():
             if theirs.get(name) != value:
                 text = f"{name}: the file has {theirs.get(name)}, this watch {value}"
-                raise LabError(f"--evidence: {path}: {text}; give another file")
+                raise ReportedError(f"--evidence: {path}: {text}; give another file")
         del self.lines[:1]
 
     def _read(self) -> list[Line]:
@@ -52,9 +52,9 @@ class EvidenceFile:
         try:
             lines = [json.loads(each) for each in whole.splitlines()]
         except ValueError as error:
-            raise LabError(f"--evidence: {self._path} is not a file of watch-chat") from error
+            raise ReportedError(f"--evidence: {self._path} is not a file of watch-chat") from error
         if not all(isinstance(each, dict) for each in lines):
-            raise LabError(f"--evidence: {self._path} is not a file of watch-chat")
+            raise ReportedError(f"--evidence: {self._path} is not a file of watch-chat")
         return lines
 
     def add(self, line: Line) -> None:
@@ -62,7 +62,7 @@ class EvidenceFile:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")
         except OSError as error:
-            raise LabError(f"--evidence: {self._path}: {error.strerror}") from error
+            raise ReportedError(f"--evidence: {self._path}: {error.strerror}") from error
 
 
 def line_of(read: AnyRead, by_writers: Mapping[str, SuspectReading]) -> Line:
@@ -107,10 +107,10 @@ def read_of(line: Line) -> tuple[AnyRead, dict[str, SuspectReading]]:
 
 
 def reads_in(lines: Sequence[Line]) -> Iterator[tuple[AnyRead, dict[str, SuspectReading]]]:
-    """Raises LabError for a line that is none."""
+    """Raises ReportedError for a line that is none."""
     for line in lines:
         for each in line.get("answers", ()):
             try:
                 yield read_of(each)
             except (LookupError, TypeError, ValueError) as error:
-                raise LabError(f"--evidence: a line is damaged: {error!r}") from error
+                raise ReportedError(f"--evidence: a line is damaged: {error!r}") from error

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from proofserve.lab.recorder import now_ms
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import LogEntry, require_chain
 from proofserve.protocol.receipts.signature import SignedEntry, is_signed
+from proofserve.remote.recorder import now_ms
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient
 from proofserve.verifier.chat.findings import FailedCheck
 
@@ -82,7 +82,7 @@ class LogFollower:
         """The log with its new entries; None if no receipt yet was in one.
 
         A failure if the log forks, or its entries do not follow each other or are not signed by
-        the key of the receipts. Raises NodeError and LabError as ``ReceiptClient``.
+        the key of the receipts. Raises NodeError and ReportedError as ``ReceiptClient``.
         """
         logged = [each for chat in chats for each in chat.receipts if each.inclusion]
         places = [each.inclusion.entry.index for each in logged if each.inclusion]

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proofserve.lab.report import LabError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import require_inclusion
 from proofserve.protocol.receipts.record import Sampling, token_hash
 from proofserve.protocol.receipts.signature import SignedReceipt, require_signatures
 from proofserve.protocol.receipts.sketches import ReceiptScheme
+from proofserve.reports import ReportedError
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.chat.conversation import ChatChoice, Conversation
 from proofserve.verifier.chat.endings import why_cut, why_late
@@ -95,7 +95,7 @@ def checked_answers(
             failures.append(failure)
         except Gap as gap:
             gaps.append(gap)
-        except LabError as error:
+        except ReportedError as error:
             gaps.append(Gap(GapKind.UNCHECKED, str(error)))
     choices = sum(len(chat.choices) for chat in chats)
     return CheckedChats(tuple(answers), tuple(failures), tuple(gaps), choices)
@@ -106,7 +106,7 @@ class Statement:
     """A receipt beside the chat that its client had.
 
     The methods raise FailedCheck if what it states does not hold, Gap if it says nothing, and
-    LabError if that cannot be told: servers may honestly read or show such a chat otherwise.
+    ReportedError if that cannot be told: servers may honestly read or show such a chat otherwise.
     """
 
     chat: Conversation
@@ -135,8 +135,8 @@ class Statement:
         scheme = ReceiptScheme(receipt.sketch_key, receipt.weights_digest, receipt.k_dim)
         return Answer(self.name, prompt, output, receipt.sampling, scheme, receipt.vectors)
 
-    def _unsure(self, text: str) -> LabError:
-        return LabError(f"{self.name}: {text}")
+    def _unsure(self, text: str) -> ReportedError:
+        return ReportedError(f"{self.name}: {text}")
 
     def _signed_by_the_node(self) -> None:
         signed, log = self.signed, self.known.log
@@ -181,7 +181,7 @@ class Statement:
         log = known.log if isinstance(known.log, PublicLog) else None
         try:
             late = why_late(self.chat, self.signed, log, known.late_ms)
-        except LabError as error:
+        except ReportedError as error:
             raise self._unsure(str(error)) from error
         if late:
             raise self._gap(GapKind.LATE, late)
@@ -237,7 +237,7 @@ class Statement:
         try:
             same = len(ids) == receipt.prompt_tokens and token_hash(ids) == receipt.prompt_sha256
         except OverflowError as error:
-            raise LabError("request.prompt: its token ids are not 0..2**32-1") from error
+            raise ReportedError("request.prompt: its token ids are not 0..2**32-1") from error
         if same:
             return ids
         read = f"the node read {receipt.prompt_tokens} tokens"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import numpy as np
 from typing_extensions import TypedDict
 
-from proofserve.lab.records import vectors_of
-from proofserve.lab.report import FieldsOf, LabError, Progress
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.records import vectors_of
+from proofserve.reports import FieldsOf, Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
 from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
 from proofserve.verifier.chat.conversation import Conversation
@@ -170,7 +170,7 @@ class ChatChecker:
     """Honest servers serve as ``measured``, or else ``setup``, says.
 
     ``seed`` chooses the compared parts of long answers: a node must not know it beforehand.
-    ``most_gaps`` is the largest share of answers that may show nothing. Raises LabError and
+    ``most_gaps`` is the largest share of answers that may show nothing. Raises ReportedError and
     CheckpointError if the checkpoint or the calibration cannot be used.
     """
 
@@ -191,7 +191,7 @@ class ChatChecker:
         self._tokenizer = CheckpointTokenizer(setup.model)
         self.validator = CheckpointValidator(setup.serving_as(measured))
         if (digest := self.validator.weights_digest) is None:
-            raise LabError(f"{setup.model}: its weights have no digest: no safetensors files")
+            raise ReportedError(f"{setup.model}: its weights have no digest: no safetensors files")
         self.weights_digest = digest
 
     def writers(self, chances: Chances, bits: int = 0) -> Writers:
@@ -260,12 +260,12 @@ class ChatChecker:
     ) -> CalibrationFile:
         """That of the model ``name``, by ``chats`` with honest ``servers``, by their sketch keys.
 
-        Raises LabError for the first receipt that does not check.
+        Raises ReportedError for the first receipt that does not check.
         """
         checked = self.checked(chats, NodeFacts(self.weights_digest))
         failed = (f"{each.check}: {each.text}" for each in checked.failures)
         for text in (*failed, *(f"{gap.kind}: {gap.text}" for gap in checked.gaps)):
-            raise LabError(f"the server is not honest, or not of this checkpoint: {text}")
+            raise ReportedError(f"the server is not honest, or not of this checkpoint: {text}")
         shape = checkpoint_shape(self._setup.model)
         about = {"model": name, "shape": shape, "kv_dtype": self._setup.kv_dtype}
         blocks = Blocks(distinct(checked.answers)[0], self._seed)
@@ -281,7 +281,7 @@ class ChatChecker:
     def _require_fit(self, answers: Sequence[Answer]) -> None:
         lengths = sorted({answer.scheme.k_dim for answer in answers})
         if len(lengths) > 1:
-            raise LabError(f"k_dim: the receipts have several: {lengths}; give one at a time")
+            raise ReportedError(f"k_dim: the receipts have several: {lengths}; give one at a time")
         if self._measured is not None:
             theirs = {"scheme": SCHEME, "seq_len": BLOCK_TOKENS, "k_dim": lengths[0]}
             model, digest = self._setup.model, self.weights_digest
@@ -290,7 +290,7 @@ class ChatChecker:
     def _of_sketches(
         self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
     ) -> Verification:
-        """Raises LabError if our own recomputation is not complete."""
+        """Raises ReportedError if our own recomputation is not complete."""
         claimed = blocks.claims()
         unit = f"blocks of {BLOCK_TOKENS} tokens"
         ours = Truth(validator.truth, blocks.width, AT_ONCE, validator=validator, unit=unit)
@@ -315,7 +315,7 @@ def chat_calibration(
     """The calibration by answers of honest servers; all of them have to be in ``blocks``.
 
     ``about`` has the file's ``model``, ``shape`` and ``kv_dtype``. Every server is a population,
-    and so is every emulated kernel. Raises LabError for too few blocks, and EngineFault.
+    and so is every emulated kernel. Raises ReportedError for too few blocks, and EngineFault.
     """
     progress.step(f"recomputing {len(blocks.answers)} answers")
     numbers, groups = _in_turn(blocks)

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.records import Work
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import BankRun, Figures, Opinion
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
@@ -47,12 +47,14 @@ class TrustedNodes:
     suspects: tuple[NodeSource, ...] = ()
 
     def require_apart(self, judged: Collection[str | None]) -> None:
-        """Raise LabError for a node that is there twice, or is at a place of the ``judged`` one."""
+        """Raise ReportedError for a node that is there twice, or is the ``judged`` one."""
         places = [each.place for each in (*self.references, *self.suspects)]
         if own := next((place for place in places if place in judged), None):
-            raise LabError(f"reference: {own} is the node that is judged, and no witness of it")
+            raise ReportedError(
+                f"reference: {own} is the node that is judged, and no witness of it"
+            )
         if twice := next((place for place in places if places.count(place) > 1), None):
-            raise LabError(f"reference: {twice} is given twice, and is one witness")
+            raise ReportedError(f"reference: {twice} is given twice, and is one witness")
 
     def report(
         self,
@@ -65,8 +67,8 @@ class TrustedNodes:
     ) -> VerdictReport:
         """The verdict; ``sample`` is the seed that draws it, and how many nonces it has at most.
 
-        ``truth`` is a checkpoint's, None without one. Raises LabError, ProtocolError, WitnessError
-        for a reference that does not answer, and the errors of our own recomputation.
+        ``truth`` is a checkpoint's, None without one. Raises ReportedError, ProtocolError,
+        WitnessError for a reference that does not answer, and the errors of our own recomputation.
         """
         seed, most = sample
         drawn = seed, NONCES if most is None else most

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.report import Progress
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.evidence import Evidence, mixed
 from proofserve.protocol.verdict.nearness import (
@@ -23,6 +22,7 @@ from proofserve.protocol.verdict.nearness import (
     ReferenceVectors,
 )
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.reports import Progress
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import Chances, Figures, Judge, Standing, evidence_text, few
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
@@ -40,8 +40,8 @@ def judged_by_nodes(
 ) -> VerdictReport:
     """The verdict, and what was found, as of ``judged``; ``seed`` drew the sample.
 
-    Raises LabError for references that are one witness, UnprovedError for another checkpoint than
-    theirs, ProtocolError for a number out of range.
+    Raises ReportedError for references that are one witness, UnprovedError for another checkpoint
+    than theirs, ProtocolError for a number out of range.
     """
     known.require_different()
     for reference in known.references:

@@ -16,14 +16,14 @@ from proofserve.fleet.verification_records import (
     VerdictOutcome,
     VerificationTask,
 )
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import Unproved, UnprovedError, Withheld, owed_by
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector, ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.owed import Unproved, UnprovedError, Withheld, owed_by
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.claims import ClaimedArtifacts, kernel_facts
 from proofserve.verifier.judges import SHARE
@@ -38,7 +38,7 @@ from proofserve.wire.records import CommittedRoots
 
 # The figures of a test that a finding has.
 _SHOWN = ("likelihood_ratio", "log_evidence", "p_value")
-_WRONG = (LabError, ProtocolError, CheckpointError, ValueError)
+_WRONG = (ReportedError, ProtocolError, CheckpointError, ValueError)
 
 
 class CheckpointTruths:
@@ -53,11 +53,14 @@ class CheckpointTruths:
         self._loaded: dict[ValidatorSetup, CheckpointValidator] = {}
 
     def __call__(self, task: VerificationTask, options: JudgingOptions) -> Truth:
-        """What a job is compared with. Raises LabError and CheckpointError if that fails here."""
+        """What a job is compared with.
+
+        Raises ReportedError and CheckpointError if that fails here.
+        """
         job, work, measured = task.job, task.round.spec.work, options.calibration
         folder = self._folders.get(job.queue)
         if folder is None:
-            raise LabError(f"this worker has no checkpoint for {job.queue}; give it --model")
+            raise ReportedError(f"this worker has no checkpoint for {job.queue}; give it --model")
         setup = ValidatorSetup(folder, self._device).serving_as(measured)
         if setup not in self._loaded:
             self._loaded[setup] = CheckpointValidator(setup)
@@ -82,7 +85,7 @@ def check_sample(
     try:
         job, rule = task.job, task.job.rule
         if task.sample.of < rule.nonces:
-            raise LabError(f"too few nonces: the lane has {task.sample.of} of {rule.nonces}")
+            raise ReportedError(f"too few nonces: the lane has {task.sample.of} of {rule.nonces}")
         if task.calibration is None:
             threshold = threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
         else:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from proofserve.lab.owed import Unproved, UnprovedError
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError
 from proofserve.protocol.verdict.comparison import claim_errors
 from proofserve.protocol.verdict.nearness import ENOUGH
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.owed import Unproved, UnprovedError
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import Opinion
 from proofserve.verifier.judging import JudgingOptions, VerdictReport
@@ -50,12 +50,12 @@ def judged_by_members(
     ``member`` has what is claimed, and what the member says of itself. It is cleared by the bits
     that more than half of all have, or by distances; convicted by distances from three others
     that differ. If most have bits that it has not, though it says that it is as they are, it has
-    not proved. Raises UnprovedError for that, LabError if too few others answer.
+    not proved. Raises UnprovedError for that, ReportedError if too few others answer.
     """
     found, silent = _answers(order, others, claimed)
     if len(found) < 2:
         text = f"{len(found)} of {len(others)} other members answered, and two are needed"
-        raise LabError(f"{text}: {'; '.join(silent)}" if silent else text)
+        raise ReportedError(f"{text}: {'; '.join(silent)}" if silent else text)
     nonces = claimed.nonces
     alike = _by_bits(found, nonces)
     same = [each for each in found if equal_bits(each, member, nonces) == len(nonces)]

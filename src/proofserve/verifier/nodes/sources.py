@@ -13,16 +13,16 @@ from typing import Final
 import httpx
 import numpy as np
 
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.owed import UnprovedError, owed_by
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, Progress
-from proofserve.lab.transcript import Transcript
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.owed import UnprovedError, owed_by
+from proofserve.remote.records import Work
+from proofserve.remote.transcript import Transcript
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, kernel_facts, read_file
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.orders import WorkOptions, order_of
@@ -41,7 +41,7 @@ _GENERATIONS: Final = {
 }
 
 
-class WitnessError(LabError):
+class WitnessError(ReportedError):
     """A trusted node does not answer, or with something else than vectors."""
 
 
@@ -107,16 +107,16 @@ class Witnesses:
     sample: Sequence[int]
 
     def require_different(self) -> None:
-        """Raise LabError for two references that are one witness, or serve different weights."""
+        """Raise ReportedError for two references that are one witness, or of other weights."""
         digests = {each.weights_digest: each.name for each in self.references}
         digests.pop(None, None)
         if len(digests) > 1:
             said = "; ".join(f"{name} {digest}" for digest, name in digests.items())
-            raise LabError(f"weights_digest: the references serve different weights: {said}")
+            raise ReportedError(f"weights_digest: the references serve different weights: {said}")
         for one, other in combinations(self.references, 2):
             if are_alike(one, other, self.sample):
                 equal = equal_bits(one, other, self.sample)
-                raise LabError(
+                raise ReportedError(
                     f"{one.name} and {other.name} have equal bits in {equal} of {len(self.sample)}"
                     " nonces: they are one witness; leave one out, and give another if two do not"
                     " remain"
@@ -133,16 +133,16 @@ def witnesses_of(
 ) -> Witnesses:
     """What all of them say about a sample of ``claimed``: the seed that draws it, and its size.
 
-    Nodes are asked side by side, once each. Raises LabError naming the source, for other work and
-    too few common nonces; and WitnessError for one that is down, late or refuses, and for a vector
-    that is none.
+    Nodes are asked side by side, once each. Raises ReportedError naming the source, for other work
+    and too few common nonces; and WitnessError for one that is down, late or refuses, and for a
+    vector that is none.
     """
     files = {each: _read(each, order) for each in (*references, *suspects) if not each.is_node}
     common = set(claimed.nonces).intersection(*({*of.vectors} for of in files.values()))
     seed, most = drawn
     sample = draw([nonce for nonce in claimed.nonces if nonce in common], seed, most)
     if len(sample) < LEAST_NONCES:
-        raise LabError(
+        raise ReportedError(
             f"{len(sample)} nonces are common to {claimed.public_key} and all references, and a"
             f" verdict needs {LEAST_NONCES}: give files of the same round, or nodes"
         )
@@ -162,8 +162,8 @@ def _read(source: NodeSource, order: Work) -> KnownNode:
                 order.scheme, order.k_dim, order.seq_len, order.block_height, order.stronger_rng
             ),
         )
-    except LabError as error:
-        raise LabError(f"{source.name}: {error}") from error
+    except ReportedError as error:
+        raise ReportedError(f"{source.name}: {error}") from error
     facts = read.ran_on or kernel_facts(source.name, {})
     return KnownNode(source.name, _vectors(source, read.claims, order), facts, read.weights_digest)
 

@@ -20,7 +20,7 @@ from proofserve.engines.reference.engine import require_length
 from proofserve.engines.reference.forward import NetworkForward, last_states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.suspects import rounding_of
-from proofserve.lab.host import GIB, memory_gib
+from proofserve.host import GIB, memory_gib
 from proofserve.rounds.records import Workload
 from proofserve.verifier.judges import PUBLISHED, BankRun
 from proofserve.verifier.plans.costs import FLOAT32, CostPlan, Pass, Rates, layer_size

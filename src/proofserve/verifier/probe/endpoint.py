@@ -14,8 +14,8 @@ from typing import Any, Final
 import httpx
 from pydantic import AliasPath, BaseModel, Field, FiniteFloat, ValidationError
 
-from proofserve.lab.chats import unless_exit
-from proofserve.lab.report import LabError, NodeError, Progress
+from proofserve.remote.chats import unless_exit
+from proofserve.reports import NodeError, Progress, ReportedError
 from proofserve.wire.records import first_problem
 
 # Fields that vLLM has and OpenAI has not. A model's own settings may change top-k, min-p and the
@@ -291,12 +291,15 @@ class Endpoint:
         )
 
     def choose_model(self, wanted: str | None) -> str:
-        """``wanted``, or the first that the endpoint lists. Raises LabError if it has it not."""
+        """``wanted``, or the first that the endpoint lists.
+
+        Raises ReportedError if it has it not.
+        """
         listed = asyncio.run(self._listed())
         if not listed and wanted is None:
-            raise LabError(f"{self._base}/models lists no models; give --served-model")
+            raise ReportedError(f"{self._base}/models lists no models; give --served-model")
         if wanted is not None and listed and wanted not in listed:
-            raise LabError(f"--served-model {wanted}: the endpoint has {', '.join(listed)}")
+            raise ReportedError(f"--served-model {wanted}: the endpoint has {', '.join(listed)}")
         self.model = wanted or (listed or [""])[0]
         return self.model
 

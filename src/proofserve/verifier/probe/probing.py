@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from proofserve.lab.chats import WORDS
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.chats import WORDS
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.probe.block_judges import BlockJudges
 from proofserve.verifier.probe.endpoint import Endpoint, Kind, LeftOut, ProbePrompt, RawAnswer
@@ -293,7 +293,10 @@ def probe(
     at_once: int,
     progress: Progress,
 ) -> ProbeResult:
-    """Ask groups, up to a verdict. Raises LabError if every route is refused, and NodeError."""
+    """Ask groups, up to a verdict.
+
+    Raises ReportedError if every route is refused, and NodeError.
+    """
     asked, left = 0, list(prompts)
     while left:
         group, left = left[:at_once], left[at_once:]
@@ -304,7 +307,7 @@ def probe(
             left = [each for each in left if each.kind not in endpoint.refused]
             answers = [each for each in answers if each.prompt.kind not in endpoint.refused]
         if not endpoint.settled:
-            raise LabError("; ".join(endpoint.refused.values()))
+            raise ReportedError("; ".join(endpoint.refused.values()))
         asked += len(answers)
         progress.step(f"judging {len(answers)} answers")
         all_fields = all(each.more_fields for each in endpoint.settled.values())

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from typing_extensions import TypedDict
 
-from proofserve.lab.report import BLUE, GREEN, RED, drawn
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.reports import BLUE, GREEN, RED, drawn
 from proofserve.verifier.judges import OpinionRecord
 from proofserve.verifier.probe.endpoint import Kind, ProbePrompt
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult, surprise_of

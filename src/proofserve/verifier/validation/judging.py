@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proofserve.lab.host import GIB, memory_gib
-from proofserve.lab.records import Work
-from proofserve.lab.report import Progress
+from proofserve.host import GIB, memory_gib
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
+from proofserve.remote.records import Work
+from proofserve.reports import Progress
 from proofserve.rounds.records import Workload
 from proofserve.verifier.bundle import HeardNode
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
@@ -77,7 +77,7 @@ class ModelJudge:
         """What is found about each answer, as it is found.
 
         Of a node the future raises UnprovedError for another checkpoint, and what keeps the
-        validator from a verdict: LabError, ProtocolError, EngineFault, CheckpointError.
+        validator from a verdict: ReportedError, ProtocolError, EngineFault, CheckpointError.
         """
         if (checkpoint := self.model.checkpoint) is None:
             for each in answered:
@@ -149,7 +149,7 @@ class ModelJudge:
         self.passed(self.passes, index, of)
 
     def _validator(self, checkpoint: Path, work: Workload) -> "CheckpointValidator":
-        """Raises CheckpointError, and LabError for a calibration of another one."""
+        """Raises CheckpointError, and ReportedError for a calibration of another one."""
         from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup  # noqa: PLC0415 - as above
 
         if self._loaded is None:

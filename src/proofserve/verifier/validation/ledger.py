@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from proofserve.lab.owed import Unproved
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult, share_of_alpha
+from proofserve.remote.owed import Unproved
+from proofserve.remote.records import Work
+from proofserve.reports import ReportedError
 from proofserve.verifier.challenge import FreshChallenge, fresh, nonces_of
 
 YEAR_S: Final = 365 * 86_400.0
@@ -112,7 +112,7 @@ class LedgerStanding:
 
 
 class Ledger:
-    """An open ledger. Every method is one transaction; they raise LabError if SQLite fails."""
+    """An open ledger. Every method is one transaction; they raise ReportedError if SQLite fails."""
 
     def __init__(self, path: Path, file: sqlite3.Connection, clock: Callable[[], float]) -> None:
         self._path = path
@@ -122,14 +122,17 @@ class Ledger:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, clock: Callable[[], float] = time.time) -> Iterator[Self]:
-        """Open the file, or make it. Raises LabError if another validator uses it, or no ledger."""
+        """Open the file, or make it.
+
+        Raises ReportedError if another validator uses it, or no ledger.
+        """
         with ExitStack() as stack, _named(path):
             lock = stack.enter_context(path.with_name(f"{path.name}.lock").open("ab"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 text = f"ledger: another `proofserve validate` uses {path}: wait for its end"
-                raise LabError(text) from None
+                raise ReportedError(text) from None
             connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
             file = stack.enter_context(closing(connection))
             if not file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -137,7 +140,7 @@ class Ledger:
             names = ("application_id", "user_version")
             found = tuple(file.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
             if found != (_APPLICATION, _VERSION):
-                raise LabError(f"ledger: {path} is no ledger of this version of proofserve")
+                raise ReportedError(f"ledger: {path} is no ledger of this version of proofserve")
             for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 file.execute(f"PRAGMA {setting}")
             opened = stack.pop_all()
@@ -219,14 +222,14 @@ class Ledger:
         self._change(number, ended, "answers IS NOT NULL")
 
     def _change(self, number: int, values: Mapping[str, Any], condition: str = "true") -> None:
-        """Raises LabError, and changes nothing, unless the challenge is open and the condition."""
+        """Raises ReportedError, and changes nothing, unless the challenge is open."""
         names = ", ".join(f"{name} = :{name}" for name in values)
         where = f"number = :number AND outcome IS NULL AND {condition}"
         change = f"UPDATE challenges SET {names} WHERE {where}"  # noqa: S608 - our own names
         with self._writing() as file:
             done = file.execute(change, {**values, "number": number})
             if done.rowcount != 1:
-                raise LabError(f"ledger: challenge {number} was ended before")
+                raise ReportedError(f"ledger: challenge {number} was ended before")
 
     def untold(self) -> list[NodeResult]:
         """What ended since the last run that came to its end, this one's included."""
@@ -265,4 +268,4 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise LabError(f"ledger: {path}: {error}") from error
+        raise ReportedError(f"ledger: {path}: {error}") from error

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from proofserve.engines.errors import CheckpointError
-from proofserve.lab.owed import Unproved, UnprovedError
-from proofserve.lab.records import Work
-from proofserve.lab.report import LabError, Progress
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.remote.owed import Unproved, UnprovedError
+from proofserve.remote.records import Work
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.bundle import write_bundle
 from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.validation.asking import ask_all
@@ -58,7 +58,7 @@ class Validation:
     clock: Callable[[], float] = time.time
 
     def run(self) -> Iterator[NodeResult]:
-        """What is found, as it is found; then it is in the ledger. Raises LabError."""
+        """What is found, as it is found; then it is in the ledger. Raises ReportedError."""
         yield from self._interrupted()
         standings = self.ledger.standings([*self.plan.nodes])
         busy = {each.node for each in self.ledger.open_challenges()}
@@ -139,7 +139,7 @@ class Validation:
                 else:
                     yield self._judged(model, each, call.result())
                 left.remove(each.node)
-        except (LabError, ProtocolError, CheckpointError) as error:
+        except (ReportedError, ProtocolError, CheckpointError) as error:
             # The checkpoint or its calibration: other models have theirs.
             yield from (NodeResult(name, model.name, None, _kept(error)) for name in sorted(left))
 
@@ -167,5 +167,5 @@ def _shape(work: Work) -> tuple[str | None, int, int]:
 
 
 def _kept(error: Exception) -> str:
-    text = str(error) if isinstance(error, LabError) else repr(error)
+    text = str(error) if isinstance(error, ReportedError) else repr(error)
     return f"{text}; its answer is kept, and the next run judges it"

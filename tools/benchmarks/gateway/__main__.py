@@ -1,0 +1,137 @@
+"""The command line: ``python -m benchmarks.gateway``."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.gateway import contestants, report, scenarios
+from benchmarks.gateway.acceptance import judge
+from benchmarks.gateway.errors import Unusable
+from benchmarks.gateway.programs import build
+from benchmarks.gateway.rounds import Bench, Plan, starts_missing
+from proofserve.cli.session import ProgressLine
+
+CACHE = Path(__file__).parents[3] / ".cache" / "gateway-bench"
+LOG_WIDTH = 130
+EPILOGUE = """\
+Each contestant relays requests from a load generator to a mock backend, which answers at once. So
+the figures are the cost of the gateway: requests per second, latency, CPU time, delay of stream
+events, memory. Compare the ratios to other contestants; absolute figures depend on the machine.
+
+examples:
+  a quick comparison with nginx, within a minute:
+    python -m benchmarks.gateway --rounds 1 --seconds 2 --only plain --contestants proofserve,nginx
+  the whole comparison, more than an hour, with figures for programs:
+    python -m benchmarks.gateway --rounds 3 --long --json figures.json
+
+contestants ("direct" has no gateway, "naive" is a simple one of FastAPI and httpx):
+  {contestants}
+
+scenarios:
+  {scenarios}
+
+The mock backend and the load generator run on one core, the gateway on another: do not use the
+machine during a run. Contestants that cannot be installed or started are skipped, with the reason.
+The exit code is 1 if a limit of the acceptance is broken, 2 if nothing could be measured.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = ", ".join(contestant.name for contestant in contestants.CONTESTANTS)
+    loads = "\n  ".join(
+        f"{scenario.name:16}{scenario.meaning}"
+        for scenario in (*scenarios.SCENARIOS, scenarios.LONG)
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gateway",
+        description="Compare the speed of this gateway with nginx, the Rust routers and others.",
+        epilog=EPILOGUE.format(contestants=names, scenarios=loads),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rounds", type=int, default=3, help="how often each contestant runs (default 3)")
+    add("--seconds", type=float, default=8.0, help="length of one measurement (default 8)")
+    add("--only", type=_words, default=(), help="only scenarios whose names begin with these words")
+    add("--contestants", type=_words, default=(), help="the contestants to run (default: all)")
+    add("--long", action="store_true", help="also run five minutes of streaming")
+    add("--json", type=Path, metavar="FILE", help="also write all figures to this file")
+    add(
+        "--cores",
+        type=_words,
+        default=(),
+        help="two numbers: core of the load, core of the gateway",
+    )
+    add(
+        "--cache",
+        type=Path,
+        default=CACHE,
+        help="folder for programs and contestants (default %(default)s)",
+    )
+    return parser
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _cores(asked: Sequence[str]) -> tuple[int, int]:
+    if shutil.which("taskset") is None:
+        raise Unusable("taskset is needed to give the gateway a core: apt install util-linux")
+    ours = sorted(os.sched_getaffinity(0))
+    cores = [int(core) for core in asked if core.isdigit()] if asked else ours[:2]
+    if len(cores) != 2 or not set(cores) <= set(ours):
+        raise Unusable(f"two of the cores {ours} are needed: of the load, and of the gateway")
+    return cores[0], cores[1]
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    load_core, gateway_core = _cores(options.cores)
+    return Plan(
+        contestants=contestants.chosen(options.contestants),
+        scenarios=scenarios.chosen(options.only, options.long),
+        rounds=options.rounds,
+        seconds=options.seconds,
+        load_core=load_core,
+        gateway_core=gateway_core,
+        cache=options.cache,
+    )
+
+
+def _console() -> Console:
+    """A console with the width of the terminal, or of the tables if the output is a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=LOG_WIDTH)
+
+
+def main() -> int:
+    """Run the command line. Return the exit code."""
+    options = _parser().parse_args()
+    console = _console()
+    try:
+        plan = _plan(options)
+        programs = build(plan.cache / "bin")
+        with ProgressLine(console) as line:
+            results = Bench(plan, programs, line).run()
+    except Unusable as error:
+        console.print(f"[red]{error}[/red]", highlight=False)
+        return 2
+    judged = tuple(judge(results))
+    for table in report.tables(results, plan, judged):
+        console.print(table)
+    document = report.document(results, plan, judged)
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 0 if document["passed"] and not starts_missing(results, plan) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

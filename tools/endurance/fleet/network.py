@@ -1,0 +1,83 @@
+"""The network's side: it starts and stops rounds, and repeats a call until it has an answer."""
+
+from typing import Self
+
+from endurance.load import order
+from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.reports import NodeError
+
+CALL_S = 20.0
+CHANGE_S = 120.0
+
+
+class Network:
+    """A client of the fleet at ``url``; callbacks go to ``receiver``."""
+
+    def __init__(self, url: str, model: str, receiver: str) -> None:
+        self._client = NodeClient(url, timeout_s=CALL_S)
+        self._model = model
+        self._receiver = receiver
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.__exit__(*error)
+
+    def next_round(self, number: int) -> None:
+        """Stop the round that runs, and start round ``number``. Raises TooSlowError."""
+        self.stop()
+        work = order(number, self._model, self._receiver)
+
+        def started() -> bool:
+            try:
+                self._client.start_round(work)
+            except NodeError:
+                # An earlier call may have started it, and its answer was lost.
+                return self._proves(work.block_hash)
+            return True
+
+        wait_until(started, f"the start of round {number}", CHANGE_S)
+
+    def stop(self) -> None:
+        """Stop the round. Raises TooSlowError."""
+        wait_until(self._stopped, "the stop of the round", CHANGE_S)
+
+    def pending(self) -> int | None:
+        """How many callbacks to the network wait; None without an answer."""
+        try:
+            return int(self._client.describe()["outbox"]["pending"])
+        except NodeError:
+            return None
+
+    def newest(self, known: int) -> int:
+        """The newest sequence number, if the fleet answers, and else the one that is ``known``."""
+        try:
+            return self._client.last_seq(known)
+        except NodeError:
+            return known
+
+    def answers(self) -> bool:
+        """Whether the fleet shows its status."""
+        return self.pending() is not None
+
+    def shows(self, newest: int) -> bool:
+        """Whether the fleet answers, and has a result above the sequence number ``newest``."""
+        try:
+            return bool(self._client.results(newest, 1))
+        except NodeError:
+            return False
+
+    def _stopped(self) -> bool:
+        try:
+            self._client.stop()
+        except NodeError:
+            return False
+        return True
+
+    def _proves(self, block_hash: str) -> bool:
+        try:
+            found = self._client.describe()
+        except NodeError:
+            return False
+        return bool(found["status"] == "GENERATING" and found["config"]["block_hash"] == block_hash)

@@ -1,0 +1,78 @@
+"""What the columns gave, as files beside the code: a column can be run again alone, anywhere."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.remote.records import distances
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``detail``: the last line that the step printed."""
+
+    name: str
+    passed: bool
+    seconds: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A column's speed, and the vectors of its nonces in base64, each of ``width`` numbers."""
+
+    vllm: str
+    nonces_per_second: float
+    width: int
+    vectors: Mapping[str, str]
+
+    def largest_distance(self, other: "Measured") -> float:
+        return max(distances(self._claims(), other._claims(), self.width))
+
+    def _claims(self) -> list[Claim]:
+        return [Claim(int(nonce), text) for nonce, text in self.vectors.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnResult:
+    """``skipped`` says why nothing ran. ``measured`` has the models whose vectors were proved.
+
+    ``machine`` is the one that ran the steps, in words.
+    """
+
+    minor: str
+    runner: str
+    skipped: str = ""
+    machine: str = ""
+    steps: list[StepResult] = field(default_factory=list)
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.minor}-{self.runner}"
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    def write(self, folder: Path) -> None:
+        (folder / f"{self.name}.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        body = json.loads(file.read_text())
+        body["steps"] = [StepResult(**each) for each in body["steps"]]
+        body["measured"] = {name: Measured(**each) for name, each in body["measured"].items()}
+        return cls(**body)
+
+
+def own_vectors(files: Mapping[str, Path]) -> dict[str, Measured]:
+    """What ``matrix vectors`` wrote, by model, of those where it got as far."""
+    return {
+        model: Measured(**json.loads(file.read_text()))
+        for model, file in files.items()
+        if file.is_file()
+    }

@@ -1,0 +1,303 @@
+"""Tries honest nodes and cheats on one model: simulated verifications of the nonces computed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.cli.model import trained_calibration
+from proofserve.models.trained import TRAINED_MODELS
+from proofserve.protocol.verdict.footprint import cosine
+from proofserve.reports import Progress
+from proofserve.verifier.calibration_file import CalibrationFile, read
+from proofserve.verifier.judges import BankRun, Chances, Vectors
+from proofserve.verifier.noise import (
+    VERIFICATIONS,
+    MeasuringPlan,
+    RunMeasurement,
+    checked,
+    measured_calibration,
+)
+from proofserve.verifier.own_run import lacks_footprint
+from proofserve.verifier.populations import HonestPopulations, RunFigures, nearest, uncalibrated
+from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
+from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
+from soundness.runs import KeptRuns
+
+POWER: Final = 0.999
+# Of the nonces that a cheat forges; a verdict excludes each in turn.
+SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.1)
+# In which a node adds up whose kernel is emulated for our own run, too, and a cheat: no node has
+# ours, which are as this machine does and ``_AGAIN``.
+_ORDER, _AGAIN = 1, 2
+# Nonces by which a kernel on several ranks is chosen.
+_TRIED_ON: Final = 4
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """``runs`` verifications of up to ``most`` nonces, and those of cheats, which end late.
+
+    An honest node shall be cleared within ``soon`` of them.
+    """
+
+    runs: int = 10_000
+    most: int = 200
+    soon: int = 100
+    runs_of_cheats: int = 2000
+    most_of_cheats: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RealNode:
+    """Vectors of an honest node, by its name, and the processor that it ran on."""
+
+    name: str
+    processor: str
+    vectors: Vectors
+
+
+def tried(
+    runs: KeptRuns,
+    calibration: CalibrationFile,
+    real: Sequence[RealNode],
+    trial: Trial,
+    progress: Progress,
+) -> Found:
+    """Every emulated kernel of ``runs``, ``real`` nodes of the same nonces, and the cheats."""
+    return _Trying(runs, calibration, trial, progress).found(real)
+
+
+def calibration_of(
+    runs: KeptRuns, progress: Progress, verifications: int = VERIFICATIONS
+) -> CalibrationFile:
+    """The one that the package ships, or as ``calibrate noise`` makes it without any real node."""
+    subject, work = runs.subject, runs.work
+    trained = TRAINED_MODELS.get(subject.arch)
+    if trained and work.scheme.name in trained.calibrated:
+        with trained_calibration(work.scheme.name, trained) as file:
+            return read(file)
+    nonces = subject.calibrated
+    plan = MeasuringPlan(nonces, len(nonces), subject.bank)
+    about = {
+        "model": subject.arch,
+        "shape": None,
+        "kv_dtype": "auto",
+        "scheme": work.scheme.name,
+        "stronger_rng": False,
+        "seq_len": work.seq_len,
+        "k_dim": work.scheme.width // work.scheme.sequences_per_nonce,
+        "block_hash": work.block.hash,
+        "public_key": work.public_key,
+    }
+    made = measured_calibration(runs, [], plan, about, progress)
+    return checked(made, progress, verifications)
+
+
+class OwnRuns:
+    """A validator's own runs of some kernels, each in two orders, as nodes are judged beside them.
+
+    ``one`` and ``again`` are their errors by kernel, ``predicted`` those of suspects.
+    """
+
+    def __init__(
+        self,
+        judged: Sequence[int],
+        one: Mapping[str, Vectors],
+        again: Mapping[str, Vectors],
+        predicted: Mapping[str, Vectors],
+    ) -> None:
+        self._judged = judged
+        self._runs = one, again
+        self.measuring = RunMeasurement(judged, one, predicted)
+        self._again = RunMeasurement(judged, again, {})
+
+    def figures(self, errors: Vectors) -> RunFigures:
+        """Footprints are means of the cosines with both runs."""
+        shown = {nonce: errors[nonce] for nonce in self._judged if nonce in errors}
+        found, again = (of.fields(shown).figures for of in (self.measuring, self._again))
+        both = {name: (of + again.footprints[name]) / 2 for name, of in found.footprints.items()}
+        return replace(found, footprints=both)
+
+    @property
+    def every(self) -> Mapping[str, RunFigures]:
+        return {name: self.figures(errors) for name, errors in self._runs[0].items()}
+
+    def twins(self, name: str) -> list[float]:
+        one, again = (of[name] for of in self._runs)
+        return [cosine(one[nonce], again[nonce]) for nonce in self._judged]
+
+    def nearest(self, errors: Vectors) -> tuple[str, bool]:
+        """The kernel that is most like a node, and whether the node has its footprint."""
+        shown = self.figures(errors)
+        name = nearest(shown, [*self._runs[0]])
+        kept = shown.footprints[name]
+        width = len(next(iter(errors.values())))
+        return name, not lacks_footprint(float(kept.mean()), len(kept), width)
+
+
+class _Trying:
+    def __init__(
+        self, runs: KeptRuns, calibration: CalibrationFile, trial: Trial, progress: Progress
+    ) -> None:
+        self._runs = runs
+        self._calibration = calibration
+        self._trial = trial
+        self._chances = Chances().of_vectors(runs.work.scheme.width)
+        self._progress = progress
+        self._judged = judged = runs.subject.judged
+        suspects = runs.names if runs.subject.serves_bank else ()
+        self._cheats = (*suspects, *runs.subject.cheats)
+        progress.step(f"{len(runs.names)} suspects", len(runs.names))
+        predicted = {}
+        for name in runs.names:
+            predicted[name] = runs.predictions(name, judged)
+            progress.advance()
+        progress.step(f"{len(runs.kernels)} emulated kernels", len(runs.kernels))
+        errors = {}
+        for kernel in runs.kernels:
+            errors[kernel] = runs.errors(BankRun(kernels=kernel), judged)
+            progress.advance()
+        references = {name: errors[name] for name in runs.references}
+        progress.step(f"{len(references)} of them in other orders", len(references))
+        nodes, again = dict(errors), {}
+        for kernel in references:
+            nodes[kernel] = runs.errors(BankRun(kernels=kernel, order=_ORDER), judged)
+            again[kernel] = runs.errors(BankRun(kernels=kernel, order=_AGAIN), judged)
+            progress.advance()
+        self._predicted = predicted
+        self._ours = OwnRuns(judged, references, again, predicted)
+        self._nodes = nodes
+
+    def found(self, real: Sequence[RealNode]) -> Found:
+        runs, trial, check = self._runs, self._trial, self._calibration.left_out
+        self._progress.step("verifying honest nodes", len(self._nodes) + len(real))
+        honest = [self._honest_node(name, None, each) for name, each in self._nodes.items()]
+        shown = [runs.errors_of(each.vectors) for each in real]
+        for each, errors in zip(real, shown, strict=True):
+            honest.append(self._honest_node(each.name, each.processor, errors))
+        # What a cheat computes honestly, a real server of its kind would.
+        beside = self._ours.figures(shown[0] if shown else self._nodes[self._served])
+        self._progress.step("verifying cheats", len(self._cheats) * len(SHARES))
+        room = check.room if check else 1.0
+        return Found(
+            arch=runs.subject.arch,
+            scheme=runs.work.scheme.name,
+            seq_len=runs.work.seq_len,
+            runs=trial.runs,
+            most=trial.most,
+            soon=trial.soon,
+            runs_of_cheats=trial.runs_of_cheats,
+            calibration=f"{self._calibration.origin}, margins times {room:g}",
+            honest=tuple(honest),
+            cheats=tuple(
+                self._cheat(name, share, beside) for name in self._cheats for share in SHARES
+            ),
+        )
+
+    @property
+    def _served(self) -> str:
+        """The emulated kernel of this kind of server, or the only one."""
+        return self._runs.references[min(1, len(self._runs.references) - 1)]
+
+    def _honest_node(self, name: str, processor: str | None, errors: Vectors) -> HonestNode:
+        trial, width = self._trial, self._runs.work.scheme.width
+        ours, reference = self._judged_beside(errors)
+        shown, predicted = ours.figures(errors), ours.measuring.lengths
+        alone = uncalibrated(reference, width).expecting(ours.twins(reference), width)
+        honest = self._known(ours, reference)
+        node = node_figures(shown, ours.every, honest, predicted)
+        drawn = draws(len(node), trial.runs, trial.most)
+        with_it = simulated(node, honest, self._chances, drawn)
+        # A real node is none of the populations: then the one most like it is left out.
+        without = honest.without(name if name in honest.names else with_it.closest)
+        apart = node_figures(shown, ours.every, without, predicted, left_out=name)
+        unmeasured = node_figures(shown, ours.every, alone, predicted)
+        cells = {
+            CALIBRATED: self._cell(with_it),
+            LEFT_OUT: self._cell(simulated(apart, without, self._chances, drawn)),
+            UNCALIBRATED: self._cell(simulated(unmeasured, alone, self._chances, drawn)),
+        }
+        self._progress.advance()
+        return HonestNode(name, processor, len(node), float(np.median(node.ratios)), cells)
+
+    def _judged_beside(self, errors: Vectors) -> "tuple[OwnRuns, str]":
+        """As ``OwnRun`` chooses it: several ranks where no reference has a footprint."""
+        reference, has_it = self._ours.nearest(errors)
+        if has_it:
+            return self._ours, reference
+        every = [name for of in self._runs.parallel.values() for name in of.values()]
+        first, _ = self._on_ranks(every, self._judged[:_TRIED_ON]).nearest(errors)
+        several = self._on_ranks([first], self._judged)
+        on_ranks, has_it = several.nearest(errors)
+        return (several, on_ranks) if has_it else (self._ours, reference)
+
+    def _on_ranks(self, names: Sequence[str], nonces: Sequence[int]) -> "OwnRuns":
+        # Emulated kernels on several ranks, which are nodes here, add up as this machine does.
+        one, again = (
+            {n: self._runs.errors(BankRun(kernels=n, order=order), nonces) for n in names}
+            for order in (_ORDER, _AGAIN)
+        )
+        return OwnRuns(nonces, one, again, self._predicted)
+
+    def _known(self, ours: "OwnRuns", reference: str) -> HonestPopulations:
+        width, known = self._runs.work.scheme.width, self._calibration
+        one = next((o for o, of in self._runs.parallel.items() if reference in of.values()), None)
+        if one in known.references:
+            honest = known.honest(one).on_ranks(reference, width)
+        elif reference in known.references:
+            honest = known.honest(reference)
+        else:
+            honest = uncalibrated(reference, width)
+        return honest.expecting(ours.twins(reference), width)
+
+    def _cell(self, ended: Endings) -> Cell:
+        cleared, undecided = ended.cleared, ended.undecided
+        soon = int(np.count_nonzero(ended.cleared_at <= self._trial.soon))
+        if not self._runs.may_clear:
+            cleared, soon, undecided = 0, 0, undecided + cleared
+        return Cell(ended.convicted, cleared, soon, ended.unexplained, undecided, ended.closest)
+
+    def _cheat(self, name: str, share: float, beside: RunFigures) -> Cheat:
+        """Judged beside the reference of the server that computes the other nonces."""
+        trial, ours = self._trial, self._ours
+        reference = nearest(beside, self._runs.references)
+        cheat = ours.figures(
+            self._runs.cheat_errors(BankRun(name, reference, _ORDER), self._judged)
+        )
+        honest = self._known(ours, reference)
+        mixed = _joined(beside, cheat)
+        node = node_figures(mixed, ours.every, honest, ours.measuring.lengths)
+        counts = len(beside.lengths), len(cheat.lengths)
+        chances = np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts)
+        drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats, chances)
+        ended = simulated(node, honest, replace(self._chances, share=share), drawn)
+        self._progress.advance()
+        return Cheat(
+            weights=name,
+            kernel=reference,
+            share=share,
+            size=float(np.median(node.ratios[counts[0] :])),
+            footprint=float(cheat.footprints[reference].mean()),
+            convicts_at=(
+                ended.nonces_to(ended.convicted_at, 0.5),
+                ended.nonces_to(ended.convicted_at, POWER),
+            ),
+            cleared=ended.cleared if self._runs.may_clear else 0,
+        )
+
+
+def _joined(one: RunFigures, other: RunFigures) -> RunFigures:
+    def both(first: Mapping[str, Floats], second: Mapping[str, Floats]) -> dict[str, Floats]:
+        return {name: np.concatenate([values, second[name]]) for name, values in first.items()}
+
+    return RunFigures(
+        np.concatenate([one.lengths, other.lengths]),
+        both(one.footprints, other.footprints),
+        both(one.cosines, other.cosines),
+        np.concatenate([one.rows, other.rows]),
+    )
