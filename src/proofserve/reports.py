@@ -65,6 +65,9 @@ class Progress:
     def advance(self) -> None:
         """Say that one part is done."""
 
+    def layer(self, index: int, of: int) -> None:
+        """Say which layer the step has passed, of how many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:

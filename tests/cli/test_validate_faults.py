@@ -16,7 +16,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.cli.validator.validate import command as validate_command
+from proofserve.cli.validator import validate as validate_module
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.remote.records import Work
@@ -217,7 +217,7 @@ def test_a_node_whose_alpha_is_spent_is_not_asked(urls: dict[str, str], tmp_path
 
 
 def test_the_file_that_help_shows_is_one() -> None:
-    text = str(validate_command.__doc__).replace("\\[", "[")
+    text = str(validate_module.validate.__doc__).replace("\\[", "[")
     lines = text[text.index("[validate]") : text.index("proofserve validate")]
     read = NodesFile.model_validate(tomllib.loads(lines.replace("\b", "").replace('"..."', KEY)))
     assert (read.validate_.every, read.nodes["berlin-1"].model) == (86_400.0, "qwen")

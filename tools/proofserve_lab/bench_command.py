@@ -12,7 +12,7 @@ from proofserve.cli import options
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.client.checkpoint import proof_validator, validator_setup
+from proofserve.client.judging import proof_validator, validator_setup
 from proofserve.host import machine
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.nonces import fresh_seed

@@ -13,9 +13,8 @@ from rich.table import Column, Table
 
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
-from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.cli.validator.verify import COLOURS
-from proofserve.client.checkpoint import proof_validator, validator_setup
+from proofserve.cli.session import COLOURS, EXIT_FAILED, CommandSession, open_session
+from proofserve.client.judging import proof_validator, validator_setup
 from proofserve.host import quick_dtype
 from proofserve.models.trained import DENSE, SMOLLM2, TrainedModel
 from proofserve.protocol import SKETCHES
