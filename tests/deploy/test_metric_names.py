@@ -18,8 +18,8 @@ from api.support import serving
 from fleet.servers import fleet_of
 from proofserve.api.metrics import exposed
 from proofserve.engines.fake import FakeEngine
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.receipts import ReceiptService

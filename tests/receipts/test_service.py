@@ -25,7 +25,7 @@ from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.receipts import ReceiptService
-from proofserve.wire.receipts import signed_entry
+from proofserve.wire.signed import signed_entry
 from support.pace import until
 from support.refusals import refused
 

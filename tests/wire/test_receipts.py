@@ -16,7 +16,7 @@ from proofserve.protocol.receipts.signature import (
     SigningKey,
     require_signatures,
 )
-from proofserve.wire.receipts import (
+from proofserve.wire.signed import (
     signed_entry,
     signed_entry_body,
     signed_receipt,

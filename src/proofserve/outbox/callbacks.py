@@ -23,8 +23,8 @@ from proofserve.outbox.planning import (
 from proofserve.protocol.commitments import CommittedBatch
 from proofserve.rounds.records import CompletedJob, DistanceVerdict
 from proofserve.rounds.status import OutboxGauges
+from proofserve.wire import GENERATED
 from proofserve.wire.callbacks import callback
-from proofserve.wire.paths import GENERATED
 from proofserve.wire.records import (
     ARTIFACT,
     DISTANCE,

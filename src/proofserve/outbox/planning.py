@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from proofserve.wire.paths import GENERATED, LOGGED, VALIDATED
+from proofserve.wire import GENERATED, LOGGED, VALIDATED
 
 ENDPOINTS = (GENERATED, VALIDATED, LOGGED)
 

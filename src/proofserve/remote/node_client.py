@@ -24,7 +24,7 @@ from proofserve.remote.transcript import Transcript
 from proofserve.reports import NodeError, TooSlowError
 from proofserve.rounds.records import StoredResult, Verdict, Winner
 from proofserve.rounds.status import EngineGauges
-from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wire import PROOFS, RECEIPTS
 from proofserve.wire.records import artifact_record, result_of
 
 # A /generate that waits is answered after everything else that the engine has to do.

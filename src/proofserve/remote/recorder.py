@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 import httpx
 
-from proofserve.wire.paths import RECEIPTS
+from proofserve.wire import RECEIPTS
 
 _logger = logging.getLogger(__name__)
 

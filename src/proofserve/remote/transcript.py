@@ -8,7 +8,7 @@ import httpx
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.signature import PUBLIC_KEY_BYTES
-from proofserve.wire.answers import ANSWER_HEADER, SignedAnswer, answer_with
+from proofserve.wire.signed import ANSWER_HEADER, SignedAnswer, answer_with
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import httpx
 
 from benchmarks.fleet.member_process import URLS
 from benchmarks.gateway.processes import Service, running
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 from proofserve.wiring.launch import free_port
 
 # The most members of one process.

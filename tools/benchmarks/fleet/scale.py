@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.fleet.deployment import Deployed, FleetFailed, deployed
 from benchmarks.fleet.scale_report import Report, Samples, summarised
-from proofserve.wire.paths import FLEET, PROOFS
+from proofserve.wire import FLEET, PROOFS
 
 _BODY: dict[str, Any] = {
     "block_height": 7,

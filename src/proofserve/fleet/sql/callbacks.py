@@ -39,8 +39,8 @@ from proofserve.outbox.planning import (
 )
 from proofserve.rounds.records import CompletedJob, DistanceVerdict, RoundSpec
 from proofserve.rounds.status import OutboxGauges
+from proofserve.wire import GENERATED
 from proofserve.wire.callbacks import callback
-from proofserve.wire.paths import GENERATED
 from proofserve.wire.records import encoding_of
 
 # The most batches that one plan looks at in a round; more are left to the next callback.

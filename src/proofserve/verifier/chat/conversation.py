@@ -17,9 +17,9 @@ from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
 from proofserve.remote.chats import prompt
 from proofserve.remote.recorder import NOT_YET, now_ms
 from proofserve.reports import NodeError, Progress, ReportedError, read_json, write_json
-from proofserve.wire.paths import RECEIPTS
-from proofserve.wire.receipts import signed_entry, signed_receipt, signed_receipt_body
+from proofserve.wire import RECEIPTS
 from proofserve.wire.records import first_problem
+from proofserve.wire.signed import signed_entry, signed_receipt, signed_receipt_body
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # A gateway's path for its own clients, then a node's.
