@@ -14,11 +14,11 @@ from fastapi import FastAPI
 
 from proofserve.api.node import Node
 from proofserve.api.routes import router
-from proofserve.engines.fake import FakeEngine
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import access_of
 from proofserve.wiring.node import running_node
 from proofserve.wiring.owner import ForwardingRoute, Ownership, private_app
+from support.fake_engine import FakeEngine
 
 
 class ApiProcess:

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, GenerationConfig
 
 from proofserve.engines.reference.engine import ReferenceEngine, Run
-from proofserve.engines.reference.forward import Passed
-from proofserve.engines.reference.kernels import (
-    PROFILES,
-    SERVED,
-    KernelProfile,
-    own_profile,
+from proofserve.engines.reference.forward import Chat, Passed, logits_of, states_of
+from proofserve.engines.reference.kernels import PROFILES, SERVED, KernelProfile, own_profile
+from proofserve.engines.reference.network import (
+    Network,
+    load,
+    load_unread,
+    weights_alone,
     with_kernels,
 )
-from proofserve.engines.reference.network import Network, load, load_unread, weights_alone
-from proofserve.engines.reference.reading import Chat, logits_of, states_of
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
 from proofserve.reports import ReportedError

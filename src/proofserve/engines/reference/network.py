@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from proofserve.engines.checkpoints import model_facts
 from proofserve.engines.errors import CheckpointError
-from proofserve.engines.reference.arithmetic import KernelProfile
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
+from proofserve.engines.reference.kernels import KernelProfile
 from proofserve.engines.reference.rounding import EightBits, Rounding, Scaling, in_dtype
 from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
@@ -136,6 +136,21 @@ def weights_alone(network: Network) -> Network:
     cache = None if isinstance(network.cache, _DeclaredCache) else network.cache
     changes = (each for each in network.changes if not isinstance(each, DeclaredInputs))
     return replace(network, changes=tuple(changes), cache=cache)
+
+
+def with_kernels(network: Network, profile: KernelProfile | None) -> Network:
+    """``network`` as kernels of ``profile`` compute it; it shares all weights.
+
+    None gives this machine's kernels back. Raises ValueError for a network that is not in float32.
+    """
+    if network.dtype != torch.float32:
+        raise ValueError(f"kernels are emulated in float32, not in {network.dtype}")
+    scaling: Scaling = "division" if profile is None else profile.scaling
+    changes = tuple(
+        replace(each, scaling=scaling) if isinstance(each, DeclaredInputs) else each
+        for each in network.changes
+    )
+    return replace(network, kernels=profile, changes=changes)
 
 
 def _as_declared(network: Network) -> Network:

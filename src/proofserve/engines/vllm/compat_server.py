@@ -2,9 +2,9 @@
 
 The application in the caller's own process: the steps and their order are those of ``vllm serve``
 with one API process, without those that belong to the caller, the listening socket and the signal
-handlers. And, as a program (``python -m`` with the arguments of ``vllm serve``), a server of several
-API processes: vLLM's module for one can start no more of them, and its command ``vllm`` asks for a
-distribution of that name, which the CPU build is not.
+handlers. And, as a program (``python -m`` with the arguments of ``vllm serve``), a server of
+several API processes: vLLM's module for one can start no more of them, and its command ``vllm``
+asks for a distribution of that name, which the CPU build is not.
 """
 
 import gc
