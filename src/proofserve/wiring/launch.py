@@ -238,11 +238,9 @@ def _await_health(server: Server, waiting: Callable[[], None], still_s: float) -
             if time.monotonic() - moved_at > still_s:
                 text = f"neither answered nor computed anything for {still_s:.0f} s"
                 raise ServerFailed(_explain(server, text))
-            try:
+            with suppress(httpx.TransportError):
                 if client.get(f"{server.url}/health").status_code == httpx.codes.OK:
                     return
-            except httpx.TransportError:
-                pass
             waiting()
             time.sleep(0.5)
 

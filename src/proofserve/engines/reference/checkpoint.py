@@ -43,9 +43,10 @@ class LayeredCheckpoint:
     were read, and on a card while half of its memory is free. ``published`` says in what format
     weights are stored, ``inputs`` how matrices round what they multiply: for each layer by the
     parameter's name in it; ``served`` the dtype in which servers compute, None for the usual one.
-    Raises CheckpointError if the folder holds no decoder that
-    transformers knows, weights in a format that is not understood, or no complete set of files,
-    unless only the shapes are wanted and ``needs_weights`` is false.
+
+    Raises CheckpointError if the folder holds no decoder that transformers knows, weights in a
+    format that is not understood, or no complete set of files, unless only the shapes are wanted
+    and ``needs_weights`` is false.
     """
 
     def __init__(
@@ -96,7 +97,16 @@ class LayeredCheckpoint:
         if index not in self._read:
             if not self._has_room():
                 self._read.clear()
-            self._read[index] = self._filled_layer(index)
+            empty = self._layers[index]
+            self._layers[index] = copy.deepcopy(empty)
+            try:
+                self._fill(self._model, self._parts[index])
+                layer = self._layers[index]
+            finally:
+                self._layers[index] = empty
+            self._require(f"layer {index}", layer)
+            self._finish(self._model, layer)
+            self._read[index] = layer
             if not self.stays_in_memory and index + 1 in self._parts:
                 self._files.read_ahead(self._stored(index + 1))
         return self._read[index]
@@ -115,7 +125,7 @@ class LayeredCheckpoint:
             quantised = self.published.declared_bits < 16
             bits = self.published.declared_bits if quantised else 8 * self.declared_dtype.itemsize
             return sum(each.numel() for each in self.shapes[index].parameters()) * bits // 8
-        return sum(self._files.size(each) for each in self._stored(index))
+        return sum(len(self._files.places[each][1]) for each in self._stored(index))
 
     def _stored(self, index: int) -> list[str]:
         """The names of a layer's tensors in the files."""
@@ -176,18 +186,6 @@ class LayeredCheckpoint:
             return self.published.read(stored[0], self._files)
         return self._files.mapped(stored[0])
 
-    def _filled_layer(self, index: int) -> nn.Module:
-        empty = self._layers[index]
-        self._layers[index] = copy.deepcopy(empty)
-        try:
-            self._fill(self._model, self._parts[index])
-            layer = self._layers[index]
-        finally:
-            self._layers[index] = empty
-        self._require(f"layer {index}", layer)
-        self._finish(self._model, layer)
-        return layer
-
     def _require(self, name: str, part: nn.Module, besides: nn.Module | None = None) -> None:
         """Raise CheckpointError unless all that a file holds of ``part`` was read."""
         others = {id(weight) for weight in besides.parameters()} if besides else set()
@@ -236,8 +234,11 @@ class LayeredCheckpoint:
         """
         decoder = self._model.get_decoder()
         layers = f"{names[id(decoder.layers)]}."
-        embeddings = f"{names[id(decoder.get_input_embeddings())]}.weight"
-        around = f"{names[id(decoder)]}."
+        beside = {
+            f"{names[id(decoder.get_input_embeddings())]}.weight": _EMBEDDINGS,
+            self._head: _HEAD,
+            f"{names[id(decoder)]}.": _SHELL,
+        }
         renamings = [each for each in self._mapping if isinstance(each, WeightRenaming)]
         converters = [each for each in self._mapping if isinstance(each, WeightConverter)]
         known = self._model.state_dict()
@@ -248,15 +249,10 @@ class LayeredCheckpoint:
             name, pattern = rename_source_key(
                 stored, renamings, converters, self._model.base_model_prefix, known
             )
-            part: str | int = _UNUSED
             if name.startswith(layers):
-                part = int(name.removeprefix(layers).partition(".")[0])
-            elif name == embeddings:
-                part = _EMBEDDINGS
-            elif name.startswith(self._head):
-                part = _HEAD
-            elif name.startswith(around):
-                part = _SHELL
+                part: str | int = int(name.removeprefix(layers).partition(".")[0])
+            else:
+                part = next((p for start, p in beside.items() if name.startswith(start)), _UNUSED)
             found[part].append(stored)
             if (matrix := self.published.matrices.get(stored)) and matrix.inputs:
                 if pattern in split:

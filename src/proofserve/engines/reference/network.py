@@ -122,7 +122,7 @@ def _loaded(
         raise CheckpointError(f"unknown device {device!r}; try cpu or cuda") from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError("this torch sees no GPU; choose the device cpu")
-    dtypes = (DTYPES[each] if each else None for each in (dtype, served))
+    dtypes = (DTYPES.get(each or "") for each in (dtype, served))
     checkpoint = LayeredCheckpoint(path, place, *dtypes, needs_weights=needs_weights)
     return _as_declared(Network(checkpoint, ModelFacts(checkpoint.config.hidden_size), place))
 
@@ -158,11 +158,7 @@ def _as_declared(network: Network) -> Network:
     inputs, scales = network.checkpoint.inputs, network.checkpoint.published.cache
     if scales is not None:
         network = replace(network, cache=_DeclaredCache(scales))
-    by_module = {
-        index: _inputs_by_module(layer, inputs[index])
-        for index, layer in enumerate(network.shapes)
-        if index in inputs
-    }
+    by_module = {i: _inputs_by_module(network.shapes[i], inputs[i]) for i in sorted(inputs)}
     return network.changed(DeclaredInputs(by_module)) if by_module else network
 
 

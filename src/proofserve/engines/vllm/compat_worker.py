@@ -257,7 +257,7 @@ def last_mlp(model: torch.nn.Module) -> torch.nn.Module | None:
 
     Relies on: decoder layers calling ``self.mlp(hidden)``; a mixture of experts having ``experts``.
     """
-    layers = _layer_list(model)
+    _, layers = _layer_owner(model)
     mlp = getattr(layers[-1], "mlp", None) if layers else None
     if not isinstance(mlp, torch.nn.Module) or hasattr(mlp, "experts"):
         return None
@@ -270,7 +270,7 @@ def decoder_layers(model: torch.nn.Module) -> Iterator[tuple[int, torch.nn.Modul
     A pipeline rank's list keeps a placeholder for layers that live elsewhere, so positions in
     the list are global. Raises UnsupportedEngine if the model keeps its layers in no known place.
     """
-    layers = _layer_list(model)
+    _, layers = _layer_owner(model)
     if layers is None:
         raise UnsupportedEngine(
             f"{type(model).__name__} keeps its decoder layers in none of "
@@ -368,10 +368,6 @@ def with_experts(router: Any, ids: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         del router._compute_routing
-
-
-def _layer_list(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    return _layer_owner(model)[1]
 
 
 def _layer_owner(model: torch.nn.Module) -> tuple[Any, torch.nn.ModuleList | None]:

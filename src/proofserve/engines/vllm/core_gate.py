@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from proofserve.engines.vllm import core_messages
 from proofserve.engines.vllm.core_times import CoreTimes, ShareBudget
 from proofserve.engines.vllm.forwards import (
-    WHOLE,
     ForwardSize,
     ForwardSizes,
     Lease,
@@ -162,7 +161,7 @@ class ProofGate:
                 nonces = call.nonces[: lease.nonces]
                 start = self._now()
                 for _ in range(forwards):
-                    run_layers(self._core, lease, call, nonces, WHOLE)
+                    run_layers(self._core, lease, call, nonces)
                 seconds = self._now() - start
                 future.set_result({"seconds": seconds, "nonces": forwards * len(nonces)})
             except Exception as error:  # noqa: BLE001 - an error here would kill the engine
@@ -310,17 +309,17 @@ class ProofGate:
         end = min(begun.layer + size.per_part, size.layers)
         layers = begun.layer, end, size.layers
         with self._times.forward(self._core.waiting_requests):
-            rows = run_layers(self._core, begun.lease, call, begun.nonces, layers)
+            proved = run_layers(self._core, begun.lease, call, begun.nonces, layers)
         begun.lease.last_used = self._now()
         begun.parts_s.append(self._times.last_forward_s)
         begun.layer = end
-        if rows is None:
+        if proved is None:
             return
         self._begun = None
         if size.is_found:
             size.ran(begun.parts_s)
-            queued.values.append(rows.values)
-            queued.failed.extend(rows.failed)
+            queued.values.append(proved[0])
+            queued.failed.extend(proved[1])
             queued.done += len(begun.nonces)
         else:
             size.measured(begun.parts_s)

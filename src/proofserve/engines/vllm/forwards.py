@@ -199,25 +199,18 @@ def _shape(call: ProveCall) -> object:
     return call.seq_len, tuple(sorted(call.scheme.items()))
 
 
-# The first layer of a part, the one behind its last, and how many a forward has.
-Layers = tuple[int, int, int]
-WHOLE: Layers = (0, 1, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ProvedRows:
-    """``values`` float32 [nonces - len(failed), width], in the order of the nonces."""
-
-    values: NDArray[np.float32]
-    failed: list[int]
-
-
 def run_layers(
-    core: "VllmCore", lease: Lease, call: ProveCall, nonces: Sequence[int], layers: Layers
-) -> ProvedRows | None:
-    """Run ``layers`` of a forward that proves ``nonces``, padded to those of the lease.
+    core: "VllmCore",
+    lease: Lease,
+    call: ProveCall,
+    nonces: Sequence[int],
+    layers: tuple[int, int, int] = (0, 1, 1),
+) -> tuple[NDArray[np.float32], list[int]] | None:
+    """Run the layers from a first to below another of all those of a forward that proves ``nonces``.
 
-    None unless they are the last ones. Raises the error that a worker raised.
+    It is padded to the nonces of the lease. Values float32 [nonces - failed, width] in the order of
+    the nonces, and those that failed; None unless the layers are the last ones. Raises the error
+    that a worker raised.
     """
     padded = replace(call, nonces=pad(nonces, lease.nonces))
     reply = core.run_forward(Forward(padded, lease.tables, lease.block_sizes, *layers))
@@ -225,4 +218,4 @@ def run_layers(
         return None
     failed = [nonce for nonce in reply["failed"] if nonce >= 0]
     # Padding nonces follow the wanted ones, so the wanted ones' rows come first.
-    return ProvedRows(values_of(reply)[: len(nonces) - len(failed)], failed)
+    return values_of(reply)[: len(nonces) - len(failed)], failed
