@@ -50,9 +50,10 @@ START_S = 60.0
 # Pause after a failed attempt to take a free outbox, seconds.
 RETRY_S = 1.0
 
-# A running node, made when this process has become the owner. The argument: whether another process
-# of this server owned it before, whose round goes on.
-StartNode = Callable[[bool], AbstractAsyncContextManager[Node]]
+# A running node, made when this process has become the owner, and the routes that it serves to the
+# other processes. The argument: whether another process of this server owned the node before, whose
+# round goes on.
+StartNode = Callable[[bool], AbstractAsyncContextManager[tuple[Node, list[APIRouter]]]]
 
 
 def this_server() -> str:
@@ -74,14 +75,12 @@ def address_file(outbox: Path) -> Path:
 class Ownership:
     """Whether this process owns the node, and where the process is that does.
 
-    ``server`` is that of ``this_server``. ``private_app`` makes the application that the
-    owner serves to the other processes.
+    ``server`` is that of ``this_server``.
     """
 
     _outbox: Path
     _server: str
     _start: StartNode
-    _private_app: Callable[[Node], ASGIApp]
     node: Node | None = field(default=None, init=False)
     _ending: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _electing: asyncio.Task[None] | None = field(default=None, init=False)
@@ -111,17 +110,16 @@ class Ownership:
         """
         self._electing = asyncio.create_task(self._elect(), name="proofserve-ownership")
         try:
-            waited = 0.0
+            deadline = time.monotonic() + START_S
             while self.node is None and self.owner is None:
                 if self._electing.done():
                     self._electing.result()
-                if waited > START_S:
+                if time.monotonic() > deadline:
                     raise OutboxInUse(
                         f"another running server uses the outbox {self._outbox}: stop that server,"
                         " or give this one another file with POC_OUTBOX"
                     )
                 await asyncio.sleep(POLL_S)
-                waited += POLL_S
             self._electing.add_done_callback(_report)
             yield self
         finally:
@@ -153,8 +151,8 @@ class Ownership:
 
     async def _own(self, was_owned: bool) -> None:
         async with (
-            self._start(was_owned) as node,
-            on_unix_socket(self._private_app(node)) as socket,
+            self._start(was_owned) as (node, routers),
+            on_unix_socket(private_app(routers)) as socket,
         ):
             self._publish({"server": self._server, "process": os.getpid(), "socket": str(socket)})
             self.node = node
@@ -304,9 +302,10 @@ async def _ask(socket: str, request: Request, body: bytes) -> Response:
     return response
 
 
-def private_app(routers: Callable[[], list[APIRouter]]) -> ASGIApp:
+def private_app(routers: list[APIRouter]) -> ASGIApp:
+    """What an owner serves to the other processes."""
     app = FastAPI(openapi_url=None)
-    for router in routers():
+    for router in routers:
         app.include_router(router)
 
     async def with_client(scope: Scope, receive: Receive, send: Send) -> None:

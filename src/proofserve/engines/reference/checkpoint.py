@@ -97,16 +97,7 @@ class LayeredCheckpoint:
         if index not in self._read:
             if not self._has_room():
                 self._read.clear()
-            empty = self._layers[index]
-            self._layers[index] = copy.deepcopy(empty)
-            try:
-                self._fill(self._model, self._parts[index])
-                layer = self._layers[index]
-            finally:
-                self._layers[index] = empty
-            self._require(f"layer {index}", layer)
-            self._finish(self._model, layer)
-            self._read[index] = layer
+            self._read[index] = self._filled_layer(index)
             if not self.stays_in_memory and index + 1 in self._parts:
                 self._files.read_ahead(self._stored(index + 1))
         return self._read[index]
@@ -185,6 +176,18 @@ class LayeredCheckpoint:
         if stored[0] in self.published.matrices:
             return self.published.read(stored[0], self._files)
         return self._files.mapped(stored[0])
+
+    def _filled_layer(self, index: int) -> nn.Module:
+        empty = self._layers[index]
+        self._layers[index] = copy.deepcopy(empty)
+        try:
+            self._fill(self._model, self._parts[index])
+            layer = self._layers[index]
+        finally:
+            self._layers[index] = empty
+        self._require(f"layer {index}", layer)
+        self._finish(self._model, layer)
+        return layer
 
     def _require(self, name: str, part: nn.Module, besides: nn.Module | None = None) -> None:
         """Raise CheckpointError unless all that a file holds of ``part`` was read."""

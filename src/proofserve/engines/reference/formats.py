@@ -149,7 +149,9 @@ def published_tensors(config: Any, files: CheckpointFiles, served: torch.dtype) 
 def _bits_of(settings: Settings) -> int:
     groups = (settings.get("config_groups") or {}).values()
     said = [each["weights"]["num_bits"] for each in groups if each.get("weights")]
-    return max(said) if said else int(settings.get("bits") or _BITS[settings["quant_method"]])
+    # Where the settings do not say it.
+    usual = {"fp8": 8, "mxfp4": 4, "awq": 4}
+    return max(said) if said else int(settings.get("bits") or usual[settings["quant_method"]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,5 +431,3 @@ _METHODS: Final[Mapping[Any, Callable[[_Reader], Iterator[tuple[str, PublishedMa
     "awq": _awq,
     "gptq": _gptq,
 }
-# Where the settings do not say it.
-_BITS: Final = {"fp8": 8, "mxfp4": 4, "awq": 4}

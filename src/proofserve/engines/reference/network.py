@@ -90,29 +90,18 @@ class Network:
         return replace(self, changes=(*self.changes, change))
 
 
-def load(path: Path, dtype: str | None, device: str, served: str | None = None) -> Network:
+def load(
+    path: Path, dtype: str | None, device: str, served: str | None = None, *, unread: bool = False
+) -> Network:
     """The checkpoint on disk; nothing is downloaded, and layers are read when a forward comes.
 
     A quantised checkpoint is the network that it declares: what its matrices multiply, and what its
     cache keeps, is rounded as its configuration says. ``dtype`` is one of ``DTYPES``, or None for
     the checkpoint's own; ``served`` is the one of servers, which keep scales of weights in it.
-    Raises CheckpointError.
+    ``unread``, for plans, needs the folder or the file of a configuration alone, and has invented
+    facts. Raises CheckpointError.
     """
-    network = _loaded(path, dtype, device, served, needs_weights=True)
-    return replace(network, facts=model_facts(path, network.config.hidden_size))
-
-
-def load_unread(path: Path, dtype: str | None, device: str, served: str | None = None) -> Network:
-    """As ``load``, for plans: of the folder or the file of a configuration, with invented facts."""
-    network = _loaded(path, dtype, device, served, needs_weights=False)
-    tokens = AllowedTokens(((0, network.vocabulary),))
-    return replace(network, facts=ModelFacts(network.config.hidden_size, "00" * 32, tokens))
-
-
-def _loaded(
-    path: Path, dtype: str | None, device: str, served: str | None, *, needs_weights: bool
-) -> Network:
-    if not (path / "config.json").is_file() and (needs_weights or not path.is_file()):
+    if not (path / "config.json").is_file() and not (unread and path.is_file()):
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json")
     if unknown := {dtype, served} - {None, *DTYPES}:
         raise CheckpointError(f"unknown dtype {unknown.pop()!r}; choose from {', '.join(DTYPES)}")
@@ -123,8 +112,13 @@ def _loaded(
     if place.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError("this torch sees no GPU; choose the device cpu")
     dtypes = (DTYPES.get(each or "") for each in (dtype, served))
-    checkpoint = LayeredCheckpoint(path, place, *dtypes, needs_weights=needs_weights)
-    return _as_declared(Network(checkpoint, ModelFacts(checkpoint.config.hidden_size), place))
+    checkpoint = LayeredCheckpoint(path, place, *dtypes, needs_weights=not unread)
+    size = checkpoint.config.hidden_size
+    network = _as_declared(Network(checkpoint, ModelFacts(size), place))
+    if not unread:
+        return replace(network, facts=model_facts(path, size))
+    tokens = AllowedTokens(((0, network.vocabulary),))
+    return replace(network, facts=ModelFacts(size, "00" * 32, tokens))
 
 
 def weights_alone(network: Network) -> Network:

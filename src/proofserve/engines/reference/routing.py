@@ -34,7 +34,7 @@ Rule = Callable[[Any, Tensor, Tensor], Tensor]
 Preference = Callable[..., Tensor]
 
 
-def _weighing_by(score: Callable[[Tensor], Tensor]) -> Rule:
+def _weighing_by(score: Callable[[Tensor], Tensor], *, sum_is_one: bool = True) -> Rule:
     """The ``score`` of each expert; those of the chosen ones add up to 1 in most models, scaled.
 
     Biases and groups choose experts, and do not weigh them.
@@ -43,16 +43,12 @@ def _weighing_by(score: Callable[[Tensor], Tensor]) -> Rule:
     def rule(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
         chosen = score(logits.float()).gather(-1, ids)
         # Routers without a choice renormalise.
-        if getattr(router, "norm_topk_prob", True):
+        if sum_is_one and getattr(router, "norm_topk_prob", True):
             # The models' own guard against a division by zero; too small to round anything else.
             chosen = chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
         return chosen * float(getattr(router, "routed_scaling_factor", 1.0))
 
     return rule
-
-
-def _scaled_softmax(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
-    return logits.float().softmax(-1).gather(-1, ids) * float(router.routed_scaling_factor)
 
 
 def _softmax_of_large_shares(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
@@ -91,7 +87,8 @@ class Family:
     leaders: int = 2
 
 
-_SOFTMAX: Final = Family(_weighing_by(partial(torch.softmax, dim=-1)))
+_softmax = partial(torch.softmax, dim=-1)
+_SOFTMAX: Final = Family(_weighing_by(_softmax))
 _SIGMOID: Final = Family(_weighing_by(torch.sigmoid), preference=_corrected_sigmoid)
 
 # By the name of the router's class. A router belongs here once a test has held its experts: that a
@@ -110,7 +107,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Glm4MoeLiteTopkRouter": _SIGMOID,
     "Dots1TopkRouter": _SIGMOID,
     "MiniMaxM2TopKRouter": _SIGMOID,
-    "DeepseekV2TopkRouter": Family(_scaled_softmax, leaders=1),
+    "DeepseekV2TopkRouter": Family(_weighing_by(_softmax, sum_is_one=False), leaders=1),
     "Ernie4_5_MoeTopKRouter": Family(_softmax_of_large_shares, preference=_corrected_softmax),
     "GptOssTopKRouter": Family(_softmax_over_chosen),
     "GraniteMoeTopKRouter": Family(_softmax_over_chosen, logits=2, weights=1, ids=0),

@@ -83,7 +83,7 @@ class VllmEngine:
     async def fit(self, work: Workload) -> None:
         """See ``ProofEngine.fit``: a call without nonces does it, on each core for itself."""
         call = call_for(work, self.engine_info.facts, uuid.uuid4().hex, (), defer_s=0.0)
-        for reply in await self._call_all(PROVE, asdict(call)):
+        for reply in await self._call_all(PROVE, call):
             read_reply((), reply)
 
     async def measure(
@@ -94,9 +94,9 @@ class VllmEngine:
         All cores run ``forwards`` forwards at the same time, and the slowest one counts.
         """
         call = call_for(work, self.engine_info.facts, uuid.uuid4().hex, nonces, self._defer_s)
-        measured = await self._call_all(MEASURE, asdict(call), forwards)
-        proved = sum(each["nonces"] for each in measured)
-        return proved, max(each["seconds"] for each in measured)
+        measured = await self._call_all(MEASURE, call, forwards)
+        seconds = max(each["seconds"] for each in measured)
+        return sum(each["nonces"] for each in measured), seconds
 
     async def take_over(self) -> None:
         """End the calls and leases of an API process that owned the proofs before this one.
@@ -122,7 +122,7 @@ class VllmEngine:
         self.open_calls[core] += 1
         try:
             async with asyncio.timeout(self._defer_s + self._timeout_s):
-                return dict(await self.call(PROVE, asdict(call), core=core))
+                return dict(await self.call(PROVE, call, core=core))
         except TimeoutError:
             raise EngineFault(
                 f"the engine did not answer within {self._timeout_s:g} s; raise "
@@ -237,14 +237,14 @@ def _instructions() -> str:
         return found
     if torch.cpu._is_amx_tile_supported():
         return f"{found} with AMX"
-    bfloat16 = torch.cpu._is_avx512_bf16_supported()
-    return f"{found} with bfloat16" if bfloat16 else f"{found} without bfloat16"
+    return f"{found} {'with' if torch.cpu._is_avx512_bf16_supported() else 'without'} bfloat16"
 
 
 def call_for(
     work: Workload, facts: ModelFacts, lease: str, nonces: Sequence[int], defer_s: float
-) -> ProveCall:
-    return ProveCall(
+) -> dict[str, Any]:
+    """The fields of a ``ProveCall``."""
+    call = ProveCall(
         lease=lease,
         scheme=work.scheme.to_wire(),
         sequences_per_nonce=work.scheme.sequences_per_nonce,
@@ -257,6 +257,7 @@ def call_for(
         nonces=tuple(nonces),
         defer_s=defer_s,
     )
+    return asdict(call)
 
 
 def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | Deferred:

@@ -208,12 +208,6 @@ def some_layers(model: torch.nn.Module, forward: Forward) -> Iterator[None]:
         vllm.distributed.parallel_state._PP = group
 
 
-def await_device(device: torch.device) -> None:
-    """Wait until ``device`` has computed everything: a step of chat must not wait for it."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def without_adapters(runner: Any, sequences: int, tokens: int) -> None:
     """Have the next forward use no LoRA adapter, whichever the last step of chat used.
 

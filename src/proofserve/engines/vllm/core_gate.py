@@ -362,11 +362,7 @@ def wake_until_orphaned(
     parent_id: Callable[[], int] = os.getppid,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Call ``wake`` every ``WAKEUP_S`` seconds until the parent of this process has ended.
-
-    An engine core whose API process was killed receives no more requests, but it would keep its
-    memory, on a GPU the whole card, so that the next server could not start.
-    """
+    """Call ``wake`` every ``WAKEUP_S`` seconds until the parent of this process has ended."""
     parent = parent_id()
     while parent_id() == parent:
         sleep(WAKEUP_S)
@@ -374,7 +370,11 @@ def wake_until_orphaned(
 
 
 def start_wakeups(wake: Callable[[], None]) -> None:
-    """Call ``wake`` each second in a thread of its own; end this process once it is an orphan."""
+    """Call ``wake`` each second in a thread of its own; end this process once it is an orphan.
+
+    An engine core whose API process was killed receives no more requests, but it would keep its
+    memory, on a GPU the whole card, so that the next server could not start.
+    """
 
     def run() -> None:
         wake_until_orphaned(wake)

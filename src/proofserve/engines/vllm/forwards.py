@@ -206,11 +206,11 @@ def run_layers(
     nonces: Sequence[int],
     layers: tuple[int, int, int] = (0, 1, 1),
 ) -> tuple[NDArray[np.float32], list[int]] | None:
-    """Run the layers from a first to below another of all those of a forward that proves ``nonces``.
+    """Run some ``layers`` of a forward that proves ``nonces``, padded to those of the lease.
 
-    It is padded to the nonces of the lease. Values float32 [nonces - failed, width] in the order of
-    the nonces, and those that failed; None unless the layers are the last ones. Raises the error
-    that a worker raised.
+    They are from one to below another of so many. Values float32 [nonces - failed, width] in the
+    order of the nonces, and those that failed; None unless the layers are the last ones. Raises the
+    error that a worker raised.
     """
     padded = replace(call, nonces=pad(nonces, lease.nonces))
     reply = core.run_forward(Forward(padded, lease.tables, lease.block_sizes, *layers))
