@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 from proofserve.engines.checkpoints import CheckpointFiles, named_errors
 from proofserve.engines.errors import CheckpointError
-from proofserve.engines.reference.formats import PublishedTensors, published_tensors
+from proofserve.engines.reference.formats import PublishedTensors
 from proofserve.engines.reference.rounding import EightBits
 
 # Layers that take less than this together, in bytes, stay in memory once they were read.
@@ -72,9 +72,7 @@ class LayeredCheckpoint:
                 self._model: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
             self._model.eval().requires_grad_(requires_grad=False)
             self._files = CheckpointFiles(path, needed=needs_weights)
-            self.published: PublishedTensors = published_tensors(
-                config, self._files, self.served_dtype
-            )
+            self.published = PublishedTensors(config, self._files, self.served_dtype)
         decoder = self._model.get_decoder()
         if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
             raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")
@@ -174,7 +172,7 @@ class LayeredCheckpoint:
         if not (stored := self._parts[_EMBEDDINGS]):
             raise CheckpointError(f"{self._path} has no embeddings of tokens")
         if stored[0] in self.published.matrices:
-            return self.published.read(stored[0], self._files)
+            return self.published.read(stored[0])
         return self._files.mapped(stored[0])
 
     def _filled_layer(self, index: int) -> nn.Module:
@@ -197,7 +195,7 @@ class LayeredCheckpoint:
             raise CheckpointError(f"{self._path}: {name} has no {', '.join(missing[:3])}")
 
     def _fill(self, model: Any, names: Sequence[str]) -> None:
-        read = {name: _Unread(partial(self.published.read, name, self._files)) for name in names}
+        read = {name: _Unread(partial(self.published.read, name)) for name in names}
         settings = LoadStateDictConfig(
             device_map={"": self._device},
             dtype=self.dtype,

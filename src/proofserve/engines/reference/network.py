@@ -114,7 +114,12 @@ def load(
     dtypes = (DTYPES.get(each or "") for each in (dtype, served))
     checkpoint = LayeredCheckpoint(path, place, *dtypes, needs_weights=not unread)
     size = checkpoint.config.hidden_size
-    network = _as_declared(Network(checkpoint, ModelFacts(size), place))
+    network = Network(checkpoint, ModelFacts(size), place)
+    if (scales := checkpoint.published.cache) is not None:
+        network = replace(network, cache=_DeclaredCache(scales))
+    if declared := sorted(checkpoint.inputs.items()):
+        inputs = {i: _inputs_by_module(network.shapes[i], how) for i, how in declared}
+        network = network.changed(DeclaredInputs(inputs))
     if not unread:
         return replace(network, facts=model_facts(path, size))
     tokens = AllowedTokens(((0, network.vocabulary),))
@@ -145,15 +150,6 @@ def with_kernels(network: Network, profile: KernelProfile | None) -> Network:
         for each in network.changes
     )
     return replace(network, kernels=profile, changes=changes)
-
-
-def _as_declared(network: Network) -> Network:
-    """The network with the roundings of activations that its checkpoint declares."""
-    inputs, scales = network.checkpoint.inputs, network.checkpoint.published.cache
-    if scales is not None:
-        network = replace(network, cache=_DeclaredCache(scales))
-    by_module = {i: _inputs_by_module(network.shapes[i], inputs[i]) for i in sorted(inputs)}
-    return network.changed(DeclaredInputs(by_module)) if by_module else network
 
 
 @dataclass(frozen=True, slots=True)

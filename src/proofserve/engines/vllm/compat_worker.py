@@ -283,7 +283,9 @@ def routers(model: torch.nn.Module) -> Iterator[tuple[int, Any]]:
     them); expert weights being [experts, ., .].
     """
     for index, layer in decoder_layers(model):
-        found = [each for each in layer.modules() if _has_router(each)]
+        # Some models call the matrix of the scores a router.
+        with_router = (each for each in layer.modules() if hasattr(each, "router"))
+        found: list[Any] = [each for each in with_router if hasattr(each.router, "select_experts")]
         for each in found:
             kind = type(each.router).__name__
             if getattr(each, "is_monolithic", True):
@@ -309,11 +311,6 @@ def obstacle_to_seeded_experts(runner: Any) -> str | None:
     except (UnsupportedEngine, ProtocolError) as error:
         return str(error)
     return None
-
-
-def _has_router(module: Any) -> bool:
-    # Some models call the matrix of the scores a router.
-    return hasattr(getattr(module, "router", None), "select_experts")
 
 
 def _weighs_by_its_fields(router: Any) -> bool:

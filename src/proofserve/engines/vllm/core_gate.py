@@ -7,6 +7,7 @@ for that part at most. All methods run on the core's loop thread, except ``_chat
 which only writes to a dictionary, and ``wake_if_needed``, which only posts a message.
 """
 
+import math
 import os
 import signal
 import threading
@@ -142,7 +143,7 @@ class ProofGate:
         for queued in self._queue:
             queued.answer(core_messages.fault("another API process took the proofs over"))
         self._queue.clear()
-        self._leases.release_all()
+        self._leases.release_unused(math.inf, set())
 
     def measure(self, call: core_messages.ProveCall, forwards: int) -> "Future[dict[str, Any]]":
         """Time ``forwards`` bare forwards back to back, once chat is idle; chat waits for all.

@@ -58,10 +58,6 @@ class LeaseTable:
         if lease := self.held.pop(name, None):
             self._core.return_blocks(lease.blocks)
 
-    def release_all(self) -> None:
-        for name in list(self.held):
-            self.release(name)
-
     def release_unused(self, before: float, except_for: set[str]) -> None:
         """Give back each lease that no call has used since ``before``: its API process is gone."""
         for name, lease in list(self.held.items()):
