@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from proofserve.engines.reference.emulation import emulated
+from proofserve.engines.reference.forward import logits_of
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.reading import logits_of
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.log import first_entry, inclusions
 from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash

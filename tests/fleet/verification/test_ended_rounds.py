@@ -9,7 +9,6 @@ import pytest
 
 from fleet.sql.support import MARK, a_lane, a_spec, nonces_of, vectors_of
 from proofserve.api.node import Deployment
-from proofserve.engines.fake import TOY_ENGINE_INFO
 from proofserve.fleet.conditions import Rules
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.records import FleetRound, Lane
@@ -18,6 +17,7 @@ from proofserve.fleet.verification import VerificationControl, VerificationPolic
 from proofserve.fleet.verification_records import VerificationJob
 from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.state import Move
+from support.fake_engine import TOY_ENGINE_INFO
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.suspects import suspect
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.record import Receipt

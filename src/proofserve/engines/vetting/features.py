@@ -201,7 +201,7 @@ compat_server.running_app:
       supported_tasks)
 
 several API server processes
-compat_serve.main:
+compat_server.serve_by_several_processes:
   vllm.entrypoints.cli.serve ServeSubcommand.subparser_init(subparsers)
       ServeSubcommand.validate(args) ServeSubcommand.cmd(args)
   vllm.utils.argparse_utils FlexibleArgumentParser

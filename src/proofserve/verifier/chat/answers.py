@@ -127,7 +127,7 @@ class Blocks:
         if scheme not in self._rows:
             self._rows[scheme] = scheme.rows(network.facts.hidden_size, network.device)
         # This import takes seconds, and --help needs none of it.
-        from proofserve.engines.reference.reading import states_of  # noqa: PLC0415
+        from proofserve.engines.reference.forward import states_of  # noqa: PLC0415
 
         (states,) = states_of(network, [(answer.prompt, answer.output)], run.experts)
         made: NDArray[np.float32] = sketches(states, self._rows[scheme]).cpu().numpy()
