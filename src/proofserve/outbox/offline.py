@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from proofserve.outbox import pruning, results
+from proofserve.outbox import pruning
 from proofserve.outbox.database import (
     PAUSE_S,
     connect,
@@ -22,6 +22,7 @@ from proofserve.outbox.database import (
     version_of,
 )
 from proofserve.outbox.pruning import Pruned
+from proofserve.outbox.store import results_after
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.records import StoredResult
 from proofserve.wire.records import artifact_record, encoding_of
@@ -275,7 +276,7 @@ def rows(
 ) -> Iterator[StoredResult]:
     """Results with ``seq > after`` in order. Raises ValueError for an unknown round."""
     number = None if round_id is None else round_number(connection, round_id)
-    while page := results.results_after(connection, after, _PAGE, number):
+    while page := results_after(connection, after, _PAGE, number):
         yield from page
         after = page[-1].seq
 

@@ -21,12 +21,10 @@ from proofserve.fleet.records import (
     MemberLook,
     MemberSource,
 )
-from proofserve.fleet.sql.callbacks import add_callback
 from proofserve.fleet.sql.rounds import find_round, lanes_where
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.tables import jobs, rounds
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
-from proofserve.outbox.planning import callback_text
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
@@ -171,13 +169,6 @@ async def send(
     """What the fleet does with a callback."""
     found = read(json.dumps(body).encode(), opened, lane.lane)
     return await store.ingest(opened, lane, key, found)
-
-
-async def enqueue(store: FleetStore, endpoint: str, url: str, body: dict[str, Any]) -> None:
-    """Queue a callback with any body."""
-    text, now = callback_text(endpoint, body), store.clock()
-    await store.database.write(add_callback, endpoint, url, now, body=text)
-    store.news.set()
 
 
 async def a_job(

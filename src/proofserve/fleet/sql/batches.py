@@ -36,13 +36,12 @@ from proofserve.fleet.sql.tables import (
     deleted_spans,
     deliveries,
     insert_into,
-    kept,
     lanes,
     roots,
     round_about,
     rounds,
 )
-from proofserve.outbox.database import StorePart, reads, writes
+from proofserve.outbox.database import StorePart, kept, reads, writes
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import StoredResult, Winner

@@ -24,7 +24,6 @@ from proofserve.fleet.sql.tables import (
     AnyRow,
     desired,
     insert_into,
-    kept,
     kept_if,
     lanes,
     members,
@@ -33,7 +32,7 @@ from proofserve.fleet.sql.tables import (
     round_about,
     rounds,
 )
-from proofserve.outbox.database import StorePart, announces, reads, writes
+from proofserve.outbox.database import StorePart, announces, kept, reads, writes
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import RoundSpec

@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from proofserve.outbox.database import kept
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.scheme import Scheme
@@ -54,11 +55,6 @@ def partial_index(name: str, *columns: Column[Any], where: str, unique: bool = F
     """An index of the rows for which ``where`` holds."""
     condition = text(where)
     return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
-
-
-def kept(text: str, most: int = 500) -> str:
-    """The first ``most`` characters. PostgreSQL stores no NUL, no database half a surrogate."""
-    return text[:most].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def kept_if(text: str | None) -> str | None:
