@@ -22,7 +22,7 @@ from fleet.records import (
 from proofserve.api.node import Deployment
 from proofserve.engines.fake import TOY_ENGINE_INFO
 from proofserve.fleet.client import look_of
-from proofserve.fleet.conditions import Rules
+from proofserve.fleet.members import Rules
 from proofserve.fleet.records import MemberLook, MemberState, Wish
 from proofserve.fleet.watch import fleet_deployment
 from proofserve.rounds.state import State

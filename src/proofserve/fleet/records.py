@@ -243,19 +243,12 @@ class DesiredState:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetModel:
-    """What a fleet serves: the digest of the weights and the model's name, None if not known."""
-
-    weights_digest: str | None = None
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
     """A lane that was given to a member, once and for ever, and what was stored of it.
 
     ``member_round_id`` is the member's own id of its round, None until its start is known.
-    ``served`` is what the fleet served when the lane was given, whatever the member says.
+    ``weights_digest`` and ``model``, its name, are what the fleet served when the lane was given,
+    whatever the member says; None if not known.
     ``batches`` callbacks are stored, and ``stored`` nonces with a finding or under a root. The
     policy of verification last took a sample at ``sampled_at``, up to the batch ``sampled_batch``,
     when ``sampled_stored`` nonces were stored.
@@ -269,7 +262,8 @@ class Lane:
     started_at: float | None = None
     ended_at: float | None = None
     end_reason: str | None = None
-    served: FleetModel = FleetModel()
+    weights_digest: str | None = None
+    model: str | None = None
     batches: int = 0
     stored: int = 0
     last_stored_at: float | None = None

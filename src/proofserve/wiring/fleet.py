@@ -18,10 +18,10 @@ from proofserve.api.node import CallLimits, Deployment, Node
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.fleet.client import member_http
-from proofserve.fleet.conditions import Rules
 from proofserve.fleet.dashboard import FleetPage
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
+from proofserve.fleet.members import Rules
 from proofserve.fleet.reconciler import DELETE_EVERY_S, MemberList, Reconciler, delete_delivered
 from proofserve.fleet.routes.app import FleetParts, create_app
 from proofserve.fleet.sources import DnsMembers

@@ -13,7 +13,6 @@ from proofserve.fleet.callback_bodies import read
 from proofserve.fleet.records import (
     BatchKind,
     DesiredState,
-    FleetModel,
     FleetRound,
     Lane,
     Member,
@@ -62,7 +61,7 @@ async def another_lane(store: FleetStore, opened: FleetRound, name: str) -> Lane
 
 async def give_lane(store: FleetStore, round_id: str, member_id: str) -> Lane:
     """One lane. Raises why there is none."""
-    (found,) = await store.give_lanes(round_id, [member_id], FleetModel())
+    (found,) = await store.give_lanes(round_id, [member_id])
     if isinstance(found, Refused):
         raise found
     return found

@@ -3,14 +3,13 @@
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from proofserve.fleet.records import (
     DesiredState,
-    FleetModel,
     FleetRound,
     Lane,
     Member,
@@ -48,7 +47,7 @@ _OPENS = frozenset({Move.INIT, Move.START, Move.INIT_VALIDATE})
 _LANE = (
     *(each for each in lanes.c if each.name in {field.name for field in fields(Lane)}),
     *(rounds.c.id.label("round_id"), lanes.c.member.label("member_id")),
-    *(lanes.c.member_round.label("member_round_id"), lanes.c.weights_digest, lanes.c.model),
+    lanes.c.member_round.label("member_round_id"),
 )
 _OPEN = lanes.c.ended_at.is_(None)
 
@@ -193,12 +192,17 @@ class RoundStore(StorePart[FleetDatabase]):
 
     @writes
     def give_lanes(
-        self, connection: Connection, round_id: str, member_ids: Sequence[str], served: FleetModel
+        self,
+        connection: Connection,
+        round_id: str,
+        member_ids: Sequence[str],
+        weights_digest: str | None = None,
+        model: str | None = None,
     ) -> list[Lane | Refused]:
         """A lane for each of ``member_ids``, once and for ever, or why it gets none.
 
         That is that the round has ended or all lanes were given, that the member has one which was
-        not ended, or that there is no such member. ``served`` is what the fleet serves now.
+        not ended, or that there is no such member. The last two are what the fleet serves now.
         """
         # Locks the round: two controllers give lanes of it one after the other.
         row = connection.execute(
@@ -211,6 +215,7 @@ class RoundStore(StorePart[FleetDatabase]):
         open_lanes = select(lanes.c.member, lanes.c.lane).where(lanes.c.round == row.number, _OPEN)
         held: dict[str, int] = {each.member: each.lane for each in connection.execute(open_lanes)}
         now, found, new = self.clock(), list[Lane | Refused](), list[Lane]()
+        served = {"weights_digest": weights_digest, "model": model}
         for member_id in member_ids:
             why, given = None, row.given + len(new)
             if member_id not in known:
@@ -224,10 +229,10 @@ class RoundStore(StorePart[FleetDatabase]):
                 )
             else:
                 held[member_id] = given
-                new.append(Lane(row.id, given, member_id, now, served=served))
+                new.append(Lane(row.id, given, member_id, now, **served))
             found.append(Refused(Refusal.NO_LANE, why) if why else new[-1])
         if new:
-            fixed = {"round": row.number, "lanes": row.lanes, "given_at": now} | asdict(served)
+            fixed = {"round": row.number, "lanes": row.lanes, "given_at": now} | served
             rows = [{**fixed, "lane": each.lane, "member": each.member_id} for each in new]
             connection.execute(lanes.insert(), rows)
             of_round = update(rounds).where(rounds.c.number == row.number)
@@ -301,12 +306,8 @@ def rounds_where(
 def lanes_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Lane]:
     """The given lanes, by round and number."""
     joined = select(*_LANE).join_from(lanes, rounds, rounds.c.number == lanes.c.round)
-    found = []
-    for row in connection.execute(joined.where(*conditions).order_by(lanes.c.round, lanes.c.lane)):
-        columns = dict(row._mapping)
-        served = FleetModel(columns.pop("weights_digest"), columns.pop("model"))
-        found.append(Lane(**columns, served=served))
-    return found
+    ordered = joined.where(*conditions).order_by(lanes.c.round, lanes.c.lane)
+    return [Lane(**row._mapping) for row in connection.execute(ordered)]
 
 
 def _locked(connection: Connection) -> DesiredState:
