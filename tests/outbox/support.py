@@ -50,6 +50,14 @@ async def progress_of(store: SqliteOutbox, round_id: str) -> RoundProgress:
     return await store.database.read(progress, round_id)
 
 
+@dataclass
+class HandClock:
+    now: float = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class FastClock:
     """A wall clock that runs ``speed`` times faster than real time."""
 
