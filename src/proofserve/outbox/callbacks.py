@@ -47,8 +47,8 @@ _TARGETS = """
     WHERE state = 'pending' GROUP BY url ORDER BY due, url
 """
 _FIRST = """
-    SELECT id, endpoint, deliveries.url, idempotency_key, sequence, attempts,
-           round_id, round, first_seq, deliveries.last_seq
+    SELECT id, endpoint, idempotency_key, sequence, attempts, round_id, round, first_seq,
+           deliveries.last_seq
     FROM deliveries LEFT JOIN rounds ON rounds.number = deliveries.round
     WHERE state = 'pending' AND deliveries.url = ? ORDER BY next_attempt_at, id LIMIT 1
 """
@@ -96,9 +96,10 @@ class SqliteCallbacks(CallbackStore[Database, Connection]):
 
     def _firsts(self, connection: Connection) -> Iterator[tuple[float, Delivery]]:
         for url, due in connection.execute(_TARGETS).fetchall():
-            *known, round_id, number, first, last = connection.execute(_FIRST, (url,)).fetchone()
-            span = None if round_id is None else Span(number, first, last)
-            yield due, Delivery(*known, span=span, round_id=round_id)
+            row = connection.execute(_FIRST, (url,)).fetchone()
+            number, endpoint, key, sequence, attempts, round_id, *place = row
+            span = None if round_id is None else Span(*place)
+            yield due, Delivery(number, endpoint, url, key, sequence, attempts, span, round_id)
 
     def _page(self, connection: Connection, span: Span, kind: str, after: int) -> Sequence[Any]:
         place = (span.round_number, after, span.last_seq, _PAGE)

@@ -9,7 +9,7 @@ import functools
 import itertools
 import logging
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -277,6 +277,15 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     # We begin and end transactions ourselves: Python would begin them too late for reads.
     uri = f"{path.absolute().as_uri()}?{mode}"
     return sqlite3.connect(uri, uri=True, isolation_level=None)
+
+
+def named_rows(
+    connection: sqlite3.Connection, sql: str, values: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What a statement finds, by the names of its columns."""
+    cursor = connection.cursor()
+    cursor.row_factory = sqlite3.Row
+    return [dict(row) for row in cursor.execute(sql, values)]
 
 
 def version_of(path: Path, connection: sqlite3.Connection) -> int:

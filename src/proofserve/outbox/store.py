@@ -5,7 +5,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from proofserve.outbox import pruning
 from proofserve.outbox.callbacks import SqliteCallbacks
-from proofserve.outbox.database import SCHEMA_VERSION, Database, announces, reads
+from proofserve.outbox.database import SCHEMA_VERSION, Database, announces, named_rows, reads
 from proofserve.outbox.pruning import Pruned
 from proofserve.outbox.receipts import SqliteReceipts
 from proofserve.protocol.commitments import CommittedBatch, Opening, leaf, paths, root
@@ -79,14 +79,14 @@ class SqliteOutbox(SqliteCallbacks, Outbox):
 
         Wakes the sender: an earlier round that this closes may have undelivered results.
         """
-        columns = _spec_columns(spec)
-        known = connection.execute(_FIND_SPEC, (spec.round_id,)).fetchone()
-        if known not in (None, columns):
+        columns = _columns(spec)
+        known = named_rows(connection, _FIND_SPEC, {"round_id": spec.round_id})
+        if known not in ([], [columns]):
             raise ValueError(f"round {spec.round_id!r} exists with other parameters")
         close = "UPDATE rounds SET closed = 1, closed_at = ? WHERE NOT closed"
         connection.execute(close, (self.clock(),))
-        if known is None:
-            connection.execute(_ADD_ROUND, (spec.round_id, *columns))
+        if not known:
+            connection.execute(_ADD_ROUND, columns)
         else:
             reopen = "UPDATE rounds SET closed = 0, closed_at = NULL WHERE round_id = ?"
             connection.execute(reopen, (spec.round_id,))
@@ -94,8 +94,8 @@ class SqliteOutbox(SqliteCallbacks, Outbox):
 
     @reads
     def interrupted(self, connection: Connection) -> RoundSpec | None:
-        row = connection.execute(_FIND_OPEN).fetchone()
-        return None if row is None else _spec(*row)
+        found = named_rows(connection, f"{_SPECS} WHERE NOT closed", {})
+        return _spec(found[0]) if found else None
 
     async def record(
         self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
@@ -130,21 +130,25 @@ class SqliteOutbox(SqliteCallbacks, Outbox):
     def committed_round(
         self, connection: Connection, block_hash: str, public_key: str, round_id: str | None
     ) -> CommittedRound:
-        rows = connection.execute(_OF_BLOCK, (block_hash, public_key, round_id)).fetchall()
+        about = {"block_hash": block_hash, "public_key": public_key, "round_id": round_id}
+        rows = named_rows(connection, _OF_BLOCK, about)
         which = f"block {block_hash}, key {public_key}" + (f", id {round_id}" if round_id else "")
         if not rows:
             text = f"there is no round of {which}: there never was one, or it is deleted"
             raise Refused(Refusal.UNKNOWN_ROUND, text)
-        committed = [row[1:] for row in rows if row[0]]
+        committed = [
+            CommittedRound(row["round_id"], _lane(row), row["next_index"])
+            for row in rows
+            if row["commits_roots"]
+        ]
         if not committed:
             text = f"the round of {which} publishes vectors, not roots"
             raise Refused(Refusal.NOT_COMMITTED, text)
         if len(committed) > 1:
-            named = ", ".join(row[0] for row in committed[-_NAMED:])
+            named = ", ".join(each.round_id for each in committed[-_NAMED:])
             text = f"several rounds of {which} publish roots; give round_id: {named}"
             raise Refused(Refusal.SEVERAL_ROUNDS, text)
-        ((found, next_index, *numbers),) = committed
-        return CommittedRound(found, NonceLane(*numbers), next_index)
+        return committed[0]
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
         """As the port. One short transaction for each batch, so that new results need not wait."""
@@ -157,24 +161,25 @@ class SqliteOutbox(SqliteCallbacks, Outbox):
         return [opened[nonce] for nonce in nonces]
 
     def _spec(self, connection: Connection, round_number: int) -> RoundSpec:
-        return _spec(*connection.execute(_SPEC_OF, (round_number,)).fetchone())
+        (row,) = named_rows(
+            connection, f"{_SPECS} WHERE number = :number", {"number": round_number}
+        )
+        return _spec(row)
 
 
 # -- rounds ----------------------------------------------------------------------------------------
 
-_SPEC_COLUMNS = (
-    "scheme, width, block_hash, public_key, seq_len, block_height, "
-    "node_id, node_count, group_id, n_groups, batch_size, url, r_target, fraud_threshold, "
-    "commits_roots"
+_LANE = tuple(each.name for each in fields(NonceLane))
+_COLUMNS = (
+    *("round_id", "scheme", "width", "block_hash", "block_height", "public_key", "seq_len"),
+    *(*_LANE, "batch_size", "url", "r_target", "fraud_threshold", "commits_roots"),
 )
+_SPECS = f"SELECT {', '.join(_COLUMNS)} FROM rounds"  # noqa: S608 - only our own column names
+_FIND_SPEC = f"{_SPECS} WHERE round_id = :round_id"
 _ADD_ROUND = f"""
-    INSERT INTO rounds (round_id, {_SPEC_COLUMNS}, after_seq)
-    VALUES (?, ?,?,?,?,?,?, ?,?,?,?,?,?, ?,?, ?, (SELECT coalesce(max(seq), 0) FROM results))
-"""  # noqa: S608 - only our own column names
-_FIND_SPEC = f"SELECT {_SPEC_COLUMNS} FROM rounds WHERE round_id = ?"  # noqa: S608 - as above
-_FIND_OPEN = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE NOT closed"  # noqa: S608 - too
-_SPEC_OF = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE number = ?"  # noqa: S608 - too
-
+    INSERT INTO rounds ({", ".join(_COLUMNS)}, after_seq)
+    VALUES (:{", :".join(_COLUMNS)}, (SELECT coalesce(max(seq), 0) FROM results))
+"""  # noqa: S608 - as above
 _PROGRESS = """
     SELECT next_index, count(value) + pruned_values, count(error) + pruned_errors
     FROM rounds LEFT JOIN results ON results.round = rounds.number
@@ -197,36 +202,47 @@ def _find(connection: Connection, round_id: str) -> tuple[int, bool]:
     return int(row[0]), bool(row[1])
 
 
-def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:
+def _columns(spec: RoundSpec) -> dict[str, str | int | float | None]:
+    """The order as the row of the round has it."""
     work, lane, target = spec.work, spec.lane, spec.target
     if lane is None:
         raise ValueError(f"round {spec.round_id!r} has no nonces to generate")
-    scheme = json.dumps(work.scheme.to_wire(), sort_keys=True)
-    return (
-        *(scheme, work.scheme.width, work.block.hash, work.public_key, work.seq_len),
-        *(work.block.height, *astuple(lane), spec.batch_size, spec.url),
-        *((None, None) if target is None else astuple(target)),
-        int(spec.commits_roots),
-    )
+    return {
+        "round_id": spec.round_id,
+        "scheme": json.dumps(work.scheme.to_wire(), sort_keys=True),
+        "width": work.scheme.width,
+        "block_hash": work.block.hash,
+        "block_height": work.block.height,
+        "public_key": work.public_key,
+        "seq_len": work.seq_len,
+        **asdict(lane),
+        "batch_size": spec.batch_size,
+        "url": spec.url,
+        "r_target": target.r_target if target else None,
+        "fraud_threshold": target.fraud_threshold if target else None,
+        "commits_roots": int(spec.commits_roots),
+    }
 
 
-def _spec(round_id: str, *columns: Any) -> RoundSpec:
+def _spec(row: Mapping[str, Any]) -> RoundSpec:
     # This imports torch, which takes seconds; commands that read the file do not need it.
     from proofserve.protocol.schemes import from_wire  # noqa: PLC0415
 
-    scheme, _width, block_hash, public_key, seq_len, height, *rest = columns
-    *lane, batch_size, url, r_target, fraud_threshold, commits_roots = rest
+    scheme = from_wire(json.loads(row["scheme"]))
+    block, r_target = Block(row["block_hash"], row["block_height"]), row["r_target"]
     return RoundSpec(
-        round_id=round_id,
-        work=Workload(
-            from_wire(json.loads(scheme)), Block(block_hash, height), public_key, seq_len
-        ),
-        lane=NonceLane(*lane),
-        batch_size=batch_size,
-        url=url,
-        target=None if r_target is None else Target(r_target, fraud_threshold),
-        commits_roots=bool(commits_roots),
+        round_id=row["round_id"],
+        work=Workload(scheme, block, row["public_key"], row["seq_len"]),
+        lane=_lane(row),
+        batch_size=row["batch_size"],
+        url=row["url"],
+        target=None if r_target is None else Target(r_target, row["fraud_threshold"]),
+        commits_roots=bool(row["commits_roots"]),
     )
+
+
+def _lane(row: Mapping[str, Any]) -> NonceLane:
+    return NonceLane(**{name: row[name] for name in _LANE})
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -321,7 +337,7 @@ def _stored(
 _StoredNonce = tuple[int, int, str | None]
 _COMMITTED = """
     SELECT node_id, node_count, group_id, n_groups, batch_size, next_index
-    FROM rounds WHERE number = ? AND commits_roots
+    FROM rounds WHERE number = :number AND commits_roots
 """
 # One lookup in the index by nonce: all nonces of a round are of one lane, so in its order.
 _OF_BATCH = """
@@ -337,11 +353,10 @@ def _add_batches(connection: Connection, round_number: int, next_index: int) -> 
     They are of the rows as stored, in the transaction that stores them. No change for a round that
     publishes vectors. Raises ValueError for a batch without a result for each of its nonces.
     """
-    found = connection.execute(_COMMITTED, (round_number,)).fetchone()
-    if found is None:
+    found = named_rows(connection, _COMMITTED, {"number": round_number})
+    if not found:
         return
-    *numbers, batch_size, start = found
-    lane = NonceLane(*numbers)
+    lane, batch_size, start = _lane(found[0]), found[0]["batch_size"], found[0]["next_index"]
     row = connection.execute(_LAST_ROOT, (round_number,)).fetchone()
     previous = None if row is None else row[0]
     for first in range(start, next_index, batch_size):
@@ -373,7 +388,9 @@ def _leaves(stored: Sequence[_StoredNonce]) -> list[bytes]:
 _NAMED = 10
 _OF_BLOCK = """
     SELECT commits_roots, round_id, next_index, node_id, node_count, group_id, n_groups FROM rounds
-    WHERE block_hash = ? AND public_key = ? AND round_id = coalesce(?, round_id) ORDER BY number
+    WHERE block_hash = :block_hash AND public_key = :public_key
+      AND round_id = coalesce(:round_id, round_id)
+    ORDER BY number
 """
 _BATCH_OF = """
     SELECT rounds.number, first_index, count, root, previous_root
