@@ -17,7 +17,9 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     Row,
+    String,
     Table,
     Text,
     UniqueConstraint,
@@ -34,7 +36,6 @@ from proofserve.rounds.records import Job, RoundSpec, Target, Workload
 
 # Other programs, the one with durable jobs for example, may use the same database.
 PREFIX = "fleet_"
-VERSION_TABLE = f"{PREFIX}version"
 
 AnyRow = Row[*tuple[Any, ...]]
 
@@ -46,6 +47,13 @@ metadata = MetaData(
         "fk": "fk_%(table_name)s_%(column_0_N_name)s",
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     }
+)
+# The version of all others, as Alembic makes this table, which earlier versions used.
+versions = Table(
+    f"{PREFIX}version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{PREFIX}version_pkc"),
 )
 # SQLite numbers rows by itself only if their key is a plain INTEGER, which has 64 bits there.
 NUMBER = BigInteger().with_variant(Integer, "sqlite")
