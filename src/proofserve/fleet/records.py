@@ -4,7 +4,7 @@ Times are wall-clock seconds since the epoch.
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from proofserve.rounds.status import CoreLiveness, EngineGauges, OutboxGauges, R
 from proofserve.wire.records import CommittedRoots, first_problem
 from proofserve.wire.status import DeploymentStatus, RoundConfig
 
+_LANE: Final = tuple(each.name for each in fields(NonceLane))
 # Members are other programs: no text of theirs may be longer.
 _LONGEST_TEXT: Final = 2000
 
@@ -103,14 +104,10 @@ class MemberStatus(BaseModel):
 
     def has(self, spec: RoundSpec, lane: NonceLane) -> bool:
         """Whether ``spec`` with the nonces of ``lane`` is the configured round."""
-        config, block = self.config, spec.work.block
-        if config is None:
-            return False
-        numbers = (config.node_id, config.node_count, config.group_id, config.n_groups)
-        return (
-            (config.block_hash, config.block_height) == (block.hash, block.height)
-            and config.public_key == spec.work.public_key
-            and numbers == astuple(lane)
+        theirs, ours = self.config, RoundConfig.of(replace(spec, lane=lane))
+        return theirs is not None and all(
+            getattr(theirs, name) == getattr(ours, name)
+            for name in ("block_hash", "block_height", "public_key", *_LANE)
         )
 
 

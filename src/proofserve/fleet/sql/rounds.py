@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from proofserve.fleet.records import (
@@ -15,7 +16,6 @@ from proofserve.fleet.records import (
     Member,
     MemberLook,
     MemberSource,
-    MemberStatus,
     Wish,
 )
 from proofserve.fleet.sql.database import FleetDatabase
@@ -42,6 +42,7 @@ MOST_MEMBERS = 10_000
 STATUS_BYTES = 16 * 1024
 MOST_LANES = 4096
 
+_LOOK = TypeAdapter(MemberLook)
 _KNOWN = members.c.removed_at.is_(None)
 _OPENS = frozenset({Move.INIT, Move.START, Move.INIT_VALIDATE})
 _LANE = (
@@ -361,12 +362,10 @@ def _member(row: AnyRow, look: MemberLook | None = None) -> Member:
     if look is None and row.seen is not None:
         facts = json.loads(row.seen)
         try:
-            if facts["status"] is not None:
-                facts["status"] = MemberStatus.model_validate(facts["status"])
-        except ValueError:
+            look = _LOOK.validate_python(facts)
+        except ValidationError:
             # A controller of another version stored it; the next look replaces it.
-            facts["status"] = None
-        look = MemberLook(**facts)
+            look = _LOOK.validate_python(facts | {"status": None})
     wish, source = Wish(row.wish), MemberSource(row.source)
     return Member(row.id, row.name, row.url, source, wish, row.wish_reason, row.added_at, look)
 
@@ -384,9 +383,5 @@ def _as_stored(look: MemberLook) -> tuple[str, MemberLook]:
 
 
 def _look_text(look: MemberLook) -> str:
-    status = None if look.status is None else look.status.model_dump()
-    facts = {"at": look.at, "answered": look.answered, "clock_offset_s": look.clock_offset_s}
     # ASCII only: a text of a member may hold what a database does not store.
-    return json.dumps(
-        facts | {"error": look.error, "status": status}, allow_nan=False, separators=(",", ":")
-    )
+    return json.dumps(_LOOK.dump_python(look), allow_nan=False, separators=(",", ":"))
