@@ -216,7 +216,8 @@ _COUNTS = "SELECT state, count(*) FROM {t}deliveries GROUP BY state"
 _RESULTS = "SELECT coalesce(sum(stored), 0) FROM {t}rounds"
 _OLDEST = "SELECT min(created_at) FROM {t}deliveries WHERE state = 'pending'"
 _LAST_ERROR = """
-    SELECT last_error FROM {t}deliveries WHERE state <> 'done' AND failed_at IS NOT NULL
+    SELECT last_error FROM {t}deliveries
+    WHERE state IN ('pending', 'expired') AND failed_at IS NOT NULL
     ORDER BY failed_at DESC, id DESC LIMIT 1
 """
 
