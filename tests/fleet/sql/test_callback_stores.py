@@ -166,6 +166,7 @@ async def test_winners_do_not_wait_and_bodies_are_those_of_the_protocol(rounds: 
     body = GeneratedWinners.model_validate_json(await rounds.store.body(due))
     assert (body.nonces, body.dist) == (nonces, winners_of(nonces).values[:, 0].tolist())
     await rounds.store.acknowledge(due)
+    await rounds.end(spec)
     spec = a_spec(url=URL)
     await rounds.open(spec)
     nonces = await rounds.find(spec, 3)

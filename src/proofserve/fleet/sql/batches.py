@@ -72,6 +72,11 @@ class NewBatch:
     counts: NDArray[np.int64]
 
     @property
+    def key(self) -> tuple[int, int, str]:
+        """What no two stored batches have in common."""
+        return self.round_number, self.lane, self.callback_key
+
+    @property
     def nonces(self) -> NDArray[np.int64]:
         return self.found.nonces
 
