@@ -10,14 +10,7 @@ from functools import partial
 from typing import Any
 
 from proofserve.fleet.job_queues import JobSender
-from proofserve.fleet.records import (
-    DesiredState,
-    FleetModel,
-    FleetView,
-    Lane,
-    MemberFindings,
-    MemberSource,
-)
+from proofserve.fleet.records import DesiredState, FleetView, Lane, MemberFindings, MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification_records import (
@@ -110,7 +103,7 @@ async def a_pattern(
     spec = RoundSpec(uuid.uuid4().hex, work, NonceLane(0, 1), 32, None)
     opened = await store.open_round(spec, 1)
     member = await store.put_member("http://member", "member", MemberSource.LIST)
-    (lane,) = await store.give_lanes(opened.id, [member.id], FleetModel())
+    (lane,) = await store.give_lanes(opened.id, [member.id])
     if not isinstance(lane, Lane):
         raise lane
     await store.ingest(opened, lane, "key", found)
