@@ -13,7 +13,7 @@ from matrix.page import REFERENCE, STEPS, honest_noise, page, passed
 from matrix.results import ColumnResult, Measured, StepResult
 from matrix.trial import Step, try_column
 from matrix.vectors import SCHEMES
-from proofserve.engines.vetting.versions import VETTED
+from proofserve.engines.vetting.features import VETTED
 from proofserve.protocol.codec import encode
 
 COLUMN = Column("0.32", "V1")

@@ -12,9 +12,15 @@ from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.forward import logits_of
 from proofserve.engines.reference.network import Network
 from proofserve.protocol.codec import to_float16
-from proofserve.protocol.receipts.log import first_entry, inclusions
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
-from proofserve.protocol.receipts.signature import SignedReceipt, SigningKey
+from proofserve.protocol.receipts.record import (
+    Receipt,
+    Sampling,
+    SignedReceipt,
+    SigningKey,
+    first_entry,
+    inclusions,
+    token_hash,
+)
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from proofserve.verifier.chat.conversation import Conversation, conversation
 from proofserve.verifier.validator import CheckpointTokenizer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matrix.installation import ROOT, installed
 from matrix.vectors import SCHEMES
-from proofserve.engines.vetting.versions import VETTED, Runner
+from proofserve.engines.vetting.features import VETTED, Runner
 from proofserve.models.trained import MIXTURE
 from proofserve.settings.process import environment
 

@@ -16,9 +16,16 @@ from proofserve.outbox.callbacks import SqliteCallbacks
 from proofserve.outbox.database import Database, StorePart, reads
 from proofserve.outbox.planning import callback_text
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import Inclusion, LogEntry, first_entry, inclusions
-from proofserve.protocol.receipts.record import Receipt
-from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.protocol.receipts.record import (
+    Inclusion,
+    LogEntry,
+    Receipt,
+    SignedEntry,
+    SignedReceipt,
+    SigningKey,
+    first_entry,
+    inclusions,
+)
 from proofserve.rounds.ports import NewReceipt, ReceiptStorage
 from proofserve.rounds.status import INVALID, REPEATED_ID, ReceiptGauges
 from proofserve.wire.paths import LOGGED

@@ -36,7 +36,7 @@ from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
 from proofserve.receiver.callbacks import SignatureCheck

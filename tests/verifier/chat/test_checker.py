@@ -17,8 +17,7 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.calibration_file import read as read_calibration
-from proofserve.verifier.chat.findings import GapKind
-from proofserve.verifier.chat.statements import NodeFacts
+from proofserve.verifier.chat.statements import GapKind, NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.validator import CheckpointTokenizer, ValidatorSetup
