@@ -12,7 +12,7 @@ from gateway.scripted import PATIENCE_S, answers, backends
 from gateway.serving import Server, once, order, plan_for, post, serving
 from proofserve.gateway import gateway as relay_gateway
 from proofserve.gateway import limits
-from proofserve.gateway.limits import SharedBudgets, SharedWindow
+from proofserve.gateway.limits import SharedBudgets, SharedWindow, redis_client
 from proofserve.gateway.records import ClientSpec
 from support.pace import until
 from support.redis_server import RedisServer, running_redis

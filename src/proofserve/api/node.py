@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 
 from proofserve.api.access import Access, ApiError, Caller, CallLimits
 from proofserve.dashboard.routes import SnapshotFeed
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.ports import NodeManager, PublishedResults
