@@ -18,7 +18,7 @@ from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import load
 from proofserve.engines.reference.suspects import suspect
 from proofserve.protocol import SKETCH_2
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.owed import Unproved, UnprovedError, Withheld
 from proofserve.remote.records import Work

@@ -37,8 +37,8 @@ from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.reading import states_of
 from proofserve.engines.reference.rounding import EightBits
 from proofserve.engines.reference.suspects import suspect
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.records import Workload

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpu.report import write_record
-from proofserve.protocol.device.choice import kernels_for
+from proofserve.protocol.device import kernels_for
 
 TESTS = Path(__file__).parents[2] / "tests" / "golden"
 # Without this repository's settings for pytest: they name plugins that a GPU host may lack.

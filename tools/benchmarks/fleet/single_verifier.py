@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from proofserve.fleet.verification_records import VerdictOutcome
-from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
+from proofserve.verifier.nodes.members import CheckpointTruths, check_sample
 
 READY, GO, DONE = "ready", "go", "done.json"
 

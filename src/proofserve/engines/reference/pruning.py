@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routers import Router, has_stacked_experts, routers_in, routers_of
-from proofserve.protocol.model import AllowedTokens
+from proofserve.protocol.scheme import AllowedTokens
 
 
 def use_of_experts(network: Network) -> dict[int, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from typing_extensions import TypedDict
 
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.evidence_file import EvidenceFile, line_of, reads_in
 from proofserve.verifier.chat.findings import MOST_GAPS, GapKind, leave_open

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from proofserve.protocol.receipts.record import Sampling
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.written.judges import GreedyJudge, LikelihoodJudge, TokenJudge
