@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
 from proofserve.protocol.verdict.counting import SequentialResult, SequentialTest
-from proofserve.remote.owed import Unproved
+from proofserve.remote.node_client import Unproved
 from proofserve.reports import FieldsOf, Progress, ReportedError
 from proofserve.verifier.calibration_file import (
     HOW_TO_CALIBRATE,

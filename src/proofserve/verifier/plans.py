@@ -27,7 +27,7 @@ from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.engine import require_length
 from proofserve.engines.reference.forward import NetworkForward, last_states
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.routers import has_stacked_experts
+from proofserve.engines.reference.routing import has_stacked_experts
 from proofserve.engines.reference.suspects import FP8_CACHE, rounding_of
 from proofserve.host import GIB, memory_gib
 from proofserve.protocol.verdict.directions import emulated_footprint

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from endurance.fleet.toy import TOY_QUEUE, CheatEngine, ToyTruths
 from proofserve.api.routes import router
 from proofserve.cli.main import app
-from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
 from proofserve.verifier.nodes.members import check_sample
 from proofserve.wiring.fleet_worker import run_worker
 from proofserve.wiring.node import running_node
+from support.fake_engine import TOY_ENGINE_INFO, FakeEngine
 
 MODEL = TOY_ENGINE_INFO.model_names[0]
 

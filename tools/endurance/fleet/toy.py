@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proofserve.engines.fake import TOY_FACTS, FakeEngine
 from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.verification import Truth
+from support.fake_engine import TOY_FACTS, FakeEngine
 
 TOY_QUEUE = queue_name(TOY_FACTS.weights_digest, None)
 
 
-class CheatEngine(FakeEngine):
+class CheatEngine(FakeEngine):  # type: ignore[misc]  # Any to mypy
     """Proves with the inputs of another key, so that every vector is wrong."""
 
     async def answer(

@@ -25,8 +25,7 @@ from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, claim_errors
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.protocol.verdict.nearness import ENOUGH
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import Unproved, UnprovedError, Withheld, owed_by
+from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, Withheld, owed_by
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile

@@ -15,10 +15,15 @@ from pydantic import BaseModel, ConfigDict
 
 from proofserve.host import GIB, memory_gib
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
-from proofserve.remote.node_client import BoundedClient, NodeClient
-from proofserve.remote.owed import Unproved, UnprovedError
+from proofserve.remote.node_client import (
+    BoundedClient,
+    NodeClient,
+    Transcript,
+    Unproved,
+    UnprovedError,
+    replaying,
+)
 from proofserve.remote.records import Work
-from proofserve.remote.transcript import Transcript, replaying
 from proofserve.reports import Progress
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload

@@ -11,7 +11,7 @@ import torch
 
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Challenge, seed
-from proofserve.protocol.receipts.answer import FinishedAnswer
+from proofserve.protocol.receipts.record import FinishedAnswer
 from proofserve.protocol.scheme import AllowedTokens, ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.ports import Prove
