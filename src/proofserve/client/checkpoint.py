@@ -59,7 +59,7 @@ def truths_of_checkpoint(
     setup: "ValidatorSetup",
     work: Workload,
     forward_batch: int,
-    passed: Callable[[int, int], None],
+    passed: Callable[[int, int], None] = lambda _index, _of: None,
     measured: CalibrationFile | None = None,
 ) -> Callable[[Workload], Truth]:
     """Load a model once, for ``work`` and others, as ``proof_validator``.

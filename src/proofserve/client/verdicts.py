@@ -93,10 +93,9 @@ class _Judging:
         return judge
 
     def _truths(self, order: Work) -> Callable[[Work], Truth]:
-        model, work = Path(str(self.model)), workload_of(order)
-        setup = validator_setup(model, measured=(measured := self.options.calibration))
-        loading = setup, work, FORWARD_BATCH, lambda _index, _of: None
-        truths = truths_of_checkpoint(*loading, measured)
+        work, measured = workload_of(order), self.options.calibration
+        setup = validator_setup(Path(str(self.model)), measured=measured)
+        truths = truths_of_checkpoint(setup, work, FORWARD_BATCH, measured=measured)
         return lambda about: truths(workload_of(about))
 
 

@@ -1,6 +1,7 @@
 """Members of a fleet: a worker's jobs recompute their samples, or have other members do so.
 
-Where members judge each other, none is trusted, but most are taken as honest."""
+Where members judge each other, none is trusted, but most are taken as honest.
+"""
 
 import math
 import time
