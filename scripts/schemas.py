@@ -29,7 +29,7 @@ from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.challenge import TallyRecord
 from proofserve.verifier.chat.verification import ChatRecord
 from proofserve.verifier.chat.watching import WatchRecord
-from proofserve.verifier.judges import UnprovedRecord, VerdictRecord
+from proofserve.verifier.judging import UnprovedRecord, VerdictRecord
 from proofserve.verifier.probe.report import ProbeRecord
 from proofserve.wire.signed import LoggedEntries
 from proofserve.wiring.fleet import running_fleet

@@ -2,8 +2,13 @@ import numpy as np
 import pytest
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.counting import judge, judge_distances, power
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.counting import (
+    SequentialResult,
+    SequentialTest,
+    judge,
+    judge_distances,
+    power,
+)
 from proofserve.rounds.records import StatTest
 from proofserve.verifier.audit.audit import ConvictionRule, conviction, least_rate
 

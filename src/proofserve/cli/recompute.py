@@ -27,7 +27,7 @@ from proofserve.verifier.judging import (
     exactly_judged,
     judged,
 )
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.orders import order_for, workload_of
 from proofserve.verifier.verification import Truth, leaves_open
 

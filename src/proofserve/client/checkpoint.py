@@ -56,15 +56,16 @@ def proof_validator(
 
 
 def truths_of_checkpoint(
-    setup: "ValidatorSetup", work: Workload, forward_batch: int, passed: Callable[[int, int], None]
+    setup: "ValidatorSetup",
+    work: Workload,
+    forward_batch: int,
+    passed: Callable[[int, int], None] = lambda _index, _of: None,
+    measured: CalibrationFile | None = None,
 ) -> Callable[[Workload], Truth]:
-    """Load a model once, for ``work`` and others, as ``proof_validator``."""
-    from proofserve.verifier.validator import proofs_of  # noqa: PLC0415
+    """Load a model once, for ``work`` and others, as ``proof_validator``.
 
+    Raises ReportedError unless the figures of ``measured`` hold for it.
+    """
     loaded = proof_validator(setup, work, forward_batch, passed)
-
-    def truth(about: Workload) -> Truth:
-        other = loaded.with_other(proofs_of(about, forward_batch, passed))
-        return other.as_truth(about.scheme.width, forward_batch)
-
-    return truth
+    loaded.require(measured, work)
+    return lambda about: loaded.truth_about(about, forward_batch, passed)

@@ -12,13 +12,13 @@ from typing import Final
 from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.nonces import NonceLane, fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import BoundedClient, NodeClient, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.errors import RoundsError
 from proofserve.verifier.bundle import faults_of
-from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order, checkpoint_shape
+from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order
 from proofserve.verifier.challenge import (
     DESCRIBES_ITSELF_S,
     ChallengeRecord,
@@ -27,9 +27,15 @@ from proofserve.verifier.challenge import (
     fresh,
 )
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, read_file
-from proofserve.verifier.judges import ALPHA, BETA, SHARE, UnprovedRecord, VerdictRecord
-from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.judges import ALPHA, BETA, SHARE
+from proofserve.verifier.judging import (
+    JudgingOptions,
+    UnprovedRecord,
+    VerdictRecord,
+    VerdictReport,
+    judged,
+)
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.nodes.sources import named
 from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
 from proofserve.verifier.verification import Truth
@@ -87,12 +93,9 @@ class _Judging:
         return judge
 
     def _truths(self, order: Work) -> Callable[[Work], Truth]:
-        model, work = Path(str(self.model)), workload_of(order)
-        setup = validator_setup(model, measured=self.options.calibration)
-        truths = truths_of_checkpoint(setup, work, FORWARD_BATCH, lambda _index, _of: None)
-        if (measured := self.options.calibration) is not None:
-            ours, shape = truths(work), checkpoint_shape(model)
-            measured.require(work, [model.name], shape, ours.weights_digest, ours.is_dense)
+        work, measured = workload_of(order), self.options.calibration
+        setup = validator_setup(Path(str(self.model)), measured=measured)
+        truths = truths_of_checkpoint(setup, work, FORWARD_BATCH, measured=measured)
         return lambda about: truths(workload_of(about))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import NodeError, ReportedError
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.chat.conversation import Conversation

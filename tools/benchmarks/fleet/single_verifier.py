@@ -15,7 +15,7 @@ import typer
 
 from measuring.files import write_whole
 from proofserve.fleet.verification_records import VerdictOutcome
-from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
+from proofserve.verifier.nodes.members import CheckpointTruths, check_sample
 
 READY, GO, DONE = "ready", "go", "done.json"
 

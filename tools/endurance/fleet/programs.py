@@ -15,7 +15,7 @@ from proofserve.api.routes import router
 from proofserve.cli.main import app
 from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
-from proofserve.verifier.nodes.member_jobs import check_sample
+from proofserve.verifier.nodes.members import check_sample
 from proofserve.wiring.fleet_worker import run_worker
 from proofserve.wiring.node import running_node
 from support.fake_engine import TOY_ENGINE_INFO, FakeEngine

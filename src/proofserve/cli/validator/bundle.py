@@ -13,9 +13,9 @@ from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictComma
 from proofserve.cli.validator.verify import EXIT_CODES, show
 from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import Work
-from proofserve.reports import ReportedError
+from proofserve.reports import ReportedError, read_json
 from proofserve.verifier.bundle import (
     Bundle,
     BundledOptions,
@@ -23,9 +23,8 @@ from proofserve.verifier.bundle import (
     digest_of_file,
     digests_of,
     faults_of,
-    read_bundle,
 )
-from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judging import VerdictReport, judged
 from proofserve.verifier.orders import workload_of
@@ -75,7 +74,7 @@ def command(
         if faults := [*faults_of(file)]:
             session.tell("\n".join(faults), "red")
             raise typer.Exit(EXIT_NO_VERDICT)
-        bundle = read_bundle(file)
+        bundle = read_json(file, Bundle)
         session.tell("\n".join(_about(bundle, *bundle.claims())))
         if check_only:
             return
@@ -163,7 +162,7 @@ def _judge_of(
     if (known := digests_of(suspects)) != [*bundle.judged_by.suspects]:
         raise ReportedError(f"--suspect: {known or 'none'} are not {bundle.judged_by.suspects}")
     model, device, forward_batch = setup
-    measured = read_calibration(calibration) if calibration else None
+    measured = CalibrationFile.read(calibration) if calibration else None
     claimed, order = bundle.claims()
     made, work = validator_setup(model, device, suspects, measured), workload_of(order)
     session.line.step(f"loading {model}")

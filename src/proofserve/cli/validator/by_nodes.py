@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from proofserve.reports import ReportedError
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.nodes.sources import NodeSource, named
 
 # Options that references have no part in, and those that need a checkpoint.

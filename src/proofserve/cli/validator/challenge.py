@@ -16,16 +16,16 @@ from proofserve.cli.validator.plans import tell_plan_of_verdict
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import BoundedClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError, write_json
 from proofserve.verifier import challenge
 from proofserve.verifier.bundle import HeardNode, write_bundle
-from proofserve.verifier.calibration_file import calibrated_order, checkpoint_shape, read
+from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.nodes.sources import WitnessError
 from proofserve.verifier.orders import workload_of
 
@@ -131,12 +131,11 @@ def command(
         --reference http://yours:8000 --reference http://theirs:8000
     """
     with open_session(EXIT_NO_VERDICT) as session:
-        daily = challenge.DailyAlpha(alpha, every) if every is not None else None
-        tally = challenge.Tally(str(url), daily)
+        tally = challenge.Tally(str(url), alpha, every)
         try:
             with session.interrupts.allowed():
-                measured = read(calibration) if calibration else None
-                of_one = daily.of_one if daily else alpha
+                measured = CalibrationFile.read(calibration) if calibration else None
+                of_one = tally.alpha_of_one
                 judging = JudgingOptions((), of_one, beta, share, threshold=measured)
                 order = calibrated_order(measured)
                 others = reference, suspect_node, reference_api_key
@@ -208,10 +207,7 @@ def _by_weights(
         tell_plan_of_verdict(made, work, judging, (planned, {}), forward_batch, session)
         raise typer.Exit
     session.line.step(f"loading {model}")
-    truth = truths_of_checkpoint(made, work, forward_batch, session.line.layer)
-    if measured is not None:
-        digest = truth(work).weights_digest
-        measured.require(work, [model.name], checkpoint_shape(model), digest)
+    truth = truths_of_checkpoint(made, work, forward_batch, session.line.layer, measured)
 
     def judge(found: challenge.ChallengeAnswer) -> VerdictReport:
         ours, sample = truth(workload_of(found.order)), (fresh_seed(), None)
@@ -278,7 +274,7 @@ def _challenge(
         tally.add(result, time.monotonic())
         if every is None and result.report is not None:
             show(session, result.outcome, result.report.lines())
-        left = f"; {tally.alpha_left}" if tally.alpha else ""
+        left = f"; {tally.alpha_left}" if tally.alpha_left else ""
         session.tell(f"{result.line}{left}", COLOURS[result.outcome])
         if every is None:
             return

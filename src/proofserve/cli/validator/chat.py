@@ -19,10 +19,10 @@ from proofserve.client.checkpoint import validator_setup
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.record import PUBLIC_KEY_BYTES, SignedReceipt, is_signed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.reports import NodeError, ReportedError, write_json
-from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.chat.conversation import (
     Conversation,
     PublicLog,
@@ -160,7 +160,7 @@ def verify_chat(
             known[chat.response_id] = chat.name
         session.line.step(f"loading {model}")
         setup = validator_setup(model, device, suspect)
-        measured = read_calibration(calibration) if calibration else None
+        measured = CalibrationFile.read(calibration) if calibration else None
         chosen_by = seed or fresh_seed()
         checker = ChatChecker(setup, measured, chosen_by, most_gaps)
         seen = seen_log(log, chats, key) if log else None
@@ -324,7 +324,7 @@ def watch_chat(
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         chances = Chances(alpha, beta)
         session.line.step(f"loading {model}")
-        measured = read_calibration(calibration) if calibration else None
+        measured = CalibrationFile.read(calibration) if calibration else None
         setup = validator_setup(model, device, suspect)
         seed = seed or fresh_seed()
         checker = ChatChecker(setup, measured, seed, most_gaps)

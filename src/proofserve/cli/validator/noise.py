@@ -25,7 +25,6 @@ from proofserve.verifier.calibration_file import (
     KernelFacts,
     checkpoint_shape,
     merged,
-    read,
 )
 from proofserve.verifier.claims import ClaimedArtifacts, document
 from proofserve.verifier.judges import Vectors
@@ -38,13 +37,13 @@ from proofserve.verifier.noise import (
     measured_calibration,
     require_explained,
 )
-from proofserve.verifier.orders import WorkOptions, order_for, workload
+from proofserve.verifier.orders import WorkOptions, order_for, order_of, workload_of
 from proofserve.verifier.populations import nearest
 from proofserve.verifier.target import write_noise
 from proofserve.wiring.experts import config_of, has_experts
 
 if TYPE_CHECKING:
-    from proofserve.verifier.plans.costs import Pass
+    from proofserve.verifier.plans import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 NONCES, EMULATED = 32, 16
@@ -149,7 +148,7 @@ def noise(
         session.line.step("writing a small model, unless it is in the cache")
         checkpoint = checkpoint_named(model, size, session.line.step, for_plan=plan)
         named = _scheme_for(checkpoint, scheme, claimed.scheme)
-        work = workload(claimed, WorkOptions(named, k_dim, tokens, None, stronger_rng))
+        work = workload_of(order_of(claimed, WorkOptions(named, k_dim, tokens, None, stronger_rng)))
         recompute.warn_of_few_values(work, session)
         measuring = MeasuringPlan(claimed.nonces, emulated, bank)
         if plan:
@@ -169,7 +168,7 @@ def noise(
             about = _about(task, kv_cache)
             made = measured_calibration(validator, measured, measuring, about, session.line)
             for file in add or ():
-                made = merged(made, read(file))
+                made = merged(made, CalibrationFile.read(file))
             require_explained(made, trust or (), verifications)
             made = checked(made, session.line, verifications)
         session.console.print(_table(made))
@@ -219,7 +218,7 @@ def _tell_plan(
     measuring: MeasuringPlan,
     session: CommandSession,
 ) -> None:
-    from proofserve.verifier.plans.costs import measuring_passes  # noqa: PLC0415 - imports torch
+    from proofserve.verifier.plans import measuring_passes  # noqa: PLC0415 - imports torch
 
     def passes_of(of: "CheckpointValidator") -> Sequence["Pass"]:
         return measuring_passes(measuring, (of.names, of.kernels, of.references))

@@ -9,7 +9,7 @@ from proofserve.rounds.records import Workload
 from proofserve.verifier.judging import JudgingOptions, references_on
 
 if TYPE_CHECKING:
-    from proofserve.verifier.plans.costs import Pass
+    from proofserve.verifier.plans import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 
@@ -23,7 +23,7 @@ def tell_plan(
 ) -> None:
     """Raises as ``plan_lines``."""
     # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.verifier.plans.rates import plan_lines  # noqa: PLC0415
+    from proofserve.verifier.plans import plan_lines  # noqa: PLC0415
 
     session.line.step("measuring how fast this machine is, for the plan")
     for line in plan_lines(setup, work, forward_batch, passes_of, about):
@@ -42,7 +42,7 @@ def tell_plan_of_verdict(
 
     Raises ReportedError, and as ``plan_lines``.
     """
-    from proofserve.verifier.plans.costs import expected_passes  # noqa: PLC0415 - as above
+    from proofserve.verifier.plans import expected_passes  # noqa: PLC0415 - as above
 
     sample, ran_on = about
     if not sample:

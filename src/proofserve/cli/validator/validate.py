@@ -13,7 +13,7 @@ from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictComma
 from proofserve.cli.validator.challenge import worst_exit_code
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
 from proofserve.client.checkpoint import reference_extra
-from proofserve.protocol.verdict.sequential import SequentialResult, share_of_alpha
+from proofserve.protocol.verdict.counting import SequentialResult, share_of_alpha
 from proofserve.reports import write_json
 from proofserve.settings.validation import validation_plan
 from proofserve.verifier.validation.ledger import YEAR_S, Ledger, NodeResult

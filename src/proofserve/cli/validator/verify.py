@@ -13,7 +13,7 @@ from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictComma
 from proofserve.cli.validator.by_nodes import given_nodes
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError, write_json
@@ -30,7 +30,7 @@ from proofserve.verifier.judging import (
     chosen_tests,
     threshold_of,
 )
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.openings import PATIENCE_S, SAMPLE, open_sample, read_committed
 from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
 from proofserve.verifier.verification import leaves_open

@@ -7,9 +7,13 @@ from functools import cache, partial
 import numpy as np
 from scipy import special
 
-from proofserve.protocol.verdict.counting import check_inside, convicting_count, sample_size
+from proofserve.protocol.verdict.counting import (
+    SequentialTest,
+    check_inside,
+    convicting_count,
+    sample_size,
+)
 from proofserve.protocol.verdict.scale import fitted
-from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.audit.attacks import (
     SAMPLES,

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import vectors_of
 from proofserve.reports import FieldsOf, Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape

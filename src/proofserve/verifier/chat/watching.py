@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import Sampling
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.recorder import now_ms
 from proofserve.reports import ReportedError
 from proofserve.verifier.chat.conversation import Conversation, PublicLog, ReceiptClient

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.protocol.verdict.evidence import RareEvidence
-from proofserve.protocol.verdict.footprint import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
-from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import (
     OWN,
@@ -29,8 +29,13 @@ from proofserve.verifier.judges import (
     evidence_text,
 )
 from proofserve.verifier.noise import RunMeasurement
-from proofserve.verifier.own_run import OwnRun
-from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, HonestRuns, populations
+from proofserve.verifier.populations import (
+    LEAST_REACH,
+    HonestPopulations,
+    HonestRuns,
+    OwnRun,
+    populations,
+)
 from proofserve.verifier.simulation import convictions, draws, node_figures
 from proofserve.verifier.written.readings import ReadAnswer, Readings
 
