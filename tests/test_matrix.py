@@ -14,7 +14,7 @@ from matrix.results import MEASURED, SCHEMES, ColumnResult, Measured, StepResult
 from matrix.trial import try_column
 from measuring.jobs import Job
 from measuring.results import Kept
-from proofserve.engines.vetting.versions import VETTED
+from proofserve.engines.vetting.features import VETTED
 from proofserve.protocol.codec import encode
 
 COLUMN = Column("0.32", "V1")

@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 from proofserve.api import response_models
 from proofserve.api.node import Deployment, Node
 from proofserve.api.routes import router
-from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import Limits
 from proofserve.wire.status import NodeStatusResponse
 from rounds.doubles import QUICK, MemoryOutbox
+from support.fake_engine import FakeEngine
 
 ORDER: dict[str, Any] = {
     "block_hash": "block",

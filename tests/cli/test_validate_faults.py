@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from proofserve.cli.validator.validate import command as validate_command
-from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.remote.records import Work
 from proofserve.rounds.records import ProofBatch, Workload
@@ -25,6 +24,7 @@ from proofserve.settings.validation import NodesFile
 from proofserve.verifier.validation import asking, judging
 from proofserve.verifier.validation.ledger import Ledger
 from support.committed import fake_node
+from support.fake_engine import FakeEngine
 
 
 class OtherKernel(FakeEngine):

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of
 from proofserve.rounds.errors import EngineFault, EngineGone, Refusal, Refused
 from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import JobState, Proofs, Verdict
 from rounds.doubles import QUICK, claims_of, computed, job
 from rounds.job_bench import JobBench
+from support.fake_engine import FakeEngine
 from support.pace import until
 from support.refusals import refused
 

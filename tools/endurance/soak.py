@@ -19,7 +19,8 @@ from endurance.load import endless_chat, order
 from endurance.servers import Gateway, Killable, Node, Receiver
 from proofserve.host import machine
 from proofserve.remote.chats import ClosedLoop, Reply, ask_one
-from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, Limit, Progress, Report
 
 # When the deployment is idle, each gauge must be back at its first value.

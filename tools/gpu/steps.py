@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from proofserve.engines.vetting.versions import vetting_of
+from proofserve.engines.vetting.features import vetting_of
 from proofserve.host import HostFacts
 
 TABLE = Path(__file__).with_suffix(".toml")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from matrix.results import SCHEMES
 from measuring.files import CACHE, ROOT
-from proofserve.engines.vetting.versions import VETTED, Runner
+from proofserve.engines.vetting.features import VETTED, Runner
 from proofserve.models.trained import MIXTURE
 from proofserve.settings.process import environment, variable
 

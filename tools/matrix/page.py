@@ -8,7 +8,7 @@ from matrix.results import NONCES, SCHEMES, SEQ_LEN, ColumnResult
 from matrix.trial import MODEL
 from measuring.results import table
 from proofserve.cli.model import trained_calibration
-from proofserve.engines.vetting.versions import MATRIX, VETTED
+from proofserve.engines.vetting.features import MATRIX, VETTED
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.verifier.calibration_file import read
 

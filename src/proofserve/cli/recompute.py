@@ -63,8 +63,8 @@ def claims_of_model(
 
         from proofserve.engines.errors import CheckpointError  # noqa: PLC0415
         from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
-        from proofserve.engines.reference.kernels import own_profile, with_kernels  # noqa: PLC0415
-        from proofserve.engines.reference.network import load  # noqa: PLC0415
+        from proofserve.engines.reference.kernels import own_profile  # noqa: PLC0415
+        from proofserve.engines.reference.network import load, with_kernels  # noqa: PLC0415
         from proofserve.engines.reference.variants import with_redrawn_matrices  # noqa: PLC0415
     try:
         network = load(directory, "float32", "cpu")

@@ -14,16 +14,9 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, GenerationConfig
 
 from proofserve.engines.reference.engine import ReferenceEngine, Run
-from proofserve.engines.reference.forward import Passed
-from proofserve.engines.reference.kernels import (
-    PROFILES,
-    SERVED,
-    KernelProfile,
-    own_profile,
-    with_kernels,
-)
-from proofserve.engines.reference.network import Network, load, load_unread, weights_alone
-from proofserve.engines.reference.reading import Chat, logits_of, states_of
+from proofserve.engines.reference.forward import Chat, Passed, logits_of, states_of
+from proofserve.engines.reference.kernels import PROFILES, SERVED, KernelProfile, own_profile
+from proofserve.engines.reference.network import Network, load, weights_alone, with_kernels
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
 from proofserve.reports import ReportedError
@@ -105,8 +98,8 @@ class CheckpointValidator:
         self._setup = setup
         self._compute = compute
         self._others = checkpoints
-        self.published = (load_unread if setup.unread else load)(
-            setup.model, EXACT, setup.device, setup.served_dtype
+        self.published = load(
+            setup.model, EXACT, setup.device, setup.served_dtype, unread=setup.unread
         )
         allowed = {FP8_CACHE} if setup.kv_dtype == KV_FP8 else set()
         bank = (name for name in suspects_of(self.published) if name not in allowed)

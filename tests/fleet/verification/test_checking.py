@@ -17,9 +17,8 @@ from fleet.servers import ROUND, RunningFleet, fleet_of, receiving
 from fleet.sql.support import a_job
 from fleet.verification.support import RULE
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import load
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import load, with_kernels
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import MEMBERS_QUEUE, queue_name
 from proofserve.fleet.verification_records import (
@@ -33,6 +32,7 @@ from proofserve.verifier.nodes import member_jobs
 from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
 from proofserve.verifier.openings import open_sample
 from support.committed import fake_node
+from support.fake_engine import TOY_ENGINE_INFO, FakeEngine
 from support.four_bits import engine_of
 from support.pace import until
 from support.reference import Prover

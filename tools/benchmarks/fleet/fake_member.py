@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from measuring.files import write_whole
 from proofserve.api.routes import router
-from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.launch import free_port
 from proofserve.wiring.node import running_node
+from support.fake_engine import TOY_ENGINE_INFO, FakeEngine
 
 
 @cache

@@ -11,14 +11,7 @@ from typing import Any
 from benchmarks.fleet.deployment import START_S
 from measuring.processes import Process, ProcessFailed
 from proofserve.fleet.job_queues import JobSender
-from proofserve.fleet.records import (
-    DesiredState,
-    FleetModel,
-    FleetView,
-    Lane,
-    MemberFindings,
-    MemberSource,
-)
+from proofserve.fleet.records import DesiredState, FleetView, Lane, MemberFindings, MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification_records import (
@@ -92,7 +85,7 @@ async def a_pattern(
     spec = RoundSpec(uuid.uuid4().hex, work, NonceLane(0, 1), 32, None)
     opened = await store.open_round(spec, 1)
     member = await store.put_member("http://member", "member", MemberSource.LIST)
-    (lane,) = await store.give_lanes(opened.id, [member.id], FleetModel())
+    (lane,) = await store.give_lanes(opened.id, [member.id])
     if not isinstance(lane, Lane):
         raise lane
     await store.ingest(opened, lane, "key", found)

@@ -16,7 +16,6 @@ from fastapi import FastAPI
 
 from proofserve.api.routes import router
 from proofserve.cli.main import app
-from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
@@ -28,11 +27,12 @@ from proofserve.verifier.nodes.member_jobs import check_sample
 from proofserve.verifier.verification import Truth
 from proofserve.wiring.fleet_worker import run_worker
 from proofserve.wiring.node import running_node
+from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 
 TOY_QUEUE = queue_name(TOY_FACTS.weights_digest, None)
 
 
-class CheatEngine(FakeEngine):
+class CheatEngine(FakeEngine):  # type: ignore[misc]  # Any to mypy
     """Proves with the inputs of another key, so that every vector is wrong."""
 
     async def answer(

@@ -23,7 +23,8 @@ from endurance.fleet.verdicts import ABSTAINED, OpenJobs, account_verdicts, read
 from endurance.witness import Comparison, Witness
 from proofserve.fleet.sql.database import database_url
 from proofserve.host import machine
-from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, Limit, Progress, Report, TooSlowError
 from proofserve_lab.bench.statistics import median
 

@@ -23,7 +23,8 @@ from proofserve.remote.chats import (
     rate_of_completions,
     reading_chat,
 )
-from proofserve.remote.node_client import NodeClient, computing_round, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient, computing_round
 from proofserve.remote.records import Work
 from proofserve.reports import Figure, Limit, Progress, Report
 from proofserve.rounds.status import EngineGauges

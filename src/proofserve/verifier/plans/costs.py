@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from torch import nn
 
-from proofserve.engines.reference.routers import has_stacked_experts
+from proofserve.engines.reference.routing import has_stacked_experts
 from proofserve.engines.reference.suspects import FP8_CACHE
 from proofserve.protocol.verdict.footprint import emulated_footprint
 from proofserve.rounds.computation import chunks
