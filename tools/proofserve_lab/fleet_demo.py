@@ -260,9 +260,9 @@ class DemoProcesses:
         return self._running(CONTROLLER, command, free_port(), log).url
 
     def worker(self) -> None:
-        command = _proofserve("fleet", "worker", "--database", self._database)
         log = self.folder / "worker.log"
-        process = started(replace(command, env={**command.env, **SHARED_CORES}), log)
+        options = ("fleet", "worker", "--database", self._database)
+        process = started(_proofserve(*options, **SHARED_CORES), log)
         self._stack.callback(stop, process)
         self._alive["worker"] = process, log
 
