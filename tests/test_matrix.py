@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from matrix import columns, installation, trial
-from matrix.__main__ import MEASURED, PAGE
+from matrix.__main__ import PAGE
 from matrix.columns import Column
 from matrix.page import REFERENCE, STEPS, honest_noise, page, passed
-from matrix.results import ColumnResult, Measured, StepResult
-from matrix.trial import Step, try_column
+from matrix.results import MEASURED, ColumnResult, Measured, StepResult
+from matrix.trial import try_column
 from matrix.vectors import SCHEMES
-from proofserve.engines.vetting.versions import VETTED
+from measuring.jobs import Job
+from measuring.results import Kept
+from proofserve.engines.vetting.features import VETTED
 from proofserve.protocol.codec import encode
 
 COLUMN = Column("0.32", "V1")
@@ -68,8 +70,8 @@ def test_the_environment_of_a_column(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_no_step_stops_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = [Step(name, ("-c", code)) for name, code in (("first", "1 / 0"), ("second", "print(7)"))]
-    monkeypatch.setattr(trial, "steps", lambda _file: made)
+    made = [Job(name, ("-c", code)) for name, code in (("first", "1 / 0"), ("second", "print(7)"))]
+    monkeypatch.setattr(trial, "steps", lambda _column, _vectors: made)
     monkeypatch.setattr(columns, "installed", lambda _minor: None)
     told: list[str] = []
     found = try_column(Column("0.32", "V1"), tmp_path, told.append)
@@ -84,7 +86,8 @@ def test_no_step_stops_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_a_step_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(trial, "STEP_S", 0.1)
-    monkeypatch.setattr(trial, "steps", lambda _file: [Step("x", ("-c", "while True: pass"))])
+    made = [Job("x", ("-c", "while True: pass"))]
+    monkeypatch.setattr(trial, "steps", lambda _column, _vectors: made)
     monkeypatch.setattr(columns, "installed", lambda _minor: None)
     found = try_column(Column("0.32", "V1"), tmp_path, lambda _text: None)
     assert not found.steps[0].passed
@@ -104,9 +107,11 @@ def test_a_version_that_pip_cannot_install_fails_alone(
 
 
 def test_results_are_read_as_written(tmp_path: Path) -> None:
+    kept = Kept(ColumnResult, tmp_path)
     for made in (result(), ColumnResult("0.33", "V2", skipped="why")):
-        made.write(tmp_path)
-        assert ColumnResult.read(tmp_path / f"{made.name}.json") == made
+        kept.write(made.name, made)
+        assert kept.read(made.name) == made
+    assert [*kept.all(["0.26-V1", REFERENCE])] == [REFERENCE]
 
 
 def test_a_column_passes_by_its_steps_and_its_distance() -> None:
@@ -153,6 +158,5 @@ def test_the_page() -> None:
 
 def test_the_page_is_of_the_results_that_are_kept() -> None:
     wanted = columns.columns()
-    files = {each.name: MEASURED / f"{each.name}.json" for each in wanted}
-    found = {name: ColumnResult.read(file) for name, file in files.items() if file.is_file()}
+    found = MEASURED.all(column.name for column in wanted)
     assert PAGE.read_text() == page(wanted, found)

@@ -20,7 +20,7 @@ from proofserve.api.metrics import exposed
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.rounds.status import FORWARD_BOUNDS_S, CoreLiveness
 from support.fake_engine import FakeEngine

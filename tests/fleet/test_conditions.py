@@ -21,7 +21,7 @@ from fleet.records import (
 )
 from proofserve.api.node import Deployment
 from proofserve.fleet.client import look_of
-from proofserve.fleet.conditions import Rules
+from proofserve.fleet.members import Rules
 from proofserve.fleet.records import MemberLook, MemberState, Wish
 from proofserve.fleet.watch import fleet_deployment
 from proofserve.rounds.state import State

@@ -13,7 +13,7 @@ import pytest
 from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.receiver import reader
 from proofserve.receiver.reader import ReceiverFileError
 from receipts.support import an_answer, logged, running

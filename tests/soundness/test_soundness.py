@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from measuring.results import Kept
 from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
 from proofserve.reports import Progress, ReportedError
@@ -66,8 +67,9 @@ def test_what_was_computed_is_kept(runs: KeptRuns, found: Found) -> None:
 
 
 def test_the_page_says_what_was_tried_and_a_wrong_conviction(found: Found, tmp_path: Path) -> None:
-    found.write(tmp_path)
-    assert Found.read(tmp_path, "qwen3_moe", SKETCH) == found
+    kept = Kept(Found, tmp_path)
+    kept.write(found.name, found)
+    assert kept.read(f"qwen3_moe-{SKETCH}") == found
     text = pages.page([found], "a processor")
     assert f"**0 of {TRIAL.runs * (len(KERNELS) + 1) * len(FORMS):,}**" in text
     rows = cell_rows([found])

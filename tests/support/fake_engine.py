@@ -12,7 +12,7 @@ import torch
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Challenge, seed
 from proofserve.protocol.model import AllowedTokens
-from proofserve.protocol.receipts.answer import FinishedAnswer
+from proofserve.protocol.receipts.record import FinishedAnswer
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.ports import Prove

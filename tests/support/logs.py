@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from proofserve.protocol.receipts.log import LogEntry, first_entry
-from proofserve.protocol.receipts.signature import SignedEntry, SigningKey
+from proofserve.protocol.receipts.record import LogEntry, SignedEntry, SigningKey, first_entry
 from proofserve.wire.receipts import signed_entry_body
 
 

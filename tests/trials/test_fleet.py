@@ -18,7 +18,7 @@ from endurance.fleet.programs import MODEL
 from endurance.fleet.verdicts import VerdictAccount, VerdictFile, account_verdicts, read_verdicts
 from endurance.witness import Comparison
 from proofserve.fleet.sql.database import database_url
-from proofserve.remote.node_client import wait_until
+from proofserve.remote.http import wait_until
 from proofserve.reports import Progress
 
 KILLS = 4

@@ -10,7 +10,8 @@ import pytest
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import DistanceWork, Work
 from proofserve.reports import ReportedError
 from proofserve.verifier.claims import (

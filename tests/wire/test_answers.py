@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.wire.answers import answer_header, answer_with
 
 KEY = SigningKey.new()

@@ -13,8 +13,10 @@ from endurance.servers import Node, Receiver
 from endurance.witness import Comparison, Witness
 from proofserve.host import machine
 from proofserve.remote.chats import ClosedLoop, Reply, ask_one
-from proofserve.remote.node_client import NodeClient, wait_until
-from proofserve.reports import Figure, Limit, Progress, Report, median
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
+from proofserve.reports import Figure, Limit, Progress, Report
+from proofserve_lab.bench.statistics import median
 
 PROCESSES = ("api", "engine", "receiver")
 CHAT_CLIENTS = 2

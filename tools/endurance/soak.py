@@ -12,7 +12,8 @@ from endurance.load import endless_chat, order
 from endurance.servers import Gateway, Node, Receiver
 from proofserve.host import machine
 from proofserve.remote.chats import ClosedLoop, Reply, ask_one
-from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, Limit, Progress, Report
 
 CHAT_CLIENTS = 4

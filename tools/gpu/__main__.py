@@ -12,13 +12,12 @@ from types import FrameType
 
 from gpu import report as reports
 from gpu.host import facts_from
-from gpu.reading import aims_of, headline
-from gpu.report import FAILED, PASSED, SKIPPED, RunReport, StepResult
+from gpu.report import FAILED, PASSED, SKIPPED, RunReport, StepResult, aims_of, headline
 from gpu.running import run_step
 from gpu.steps import FULL, SHORT, RunOptions, Step, all_steps, lack
+from measuring.files import ROOT
 from proofserve.host import HostFacts
 
-ROOT = Path(__file__).parents[2]
 MINUTES = 20.0
 # Less than this is too little for any step.
 LEAST_S = 5.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from proofserve.engines.vetting.versions import vetting_of
+from proofserve.engines.vetting.features import vetting_of
 from proofserve.host import HostFacts
 
 CLI = (sys.executable, "-m", "proofserve")

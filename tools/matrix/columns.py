@@ -3,15 +3,19 @@
 import os
 from dataclasses import dataclass
 
-from matrix.installation import ROOT, installed
+from matrix.installation import installed
 from matrix.vectors import SCHEMES
-from proofserve.engines.vetting.versions import VETTED, Runner
+from measuring.files import ROOT
+from proofserve.engines.vetting.features import VETTED, Runner
 from proofserve.models.trained import MIXTURE
-from proofserve.settings.process import environment
+from proofserve.settings.process import variable
 
 # Versions whose second model runner can run on a CPU, through Triton's interpreter.
 INTERPRETED = ("0.32", "0.33")
 INTERPRETER = ROOT / "tests" / "support" / "triton_on_cpu"
+FIRST_RUNNER, SECOND_RUNNER = (
+    {"VLLM_USE_V2_MODEL_RUNNER": second, "TRITON_INTERPRET": second} for second in ("0", "1")
+)
 # Versions whose build for CPUs chooses experts inside a kernel: sketch-v2 of a mixture is refused.
 WITHOUT_EXPERTS = ("0.26", "0.29")
 
@@ -34,17 +38,14 @@ class Column:
         return tuple(m for m in SCHEMES if m != MIXTURE.name or self.minor not in WITHOUT_EXPERTS)
 
     def variables(self) -> dict[str, str]:
-        """The environment of its processes. Installs the version the first time (a minute)."""
-        second = self.runner == "V2"
-        env = environment(
-            {
-                "VLLM_USE_V2_MODEL_RUNNER": "1" if second else "0",
-                "TRITON_INTERPRET": "1" if second else "0",
-            }
-        )
-        own = [installed(self.minor), INTERPRETER if second else None]
-        path = [*(str(each) for each in own if each), env.get("PYTHONPATH", "")]
-        return {**env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        """What its processes have in their environment beside ours.
+
+        Installs the version the first time (a minute).
+        """
+        runner = SECOND_RUNNER if self.runner == "V2" else FIRST_RUNNER
+        own = [installed(self.minor), INTERPRETER if self.runner == "V2" else None]
+        path = [*(str(each) for each in own if each), variable("PYTHONPATH")]
+        return {**runner, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def columns() -> list[Column]:

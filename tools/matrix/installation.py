@@ -14,10 +14,10 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from measuring.files import CACHE, ROOT
 from proofserve.settings.process import environment
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / ".cache" / "matrix"
+FOLDER = CACHE / "matrix"
 LOCKS = ROOT / "requirements" / "matrix"
 # Its CPU build is in .venv, by requirements/cpu-nodeps.lock.
 IN_VENV = "0.32"

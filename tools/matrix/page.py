@@ -7,8 +7,9 @@ from matrix.columns import Column
 from matrix.results import ColumnResult
 from matrix.trial import MODEL
 from matrix.vectors import NONCES, SCHEMES, SEQ_LEN
+from measuring.results import table
 from proofserve.cli.model import trained_calibration
-from proofserve.engines.vetting.versions import MATRIX, VETTED
+from proofserve.engines.vetting.features import MATRIX, VETTED
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.verifier.calibration_file import read
 
@@ -22,11 +23,9 @@ def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult]) -> str:
     limits, reference = honest_noise(), found.get(REFERENCE)
     rows = [_row(column, found.get(column.name), reference, limits) for column in wanted]
     head = ["vLLM", "runner", "passed", *STEPS, *SCHEMES, "seconds", "nonces/s"]
-    lines = [head, ["---"] * len(head), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     skipped = [f"{c.name}: skipped, {c.skipped}." for c in wanted if c.skipped]
     return TEXT.read_text().format(
-        table="\n\n".join([table, *skipped]),
+        table="\n\n".join([table(head, rows, rule=" --- "), *skipped]),
         machines=_machines([found[c.name] for c in wanted if c.name in found]),
         scheme=SCHEMES[MODEL],
         seq_len=SEQ_LEN,

@@ -1,11 +1,11 @@
 """What the columns gave, as files beside the code: a column can be run again alone, anywhere."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Final
 
+from measuring.results import Kept
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.records import distances
 
@@ -58,21 +58,5 @@ class ColumnResult:
     def seconds(self) -> float:
         return sum(step.seconds for step in self.steps)
 
-    def write(self, folder: Path) -> None:
-        (folder / f"{self.name}.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
 
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        body = json.loads(file.read_text())
-        body["steps"] = [StepResult(**each) for each in body["steps"]]
-        body["measured"] = {name: Measured(**each) for name, each in body["measured"].items()}
-        return cls(**body)
-
-
-def own_vectors(files: Mapping[str, Path]) -> dict[str, Measured]:
-    """What ``matrix vectors`` wrote, by model, of those where it got as far."""
-    return {
-        model: Measured(**json.loads(file.read_text()))
-        for model, file in files.items()
-        if file.is_file()
-    }
+MEASURED: Final = Kept(ColumnResult, Path(__file__).with_name("measured"))

@@ -1,11 +1,10 @@
 """The vectors of fixed nonces and the speed of forwards, by this process's own vLLM."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from matrix.results import Measured
+from measuring.results import Kept
 from proofserve.cli.model import checkpoint_named
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
@@ -19,8 +18,8 @@ FORWARD_BATCH = 8
 FORWARDS = 20
 
 
-def write_vectors(model: str, file: Path, session: CommandSession) -> None:
-    """Start a server, prove the nonces, and write a ``Measured`` to ``file``."""
+def write_vectors(model: str, folder: Path, session: CommandSession) -> None:
+    """Start a server, prove the nonces, and keep what it gave in ``folder``."""
     found = checkpoint_named(model, "tiny")
     work = work_of_scheme(SCHEMES[model], found.name, SEQ_LEN)
     options = ServerOptions(found.folder, found.name, FORWARD_BATCH, measure=True)
@@ -29,4 +28,4 @@ def write_vectors(model: str, file: Path, session: CommandSession) -> None:
         node.measure(work, FORWARDS)
         speed = node.measure(work, FORWARDS).nonces_per_second
         made = Measured(node.versions()["vllm"], speed, work.width, vectors)
-    file.write_text(json.dumps(asdict(made)))
+    Kept(Measured, folder).write(model, made)

@@ -27,7 +27,8 @@ from proofserve.remote.chats import (
     chats,
     reading_chat,
 )
-from proofserve.remote.node_client import NodeClient, computing_round, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient, computing_round
 from proofserve.remote.records import AnyWork, DistanceWork, Work, distances, vectors_of
 from proofserve.reports import TooSlowError
 from proofserve.rounds.records import Winner

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import DistanceWork, Judgement, Work, tampered
 from proofserve.reports import NodeError, ReportedError
 from proofserve.rounds.records import Winner

@@ -11,19 +11,19 @@ from typing import Annotated, Final
 
 import typer
 
+from measuring.files import DOCS
+from measuring.results import machine_text, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session
-from proofserve.host import machine
 from proofserve.remote.node_client import NodeClient
 from proofserve.reports import ReportedError
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.claims import document, kernel_facts
 from proofserve.verifier.orders import WorkOptions, order_of
-from real_gpus.deployments import FOLDER, ROOT, Group, groups, read
+from real_gpus.deployments import FOLDER, Group, groups, read
 from real_gpus.page import PARTS, convicted_honest, deployments_csv, draw, page, verdicts_csv
 from real_gpus.trying import Endings, Kind, judged, together
 
-PAGE: Final = ROOT / "docs" / "real-gpus.md"
-PICTURE: Final = PAGE.with_suffix(".png")
+PAGE: Final = DOCS / "real-gpus.md"
 # Nonces in one call of a node.
 AT_ONCE: Final = 32
 
@@ -58,13 +58,10 @@ def run(
         found = [
             (group, together(parts[i * PARTS : (i + 1) * PARTS])) for i, group in enumerate(known)
         ]
-        facts = machine()
-        text = page(found, orders, nonces, f"{facts['cores']} cores of {facts['processor']}")
-        into.write_text(text)
+        write_page(into, page(found, orders, nonces, machine_text()), session.tell)
         into.with_suffix(".csv").write_text(verdicts_csv(found))
         into.with_name(f"{into.stem}-deployments.csv").write_text(deployments_csv(known))
         draw(known, into.with_suffix(".png"))
-        session.tell(f"wrote {into}")
         if wrong := convicted_honest(found):
             session.tell("\n".join(wrong))
             raise typer.Exit(EXIT_FAILED)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from measuring.results import table
 from soundness.cells import CHEAT, NEVER, CellRow, cell_rows, cheat_summary, honest_summary, summary
 from soundness.results import Found
 from soundness.subjects import BY_NAME
@@ -14,7 +15,6 @@ UNKNOWN: Final = (
     " named here, kernels that round where none of the emulated ones does, and weights that were"
     " rounded with the help of data (AWQ, GPTQ)."
 )
-Row = Sequence[str]
 
 
 def page(found: Sequence[Found], machine: str) -> str:
@@ -85,8 +85,3 @@ def _forged(found: Sequence[Found]) -> str:
     convicted, times = (sum(getattr(one, name) for one in every) for name in ("convicted", "times"))
     most = max((one.most for one in every), default=0)
     return f"{convicted} of {times}, after {most} nonces at most"
-
-
-def table(head: Row, rows: Sequence[Row]) -> str:
-    first, *others = (f"| {' | '.join(row)} |" for row in [head, *rows])
-    return "\n".join([first, f"|{'---|' * len(head)}", *others])

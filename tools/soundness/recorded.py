@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from measuring.files import ROOT
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
 from proofserve.protocol.scheme import Scheme
@@ -19,7 +20,7 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.records import vectors_of
 from proofserve.reports import ReportedError
 from proofserve.rounds.computation import chunks
-from soundness.subjects import BLOCK, FORWARD_BATCH, KEY, ROOT, Subject
+from soundness.subjects import BLOCK, FORWARD_BATCH, KEY, Subject
 from soundness.trying import RealNode
 
 # Of a processor that none of this was written on, recorded by somebody else.

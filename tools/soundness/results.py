@@ -1,11 +1,6 @@
 """What was found, as it is kept between runs: a file for each model and scheme."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
-
-from pydantic import TypeAdapter
 
 CALIBRATED, LEFT_OUT, UNCALIBRATED = FORMS = ("calibrated", "left out", "uncalibrated")
 
@@ -80,24 +75,6 @@ class Found:
     cheats: tuple[Cheat, ...]
     forged: tuple[Forged, ...] = ()
 
-    def write(self, folder: Path) -> None:
-        (folder / _file_name(self.arch, self.scheme)).write_bytes(_FOUND.dump_json(self))
-
-    @staticmethod
-    def read(folder: Path, arch: str, scheme: str) -> "Found":
-        """Raises OSError and ValueError."""
-        return _FOUND.validate_json((folder / _file_name(arch, scheme)).read_bytes())
-
-    @staticmethod
-    def all_of(folder: Path, tried: Iterable[tuple[str, str]]) -> "list[Found]":
-        """Those of models and schemes that have a file, in the order of ``tried``."""
-        return [
-            Found.read(folder, *each) for each in tried if (folder / _file_name(*each)).is_file()
-        ]
-
-
-def _file_name(arch: str, scheme: str) -> str:
-    return f"{arch}-{scheme}.json"
-
-
-_FOUND: Final = TypeAdapter(Found)
+    @property
+    def name(self) -> str:
+        return f"{self.arch}-{self.scheme}"

@@ -18,7 +18,7 @@ from proofserve.verifier.chat.writers import Writers, written
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.validator import ValidatorSetup
 from proofserve.verifier.verification import Truth, verify
-from proofserve.verifier.written.readings import AnyRead, Readings, SuspectReading
+from proofserve.verifier.written.readings import ReadAnswer, Readings, SuspectReading
 from soundness.answers import folder_of
 from soundness.subjects import Subject
 
@@ -31,7 +31,7 @@ READ_BY: Final = 48
 CHANCES: Final = Chances(Chances().alpha / 2)
 SEED: Final = "soundness"
 
-Item = tuple[AnyRead, dict[str, SuspectReading]]
+Item = tuple[ReadAnswer, dict[str, SuspectReading]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from proofserve.api.access import Access, ApiError, Caller, Role
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts import ReceiptService

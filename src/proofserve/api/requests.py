@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from proofserve.api.access import READING, STATUS, ApiError, Caller, role_for
 from proofserve.api.node import CALLER, NODE, Node
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.rounds.errors import EngineGone, Refusal, Refused, RoundsError
 from proofserve.web import Handle, StrictJsonRequest, request_id_of, route_class, with_body
 from proofserve.wire.answers import ANSWER_HEADER, answer_header

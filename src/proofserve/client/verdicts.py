@@ -13,8 +13,7 @@ from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import BoundedClient, NodeClient
-from proofserve.remote.owed import UnprovedError
+from proofserve.remote.node_client import BoundedClient, NodeClient, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.errors import RoundsError

@@ -32,7 +32,7 @@ from proofserve.dashboard.records import (
     ShownVerdict,
 )
 from proofserve.dashboard.routes import SnapshotUnavailable
-from proofserve.fleet.conditions import MemberCondition
+from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import (

@@ -21,7 +21,7 @@ from proofserve.fleet.client import (
     distance_fields,
     work_fields,
 )
-from proofserve.fleet.conditions import MemberCondition
+from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.records import NoMemberReady, read_status
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.codec import decode

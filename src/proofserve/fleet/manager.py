@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from proofserve.fleet.client import MemberError
 from proofserve.fleet.engine import FleetEngine, NewClient
-from proofserve.fleet.plan import START_LOST_S
+from proofserve.fleet.members import START_LOST_S
 from proofserve.fleet.records import MemberRound, NoMemberReady, StoreUnavailable, part_of
 from proofserve.fleet.sql.requests import RequestStore, read_job
 from proofserve.fleet.sql.store import FleetStore

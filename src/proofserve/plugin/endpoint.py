@@ -163,7 +163,7 @@ class ProofEndpoints:
         if (untried := support.untried_model(config)) is not None:
             _logger.warning("%s", untried)
         # After the version check: in another version this import may fail without advice.
-        from proofserve.engines.vetting.ranks import require_equal_ranks  # noqa: PLC0415
+        from proofserve.engines.vetting.start import require_equal_ranks  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine, served_facts, served_kernels  # noqa: PLC0415
 
         ranks, obstacle = await require_equal_ranks(engine_client)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from proofserve import __version__
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
-from proofserve.protocol.receipts.signature import SignedEntry, is_signed
+from proofserve.protocol.receipts.record import SignedEntry, is_signed
 from proofserve.receiver.callbacks import (
     AnyGenerated,
     AnyValidated,

@@ -13,7 +13,7 @@ from typing import Self
 
 from rich.table import Table
 
-from proofserve.protocol.receipts.signature import SignedEntry
+from proofserve.protocol.receipts.record import SignedEntry
 from proofserve.receiver.callbacks import Generated, GeneratedWinners, Validated, ValidatedDistances
 from proofserve.receiver.reader import ReceiverFileError, connect
 from proofserve.wire.paths import LOGGED

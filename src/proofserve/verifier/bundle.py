@@ -24,9 +24,8 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import NodeClient
+from proofserve.remote.node_client import NodeClient, Transcript, replaying
 from proofserve.remote.records import Work, vectors_of
-from proofserve.remote.transcript import Transcript, replaying
 from proofserve.reports import ReportedError, read_json, write_json, written
 from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
 from proofserve.verifier.challenge import FreshChallenge, answer, nonces_of

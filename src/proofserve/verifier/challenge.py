@@ -13,8 +13,7 @@ from typing_extensions import TypedDict
 
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import Unproved, UnprovedError, owed_by, unproved_by
+from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, owed_by, unproved_by
 from proofserve.remote.records import Work
 from proofserve.reports import NodeError, ReportedError, TooSlowError
 from proofserve.verifier.claims import (

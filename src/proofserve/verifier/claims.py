@@ -12,8 +12,7 @@ from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import Unproved, UnprovedError, Withheld, owed_by
+from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, Withheld, owed_by
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError, parsed, read_json
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of

@@ -20,7 +20,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
 from proofserve.protocol.verdict.counting import check_inside, judge, power
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.remote.owed import Unproved
+from proofserve.remote.node_client import Unproved
 from proofserve.reports import FieldsOf
 from proofserve.verifier.claims import Selection
 

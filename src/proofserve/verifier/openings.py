@@ -19,8 +19,14 @@ from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
 from proofserve.receiver import reader
 from proofserve.receiver.reader import ReceivedRound, ReceiverFileError
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import Unproved, UnprovedError, Withheld, owed_by, unproved_by
+from proofserve.remote.node_client import (
+    NodeClient,
+    Unproved,
+    UnprovedError,
+    Withheld,
+    owed_by,
+    unproved_by,
+)
 from proofserve.reports import NodeError, Progress, ReportedError, read_json
 from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.wire.records import CommittedRoots, OpeningRecord

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey, is_signed
+from proofserve.protocol.receipts.record import SigningKey, is_signed
 
 ANSWER_HEADER: Final = "X-Proofserve-Answer"
 _DOMAIN: Final = b"proofserve answer-v1\0"

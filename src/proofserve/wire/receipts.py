@@ -10,9 +10,17 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJso
 from pydantic_core import PydanticCustomError
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import Inclusion, LogEntry
-from proofserve.protocol.receipts.record import LEAST, MOST, SCHEME, Receipt, Sampling
-from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
+from proofserve.protocol.receipts.record import (
+    LEAST,
+    MOST,
+    SCHEME,
+    Inclusion,
+    LogEntry,
+    Receipt,
+    Sampling,
+    SignedEntry,
+    SignedReceipt,
+)
 from proofserve.wire.records import UnicodeText, Whole, base64_bytes, first_problem
 
 _HEX = re.compile("(?:[0-9a-f]{2})*")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from proofserve.engines.vetting.versions import vetting_of
+from proofserve.engines.vetting.features import vetting_of
 from proofserve.host import vllm_version
 from proofserve.settings.process import environment, has_variable, plugin_list, trace_export
 

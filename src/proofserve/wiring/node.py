@@ -17,7 +17,7 @@ from proofserve.outbox.receipts import SqliteReceipts, signing_key
 from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import AnsweringEngine, ProofEngine

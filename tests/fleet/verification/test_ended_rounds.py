@@ -9,8 +9,8 @@ import pytest
 
 from fleet.sql.support import MARK, a_lane, a_spec, nonces_of, vectors_of
 from proofserve.api.node import Deployment
-from proofserve.fleet.conditions import Rules
 from proofserve.fleet.job_queues import JobSender
+from proofserve.fleet.members import Rules
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy

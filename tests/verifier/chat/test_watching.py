@@ -17,10 +17,9 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.reports import NodeError, ReportedError
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.chat.conversation import Conversation
-from proofserve.verifier.chat.evidence_file import EvidenceFile
-from proofserve.verifier.chat.findings import FailedCheck, Gap, GapKind
+from proofserve.verifier.chat.statements import FailedCheck, Gap, GapKind
 from proofserve.verifier.chat.verification import ChatVerification, distinct
-from proofserve.verifier.chat.watching import Watch
+from proofserve.verifier.chat.watching import EvidenceFile, Watch
 from proofserve.verifier.chat.writers import WriterFinding, Writers
 from proofserve.verifier.judges import BankRun, Chances, Opinion
 from proofserve.verifier.verification import Verification

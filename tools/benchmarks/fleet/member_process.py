@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.fleet.fake_member import FakeMember
+from measuring.files import write_whole
 
 URLS = "urls.json"
 
@@ -24,9 +25,7 @@ async def serve(folder: Path, count: int, call_s: float) -> None:
             member = await started(folder, f"m{number}", call_s)
             stack.push_async_callback(member.kill)
             urls.append(member.url)
-        part = folder / f"{URLS}.part"
-        part.write_text(json.dumps(urls))
-        part.rename(folder / URLS)
+        write_whole(folder / URLS, json.dumps(urls))
         await asyncio.Event().wait()
 
 

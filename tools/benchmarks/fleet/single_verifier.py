@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from measuring.files import write_whole
 from proofserve.fleet.verification_records import VerdictOutcome
 from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
 
@@ -35,9 +36,7 @@ def main(
     found = [check(task).outcome for _ in range(count)]
     if set(found) != {VerdictOutcome.HONEST}:
         raise SystemExit(f"verdicts are {', '.join(found)}")
-    part = Path(f"{DONE}.part")
-    part.write_text(json.dumps(time.time()))
-    part.rename(DONE)
+    write_whole(Path(DONE), json.dumps(time.time()))
 
 
 if __name__ == "__main__":

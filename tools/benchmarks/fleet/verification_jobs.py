@@ -9,15 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from measuring.processes import ProcessFailed
 from proofserve.fleet.job_queues import JobSender
-from proofserve.fleet.records import (
-    DesiredState,
-    FleetModel,
-    FleetView,
-    Lane,
-    MemberFindings,
-    MemberSource,
-)
+from proofserve.fleet.records import DesiredState, FleetView, Lane, MemberFindings, MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification_records import (
@@ -36,10 +30,6 @@ _LOOK_S = 0.05
 _READY_S = 180.0
 
 
-class WorkersFailed(Exception):
-    """The workers did not begin, or ended, or abstained; the text says why."""
-
-
 class _NothingDue:
     """The part of ``FleetWatch`` that the control reads: the policy wants no sample."""
 
@@ -47,7 +37,7 @@ class _NothingDue:
 
 
 class JobBench:
-    """Makes jobs like ``pattern``. ``alive`` raises WorkersFailed if a worker has ended."""
+    """Makes jobs like ``pattern``. ``alive`` raises ProcessFailed if a worker has ended."""
 
     def __init__(
         self,
@@ -64,7 +54,7 @@ class JobBench:
     async def run(self, count: int) -> tuple[float, set[str | None]]:
         """Seconds from making ``count`` jobs to the last verdict, and the workers' names.
 
-        Raises WorkersFailed.
+        Raises ProcessFailed.
         """
         names = [uuid.uuid4().hex for _ in range(count)]
         made = [replace(self._pattern, id=name, seed=name, asked_at=time.time()) for name in names]
@@ -78,16 +68,16 @@ class JobBench:
         verdicts = await self._store.page(None, 0, count)
         for each in verdicts:
             if each.outcome is not VerdictOutcome.HONEST:
-                raise WorkersFailed(f"a verdict is {each.outcome}: {each.reason}")
+                raise ProcessFailed(f"a verdict is {each.outcome}: {each.reason}")
         return seconds, {each.worker for each in verdicts}
 
     async def until_each_has_worked(self, workers: int) -> None:
-        """Have every worker compute a job: it loads its checkpoint then. Raises WorkersFailed."""
+        """Have every worker compute a job: it loads its checkpoint then. Raises ProcessFailed."""
         deadline = time.monotonic() + _READY_S
         seen: set[str | None] = set()
         while len(seen) < workers:
             if time.monotonic() > deadline:
-                raise WorkersFailed(f"{len(seen)} of {workers} workers have taken a job")
+                raise ProcessFailed(f"{len(seen)} of {workers} workers have taken a job")
             seen |= (await self.run(2 * workers))[1]
 
 
@@ -110,7 +100,7 @@ async def a_pattern(
     spec = RoundSpec(uuid.uuid4().hex, work, NonceLane(0, 1), 32, None)
     opened = await store.open_round(spec, 1)
     member = await store.put_member("http://member", "member", MemberSource.LIST)
-    (lane,) = await store.give_lanes(opened.id, [member.id], FleetModel())
+    (lane,) = await store.give_lanes(opened.id, [member.id])
     if not isinstance(lane, Lane):
         raise lane
     await store.ingest(opened, lane, "key", found)

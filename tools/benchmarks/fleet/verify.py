@@ -11,7 +11,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -22,11 +22,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from benchmarks.fleet.deployment import START_S, own_path
 from benchmarks.fleet.single_verifier import DONE, GO, READY
 from benchmarks.fleet.sleeping_worker import QUEUE
-from benchmarks.fleet.verification_jobs import WorkersFailed, a_pattern, job_bench
-from benchmarks.gateway.processes import Service, running
+from benchmarks.fleet.verification_jobs import a_pattern, job_bench
 from endurance.fleet.postgres import NoPostgres, postgres
+from measuring.processes import Process, ProcessFailed, running, wait_until
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load
@@ -48,7 +49,6 @@ from proofserve.reports import Figure, Limit, Report
 from proofserve.rounds.records import Workload
 
 _WIDTH, _BATCH = 12, 8
-_START_S = 180.0
 
 
 class DatabaseKind(StrEnum):
@@ -88,25 +88,23 @@ class _Processes:
         self._stack = stack
         self._folder = folder
         self._cores = sorted(os.sched_getaffinity(0))
-        self._services: list[Service] = []
+        self.all: list[Process] = []
 
     def start(self, arguments: Sequence[object]) -> Path:
         """Run this Python with ``arguments``; returns the process's folder."""
-        number = len(self._services)
+        number = len(self.all)
         home = self._folder / f"process-{number}"
         home.mkdir(parents=True)
-        # They run in other folders, and find this package by its path.
-        path = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
-        env = [f"PYTHONPATH={path}", "OMP_NUM_THREADS=1"]
-        argv = ["env", *env, sys.executable, *map(str, arguments)]
+        argv, env = [sys.executable, *map(str, arguments)], {**own_path(), "OMP_NUM_THREADS": "1"}
         core = self._cores[number % len(self._cores)]
-        self._services.append(self._stack.enter_context(running(argv, core, home)))
+        process = running(argv, home / "log", env=env, cwd=home, core=core)
+        self.all.append(self._stack.enter_context(process))
         return home
 
     def alive(self) -> None:
-        """Raises WorkersFailed if a process has ended."""
-        if ended := [service for service in self._services if not service.runs]:
-            raise WorkersFailed("; ".join(service.last_log_line() for service in ended))
+        """Raises ProcessFailed if a process has ended."""
+        if ended := [each for each in self.all if each.code is not None]:
+            raise ProcessFailed("; ".join(each.last_line for each in ended))
 
 
 @contextmanager
@@ -161,39 +159,32 @@ async def _task(store: FleetStore, pattern: VerificationJob) -> VerificationTask
     await store.verdicts.add([job])
     task = await store.verdicts.begin(job.id, "the benchmark")
     if task is None:
-        raise WorkersFailed("a new job has ended already")
+        raise ProcessFailed("a new job has ended already")
     abstained = JobFinding(VerdictOutcome.ABSTAINED, 0.0, reason="computed without a queue")
     await store.verdicts.finish(job, abstained)
     return task
 
 
 def singles_s(plan: Plan, task: VerificationTask, folder: Path, model: Path) -> float:
-    """Seconds in which as many processes verify as much, without queues. Raises WorkersFailed."""
+    """Seconds in which as many processes verify as much, without queues. Raises ProcessFailed."""
     file, count = folder / "task", plan.verified // plan.workers
     with _processes(folder) as processes:
         file.write_bytes(pickle.dumps(task))
         module = "benchmarks.fleet.single_verifier"
         homes = [processes.start(["-m", module, file, model, count]) for _ in range(plan.workers)]
-        _wait_until(lambda: all((home / READY).exists() for home in homes), processes.alive)
+        ready = [home / READY for home in homes]
+        what = "a process without a queue"
+        wait_until(lambda: all(file.exists() for file in ready), what, processes.all, START_S)
         began = time.time()
         (folder / GO).touch()
         done = [home / DONE for home in homes]
         # A process ends when it is done.
-        _wait_until(lambda: all(file.exists() for file in done), lambda: None)
+        wait_until(lambda: all(file.exists() for file in done), f"the end of {what}", (), START_S)
         return max(float(json.loads(file.read_text())) for file in done) - began
 
 
-def _wait_until(condition: Callable[[], bool], alive: Callable[[], None]) -> None:
-    deadline = time.monotonic() + _START_S
-    while not condition():
-        alive()
-        if time.monotonic() > deadline:
-            raise WorkersFailed("a process without a queue is not ready, or not done")
-        time.sleep(0.05)
-
-
 def measure(plan: Plan, folder: Path) -> Report:
-    """Raises WorkersFailed, and NoPostgres where there is no PostgreSQL."""
+    """Raises ProcessFailed, and NoPostgres where there is no PostgreSQL."""
     where, model = machine(), folder / "tiny"
     write_model(model, "qwen3", "tiny")
     with ExitStack() as stack:
@@ -239,7 +230,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
             report = measure(plan, Path(folder))
-        except (WorkersFailed, NoPostgres) as error:
+        except (ProcessFailed, NoPostgres) as error:
             raise SystemExit(str(error)) from error
     Console().print(report.table())
     if json_ is not None:

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from benchmarks.gateway import contestants, report, scenarios
 from benchmarks.gateway.acceptance import judge
-from benchmarks.gateway.errors import Unusable
-from benchmarks.gateway.programs import build
+from benchmarks.gateway.programs import Unusable, build
 from benchmarks.gateway.rounds import Bench, Plan, starts_missing
+from measuring.files import CACHE as CACHES
 from proofserve.cli.session import ProgressLine
 
-CACHE = Path(__file__).parents[3] / ".cache" / "gateway-bench"
+CACHE = CACHES / "gateway-bench"
 LOG_WIDTH = 130
 EPILOGUE = """\
 Each contestant relays requests from a load generator to a mock backend, which answers at once. So
@@ -110,7 +110,6 @@ def _console() -> Console:
 
 
 def main() -> int:
-    """Run the command line. Return the exit code."""
     options = _parser().parse_args()
     console = _console()
     try:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gateway import configs
-from benchmarks.gateway.errors import Unusable
-from benchmarks.gateway.sources import Index, Ours, Source, System
+from benchmarks.gateway.programs import Index, Ours, Source, System, Unusable
 
 DIRECT = "direct"
 PROOFSERVE = "proofserve"
@@ -32,7 +31,6 @@ class Site:
     folder: Path
 
     def write(self, name: str, text: str) -> str:
-        """Write a file into the folder. Return its path."""
         file = self.folder / name
         file.write_text(text)
         return str(file)
@@ -125,11 +123,7 @@ CONTESTANTS = (
 
 
 def chosen(names: Sequence[str]) -> tuple[Contestant, ...]:
-    """The named contestants, or all if there are no names.
-
-    Raises:
-        Unusable: no contestant has that name.
-    """
+    """The named contestants, or all if there are no names. Raises Unusable for another name."""
     known = {contestant.name: contestant for contestant in CONTESTANTS}
     for name in names:
         if name not in known:

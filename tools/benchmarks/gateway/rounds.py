@@ -2,21 +2,22 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gateway.contestants import DIRECT, PROOFSERVE, Contestant, Site
-from benchmarks.gateway.errors import Skipped, Unusable
 from benchmarks.gateway.load import Load, Outcome, wait_until_it_relays
-from benchmarks.gateway.processes import Service, Usage, running
-from benchmarks.gateway.programs import Programs
+from benchmarks.gateway.programs import Programs, Skipped, Unusable
 from benchmarks.gateway.readings import Reading, Results, figures
 from benchmarks.gateway.scenarios import Scenario
+from measuring.processes import Process, Usage, running
 from proofserve.cli.session import ProgressLine
 from proofserve.wiring.launch import free_port
 
 SELF_CHECK_S = 0.3
+# Seconds that a server may take to end when it is asked to.
+END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,7 @@ class Plan:
     cache: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A contestant that is installed. ``direct`` has no program."""
-
-    contestant: Contestant
-    program: Path | None
-
-
 class Bench:
-    """Runs a plan."""
-
     def __init__(self, plan: Plan, programs: Programs, line: ProgressLine) -> None:
         self._plan = plan
         self._programs = programs
@@ -51,18 +42,14 @@ class Bench:
         self._results = Results()
 
     def run(self) -> Results:
-        """Run the whole plan.
-
-        Raises:
-            Unusable: the mock backend or the load generator does not work by itself.
-        """
+        """Raises Unusable if the mock backend or the load generator does not work by itself."""
         self._check_own_programs()
         installed = self._installed()
         for number in range(self._plan.rounds):
             # Every second round reverses the order: no contestant always follows the same one.
             for each in installed if number % 2 == 0 else reversed(installed):
-                if each.contestant.name not in self._results.skipped:
-                    self._take_turn(each, number)
+                if each[0].name not in self._results.skipped:
+                    self._take_turn(*each, number)
         return self._results
 
     def _check_own_programs(self) -> None:
@@ -72,38 +59,34 @@ class Bench:
                 if scenario.mode != "hold" and not scenario.once:
                     _refuse_errors(scenario, self._load.run(scenario, port, SELF_CHECK_S))
 
-    def _installed(self) -> list[Installed]:
+    def _installed(self) -> list[tuple[Contestant, Path | None]]:
+        """The contestants and their programs; ``direct`` has none."""
         found = []
         for contestant in self._plan.contestants:
             self._line.step(f"finding {contestant.name}, or installing it")
             try:
                 source = contestant.source
                 program = source.program(self._plan.cache) if source else None
-                found.append(Installed(contestant, program))
+                found.append((contestant, program))
             except Skipped as error:
                 self._results.skipped[contestant.name] = str(error)
         return found
 
-    def _take_turn(self, installed: Installed, number: int) -> None:
-        name = installed.contestant.name
+    def _take_turn(self, contestant: Contestant, program: Path | None, number: int) -> None:
         try:
             with self._backend() as backend:
-                if installed.program is None:
-                    self._measure(installed, number, backend, lambda: None)
+                if program is None:
+                    self._measure(contestant, number, backend, lambda: None)
                     return
-                self._line.step(f"round {number + 1}: starting {name}")
-                with self._gateway(installed.contestant, installed.program, backend) as (
-                    port,
-                    gateway,
-                ):
-                    self._measure(installed, number, port, gateway.usage)
+                self._line.step(f"round {number + 1}: starting {contestant.name}")
+                with self._gateway(contestant, program, backend) as (port, gateway):
+                    self._measure(contestant, number, port, gateway.usage)
         except Skipped as error:
-            self._results.skipped[name] = str(error)
+            self._results.skipped[contestant.name] = str(error)
 
     def _measure(
-        self, installed: Installed, number: int, port: int, usage: Callable[[], Usage | None]
+        self, contestant: Contestant, number: int, port: int, usage: Callable[[], Usage | None]
     ) -> None:
-        contestant = installed.contestant
         for scenario in self._plan.scenarios:
             if not _takes_part(contestant, scenario) or (scenario.once and number):
                 continue
@@ -130,10 +113,8 @@ class Bench:
     @contextmanager
     def _backend(self) -> Iterator[int]:
         port = free_port()
-        with (
-            _folder() as folder,
-            running([str(self._programs.mock), str(port)], self._plan.load_core, folder) as mock,
-        ):
+        argv = [str(self._programs.mock), str(port)]
+        with _folder() as folder, _running(argv, self._plan.load_core, folder) as mock:
             try:
                 wait_until_it_relays(port, mock)
             except Skipped as error:
@@ -143,13 +124,17 @@ class Bench:
     @contextmanager
     def _gateway(
         self, contestant: Contestant, program: Path, backend: int
-    ) -> Iterator[tuple[int, Service]]:
+    ) -> Iterator[tuple[int, Process]]:
         with _folder() as folder:
             site = Site(program, f"127.0.0.1:{backend}", free_port(), free_port(), folder)
             command = contestant.command(site)
-            with running(command, self._plan.gateway_core, folder) as gateway:
+            with _running(command, self._plan.gateway_core, folder) as gateway:
                 wait_until_it_relays(site.port, gateway)
                 yield site.port, gateway
+
+
+def _running(argv: Sequence[str], core: int, folder: Path) -> AbstractContextManager[Process]:
+    return running(argv, folder / "server.log", cwd=folder, core=core, end_s=END_S)
 
 
 def starts_missing(results: Results, plan: Plan) -> bool:

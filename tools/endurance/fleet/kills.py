@@ -19,7 +19,8 @@ from endurance.fleet.programs import MODEL
 from endurance.fleet.verdicts import OpenJobs
 from endurance.witness import Witness
 from proofserve.fleet.sql.database import database_url
-from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Progress, TooSlowError
 
 KILLS_PER_ROUND = 4

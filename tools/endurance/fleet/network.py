@@ -3,7 +3,8 @@
 from typing import Self
 
 from endurance.load import order
-from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
 from proofserve.reports import NodeError
 
 CALL_S = 20.0

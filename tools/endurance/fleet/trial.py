@@ -12,7 +12,8 @@ from endurance.fleet.verdicts import VerdictAccount, account_verdicts, read_verd
 from endurance.witness import Comparison
 from proofserve.fleet.sql.database import database_url
 from proofserve.host import machine
-from proofserve.reports import Figure, Limit, Progress, Report, median
+from proofserve.reports import Figure, Limit, Progress, Report
+from proofserve_lab.bench.statistics import median
 
 MEMBERS, WORKERS = 3, 2
 # The longest time in seconds until the fleet answers and leads again.

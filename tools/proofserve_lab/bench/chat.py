@@ -23,10 +23,12 @@ from proofserve.remote.chats import (
     rate_of_completions,
     reading_chat,
 )
-from proofserve.remote.node_client import NodeClient, computing_round, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient, computing_round
 from proofserve.remote.records import Work
-from proofserve.reports import Figure, Limit, Progress, Report, median, quantile
+from proofserve.reports import Figure, Limit, Progress, Report
 from proofserve.rounds.status import EngineGauges
+from proofserve_lab.bench.statistics import median, quantile
 
 R = TypeVar("R")
 AT_ONCE = 8

@@ -1,5 +1,6 @@
 """How much of the engine's speed a round keeps, and how that compares with vLLM's prefill."""
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,17 +12,8 @@ from proofserve.host import machine
 from proofserve.remote.chats import Call, ask_all
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import AnyWork, BareSpeed
-from proofserve.reports import (
-    Figure,
-    Limit,
-    Progress,
-    Report,
-    ReportedError,
-    TooSlowError,
-    median,
-    quantile,
-    ratios_to_neighbours,
-)
+from proofserve.reports import Figure, Limit, Progress, Report, ReportedError, TooSlowError
+from proofserve_lab.bench.statistics import median, quantile
 
 # A poll takes milliseconds of a core from the engine: polls 20 ms apart slow a forward by some 5 %.
 POLL_S = 0.05
@@ -212,3 +204,12 @@ def _figures(
         Figure("seconds_per_forward", forward_s, "a bare forward, which does not pause"),
         Figure("sequences_per_forward", readings.sequences, "prompts in one forward"),
     )
+
+
+def ratios_to_neighbours(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Each value over the mean of the references that were measured before and after it.
+
+    Measured in turns (r v r v ... r), so that a machine that slows down evenly changes no ratio.
+    """
+    pairs = zip(values, itertools.pairwise(reference), strict=True)
+    return [value / ((before + after) / 2) for value, (before, after) in pairs]

@@ -17,10 +17,8 @@ from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import BoundedClient
-from proofserve.remote.owed import UnprovedError
+from proofserve.remote.node_client import BoundedClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
-from proofserve.remote.transcript import Transcript
 from proofserve.reports import Progress, ReportedError, write_json
 from proofserve.verifier import challenge
 from proofserve.verifier.bundle import HeardNode, write_bundle

@@ -14,10 +14,8 @@ from proofserve.cli.validator.by_nodes import given_nodes
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import UnprovedError
+from proofserve.remote.node_client import NodeClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
-from proofserve.remote.transcript import Transcript
 from proofserve.reports import ReportedError, write_json
 from proofserve.rounds.records import Workload
 from proofserve.verifier.bundle import HeardNode, write_bundle

@@ -27,7 +27,7 @@ from proofserve.api.response_models import documented, refused
 from proofserve.api.schemas import Body
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.client import MemberError
-from proofserve.fleet.conditions import MemberCondition
+from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.reconciler import Reconciler
 from proofserve.fleet.records import MemberSource, MemberState, StoreUnavailable, Wish
 from proofserve.fleet.routes import snapshot as answers

@@ -12,19 +12,23 @@ from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.audit.attacks import (
+    SAMPLES,
+    Beside,
+    ClearedLie,
     Errors,
     Floats,
+    Lie,
     ProverMeasurement,
-    Reference,
     attacks,
+    dearest,
     errors_of,
-    figures_of,
+    lies,
     measured,
+    mixed,
     mixtures,
     vectors_by,
 )
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
-from proofserve.verifier.audit.lies import SAMPLES, ClearedLie, LieDetector, lies
 from proofserve.verifier.judges import ALPHA, Chances, Vectors, few
 from proofserve.verifier.populations import (
     LEAST_FIGURES,
@@ -33,7 +37,7 @@ from proofserve.verifier.populations import (
     RunFigures,
     populations,
 )
-from proofserve.verifier.simulation import Endings, NodeFigures, draws, node_figures, simulated
+from proofserve.verifier.simulation import Endings, draws, simulated
 
 # The settings of ``p_fraud`` that are tried, from the test with the fewest nonces to the one with
 # the most. The first is the default of ``proofserve verify``.
@@ -250,31 +254,6 @@ class AuditOptions:
     price: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What provers are compared with: our run of the ``reference``, and suspects' predictions."""
-
-    reference: Reference
-    predictions: Mapping[str, Errors]
-
-    @property
-    def width(self) -> int:
-        return len(self.reference.errors[0])
-
-    def figures(self, errors: Errors) -> RunFigures:
-        return figures_of(errors, self.reference, self.predictions)
-
-    def of_node(self, errors: Errors, null: HonestPopulations) -> NodeFigures:
-        ours = {null.reference: self.figures(self.reference.errors)}
-        return node_figures(self.figures(errors), ours, null, self.lengths)
-
-    @property
-    def lengths(self) -> dict[str, Floats]:
-        """Of the predictions, float64 [nonces] each."""
-        of = self.predictions.items()
-        return {name: np.linalg.norm(each, axis=1).astype(np.float64) for name, each in of}
-
-
 def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Progress) -> Audit:
     """Run every attack on the same nonces, and work out what convicts it.
 
@@ -295,8 +274,8 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
             honest[kernel] = errors
     (own,) = (errors for prover, errors in honest.items() if prover.name == deployment.reference)
     again = errors_of(vectors_by(deployment.own_again, nonces, progress), truth)
-    reference = Reference(deployment.reference, own, again)
-    beside = Beside(reference, _predictions(deployment, nonces, progress))
+    predictions = _predictions(deployment, nonces, progress)
+    beside = Beside(deployment.reference, own, again, predictions)
     shown = {prover.name: beside.figures(errors) for prover, errors in honest.items()}
     limit = options.dist_threshold or max(
         fitted(each.lengths).quantile(1.0 - options.rule.p_mismatch) for each in shown.values()
@@ -333,18 +312,18 @@ def _prices(
 ) -> tuple[ClearedLie, ...]:
     truth, deployed = honest
     tried = list(lies(deployment, truth, deployed.mean, progress))
-    detector = LieDetector(
-        null,
-        beside.reference,
-        beside.predictions,
-        deployed.errors,
-        options.rule.alpha,
-        options.runs,
-    )
+    chances = Chances(alpha=options.rule.alpha).of_vectors(beside.width)
+
+    def clearing(lie: Lie, share: float, nonces: int) -> float:
+        errors, met = mixed(deployed.errors, lie.errors, share)
+        node = beside.of_node(errors, null)
+        drawn = draws(len(node), options.runs, nonces, met)
+        return simulated(node, null, chances, drawn).cleared / options.runs
+
     progress.step("the price of a cleared lie", len(SAMPLES))
     found = []
     for nonces in SAMPLES:
-        found.append(detector.dearest(tried, nonces))
+        found.append(dearest(tried, nonces, clearing))
         progress.advance()
     return tuple(found)
 
@@ -359,7 +338,7 @@ def _null(
     runs = HonestRuns(shown, {DEPLOYED}, beside.lengths, deployment.width)
     here = populations(runs, deployment.reference)
     known = options.honest(deployment.reference) if options.honest else here
-    kept = here.expecting(beside.reference.twins, deployment.width).footprints
+    kept = here.expecting(beside.twins, deployment.width).footprints
     return replace(known, footprints={DEPLOYED: kept.get(DEPLOYED, kept[deployment.reference])})
 
 

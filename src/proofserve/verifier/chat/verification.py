@@ -17,8 +17,16 @@ from proofserve.reports import FieldsOf, Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
 from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
 from proofserve.verifier.chat.conversation import Conversation
-from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck, Gap, GapKind, leave_open
-from proofserve.verifier.chat.statements import CheckedChats, NodeFacts, checked_answers
+from proofserve.verifier.chat.statements import (
+    MOST_GAPS,
+    CheckedChats,
+    FailedCheck,
+    Gap,
+    GapKind,
+    NodeFacts,
+    checked_answers,
+    leave_open,
+)
 from proofserve.verifier.chat.writers import WRITERS, WriterFinding, Writers, written
 from proofserve.verifier.judges import Chances, Judge, Opinion, OpinionRecord
 from proofserve.verifier.judging import JudgingOptions, judges_of, orders_by
@@ -224,7 +232,11 @@ class ChatChecker:
     def readers(
         self, chats: Sequence[Conversation], known: NodeFacts, chances: Chances, progress: Progress
     ) -> ChatVerification:
-        """Who read the answers of all ``chats``. Raises EngineFault if a forward fails."""
+        """Who read the answers of all ``chats``.
+
+        Raises EngineFault if a forward fails, and ReportedError if our own recomputation is not
+        complete.
+        """
         checked, measured = self.checked(chats, known), self._measured
         answers, repeated = distinct(checked.answers)
         found = ChatVerification(
@@ -243,12 +255,15 @@ class ChatChecker:
             return found
         self._require_fit(answers)
         blocks = Blocks(answers, self._seed)
-        validator = self.validator.with_other(blocks.forwards)
         if not len(blocks):
             count = sum(len(answer.output) for answer in blocks.answers)
             fewer = f"{count} tokens are fewer than a block of {BLOCK_TOKENS}"
             return replace(found, notes=(*found.notes, fewer))
-        sketches = self._of_sketches(blocks, validator, chances, progress)
+        validator, claimed = self.validator.with_other(blocks.forwards), blocks.claims()
+        unit = f"blocks of {BLOCK_TOKENS} tokens"
+        ours = Truth(validator.truth, blocks.width, AT_ONCE, validator=validator, unit=unit)
+        judges = self.sketch_judges(blocks, ours, chances)
+        sketches = verify(claimed, claimed.nonces, ours, judges, progress)
         return replace(found, sketches=sketches)
 
     def calibration(
@@ -286,16 +301,6 @@ class ChatChecker:
             theirs = {"scheme": SCHEME, "seq_len": BLOCK_TOKENS, "k_dim": lengths[0]}
             model, digest = self._setup.model, self.weights_digest
             self._measured.require_fields(theirs, [model.name], checkpoint_shape(model), digest)
-
-    def _of_sketches(
-        self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
-    ) -> Verification:
-        """Raises ReportedError if our own recomputation is not complete."""
-        claimed = blocks.claims()
-        unit = f"blocks of {BLOCK_TOKENS} tokens"
-        ours = Truth(validator.truth, blocks.width, AT_ONCE, validator=validator, unit=unit)
-        judges = self.sketch_judges(blocks, ours, chances)
-        return verify(claimed, claimed.nonces, ours, judges, progress)
 
     def sketch_judges(
         self, blocks: Blocks, ours: Truth, chances: Chances

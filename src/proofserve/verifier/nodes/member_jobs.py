@@ -21,8 +21,7 @@ from proofserve.protocol.errors import MalformedVector, ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import Unproved, UnprovedError, Withheld, owed_by
+from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, Withheld, owed_by
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.claims import ClaimedArtifacts, kernel_facts

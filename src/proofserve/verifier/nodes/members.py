@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from proofserve.protocol.verdict.comparison import claim_errors
 from proofserve.protocol.verdict.nearness import ENOUGH
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.owed import Unproved, UnprovedError
+from proofserve.remote.node_client import Unproved, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts

@@ -18,10 +18,8 @@ from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import UnprovedError, owed_by
+from proofserve.remote.node_client import NodeClient, Transcript, UnprovedError, owed_by
 from proofserve.remote.records import Work
-from proofserve.remote.transcript import Transcript
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, kernel_facts, read_file
 from proofserve.verifier.judges import Vectors

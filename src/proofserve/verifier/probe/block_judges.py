@@ -32,7 +32,7 @@ from proofserve.verifier.noise import RunMeasurement
 from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, HonestRuns, populations
 from proofserve.verifier.simulation import convictions, draws, node_figures
-from proofserve.verifier.written.readings import AnyRead, Readings
+from proofserve.verifier.written.readings import ReadAnswer, Readings
 
 # Tokens in a block: enough that errors have a direction, few enough that an answer has several.
 SIZE = 16
@@ -74,11 +74,11 @@ class ProbeBlocks:
         self.references: Sequence[str] = readings.references
         self.parallel: Mapping[str, Mapping[int, str]] = {}
         self._readings = readings
-        self._answers: list[AnyRead] = []
+        self._answers: list[ReadAnswer] = []
         self._waiting: list[_Place] = []
         self._blocks: list[tuple[_Place, ...]] = []
 
-    def add(self, answer: AnyRead) -> list[ClaimError]:
+    def add(self, answer: ReadAnswer) -> list[ClaimError]:
         """The errors of the blocks that this answer completes."""
         index = len(self._answers)
         self._answers.append(answer)
@@ -175,7 +175,7 @@ class BlockJudges:
         self._errors: list[ClaimError] = []
         self.ratios: list[float] = []
 
-    def add(self, answer: AnyRead) -> None:
+    def add(self, answer: ReadAnswer) -> None:
         """Judge the blocks that this answer completes. Raises EngineFault."""
         errors = self._blocks.add(answer)
         own = self._blocks.errors(OWN, [error.nonce for error in errors])

@@ -10,9 +10,14 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from proofserve.remote.node_client import BoundedClient, NodeClient
-from proofserve.remote.owed import Unproved, UnprovedError
-from proofserve.remote.transcript import Transcript, replaying
+from proofserve.remote.node_client import (
+    BoundedClient,
+    NodeClient,
+    Transcript,
+    Unproved,
+    UnprovedError,
+    replaying,
+)
 from proofserve.verifier.bundle import AnswerRecord, HeardNode, UnsignedError
 from proofserve.verifier.challenge import (
     DESCRIBES_ITSELF_S,

@@ -9,7 +9,7 @@ from typing import Final
 from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.owed import Unproved, UnprovedError
+from proofserve.remote.node_client import Unproved, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.bundle import write_bundle

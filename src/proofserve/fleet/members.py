@@ -1,11 +1,16 @@
-"""What each member is for the fleet, by what the last looks found. Nothing here asks a member."""
+"""What each member is for the fleet, and what to do with it: pure functions of looks and rows.
+
+Nothing here asks a member.
+"""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from proofserve.fleet.records import (
     DesiredState,
+    FleetRound,
     Lane,
     Member,
     MemberLook,
@@ -13,6 +18,7 @@ from proofserve.fleet.records import (
     MemberStatus,
     Wish,
 )
+from proofserve.rounds.state import State
 from proofserve.wire.status import DeploymentStatus
 
 # What makes servers equal: the digest of the weights or, without one, the names of the model; and
@@ -214,3 +220,176 @@ def _common_kind(
         _kind(each) for each in voters if rules.weights_digest in (None, each.weights_digest)
     )
     return next((kind for kind, _ in counted.most_common(1)), None)
+
+
+# -- what is done with members ---------------------------------------------------------------------
+
+# A lane without an answer of its start call is given up so many seconds after it was given: no
+# call takes longer, so the member has no start of it before it any more.
+START_LOST_S = 30.0
+# Each lane that a member lost in a round doubles the pause before its next one, up to the longest.
+_FIRST_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 300.0
+_MOST_DOUBLINGS = 16
+
+
+class MemberCall(StrEnum):
+    START = "start"
+    """Give the member a lane and start its round."""
+    CONTINUE = "continue"
+    """Let the member's stopped round of the distance protocol go on; its lane stays."""
+    STOP = "stop"
+    """End the round that the member proves."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChange:
+    """What is to be done with a member: rows of its lanes, and one call to it, ``why`` for the log.
+
+    ``ended``: lanes of which it will prove no more, and why; what it still delivers is stored.
+    ``adopted``: the lane that it proves, and its id of the round, which a start call does not tell.
+    """
+
+    member_id: str
+    ended: Mapping[Lane, str]
+    adopted: Mapping[Lane, str]
+    call: MemberCall | None = None
+    why: str = ""
+
+
+def plan(
+    desired: DesiredState,
+    found: Sequence[MemberCondition],
+    lanes: Sequence[Lane],
+    held: Collection[str],
+    now: float,
+) -> list[MemberChange]:
+    """The changes that bring the members closer to ``desired``; none if nothing is to be done.
+
+    ``lanes`` holds all lanes of the desired round, and those of earlier rounds that are still open.
+    Nothing is done with members in ``held`` (a call to them is still running, or failed a moment
+    ago), nor with those that did not answer the last look: what they do is unknown, and they keep
+    their lane.
+    """
+    lanes_of: dict[str, list[Lane]] = {}
+    for lane in lanes:
+        lanes_of.setdefault(lane.member_id, []).append(lane)
+    left = lanes_left(desired.round, lanes) if desired.round else 0
+    changes = []
+    for each in found:
+        if each.status is None or not each.answered or each.member.id in held:
+            continue
+        own = lanes_of.get(each.member.id, [])
+        change = _MemberPlan(desired, each, each.status, own, now).change()
+        if change.call is MemberCall.START:
+            left -= 1
+            if left < 0:
+                change = replace(change, call=None)
+        if change.ended or change.adopted or change.call:
+            changes.append(change)
+    return changes
+
+
+@dataclass(frozen=True, slots=True)
+class _MemberPlan:
+    desired: DesiredState
+    condition: MemberCondition
+    status: MemberStatus
+    own: Sequence[Lane]
+    now: float
+
+    def change(self) -> MemberChange:
+        current = self._current()
+        proved = lane_of_member(self.status, self.desired, self.own)
+        ended, call, why = self._ends_of_others(current, proved), None, ""
+        if self.status.generates and (reason := self._reason_to_stop(current, proved)):
+            call, why = MemberCall.STOP, reason
+        elif current is not None and self.desired.state is State.GENERATING:
+            if proved is current and self._goes_on():
+                call, why = MemberCall.CONTINUE, f"lane {current.lane}"
+            elif reason := self._reason_to_end(current, proved):
+                ended[current] = reason
+        elif self._may_start():
+            call = MemberCall.START
+        return MemberChange(self.condition.member.id, ended, self._adopted(proved), call, why)
+
+    @property
+    def _round_id(self) -> str | None:
+        return self.desired.round.id if self.desired.round else None
+
+    def _current(self) -> Lane | None:
+        """The member's lane of the desired round, if it was not ended."""
+        for lane in self.own:
+            if lane.round_id == self._round_id and lane.ended_at is None:
+                return lane
+        return None
+
+    def _ends_of_others(self, current: Lane | None, proved: Lane | None) -> dict[Lane, str]:
+        """The lanes of earlier rounds that the member has stopped proving."""
+        return {
+            lane: "its round was ended"
+            for lane in self.own
+            if lane.ended_at is None and lane is not current
+            if not (self.status.generates and proved in (lane, None))
+        }
+
+    def _reason_to_stop(self, current: Lane | None, proved: Lane | None) -> str | None:
+        """Why the round that the member proves must end; None if it may go on."""
+        if proved is None:
+            lost_start = any(
+                lane.member_round_id is None and lane.ended_at is None and lane is not current
+                for lane in self.own
+            )
+            return "it proves an earlier round of the fleet" if lost_start else None
+        if proved is not current:
+            return "it proves an earlier round, or a lane that was ended"
+        if self.desired.state is not State.GENERATING:
+            return "the round was stopped"
+        if self.condition.state in (MemberState.DRAINING, MemberState.REFUSED):
+            return f"{self.condition.state}: {self.condition.reason}"
+        return None
+
+    def _adopted(self, proved: Lane | None) -> dict[Lane, str]:
+        """Also of a lane that is about to end: its results belong to the member's round."""
+        round_id = self.status.round_id
+        if proved is None or proved.ended_at is not None or round_id is None:
+            return {}
+        return {proved: round_id} if proved.member_round_id is None else {}
+
+    def _goes_on(self) -> bool:
+        """Whether the stopped round goes on: of the distance protocol, and no fault ended it."""
+        spec = self.desired.round.spec if self.desired.round else None
+        if self.status.generates or self.condition.state is not MemberState.READY:
+            return False
+        return spec is not None and spec.target is not None and self.status.error is None
+
+    def _reason_to_end(self, current: Lane, proved: Lane | None) -> str | None:
+        """Why the member will prove no more of its lane of the desired round; None if it may."""
+        if proved is current:
+            default = self.condition.reason or "the member was stopped by another client"
+            return None if self.status.generates else self.status.error or default
+        if current.member_round_id is not None:
+            return "the member was restarted, or was given another round"
+        if self.now - current.given_at >= START_LOST_S:
+            return "after its start call it was not seen to prove the lane"
+        return None
+
+    def _may_start(self) -> bool:
+        if self.desired.state is not State.GENERATING or self.desired.round is None:
+            return False
+        if self.condition.state is not MemberState.READY or self.status.generates:
+            return False
+        ends = [
+            lane.ended_at
+            for lane in self.own
+            if lane.round_id == self._round_id and lane.ended_at is not None
+        ]
+        if not ends:
+            return True
+        pause_s = _FIRST_PAUSE_S * 2.0 ** min(len(ends) - 1, _MOST_DOUBLINGS)
+        return self.now >= max(ends) + min(pause_s, _LONGEST_PAUSE_S)
+
+
+def lanes_left(round_: FleetRound, lanes: Sequence[Lane]) -> int:
+    """How many lanes of ``round_`` were not given yet; ``lanes`` holds all that were."""
+    return round_.lanes - sum(lane.round_id == round_.id for lane in lanes)
