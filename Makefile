@@ -90,7 +90,7 @@ matrix: $(READY) ## Start every vetted vLLM on this CPU, and write docs/versions
 	OMP_NUM_THREADS=1 $(BIN)/python -m matrix run $(MATRIX)
 
 models: $(READY) ## Serve and judge every family and format on this CPU, and write docs/models.md (MODELS=options).
-	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind PYTHONPATH=tests $(BIN)/python -m families run $(MODELS)
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m families run $(MODELS)
 
 real-gpus: $(READY) ## Judge vectors that real GPUs published by each other, and write docs/real-gpus.md (GPUS=folder of more).
 	OMP_NUM_THREADS=1 $(BIN)/python -m real_gpus run $(GPUS:%=--folder %)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proofserve.outbox.callbacks import Delivery
+from proofserve.outbox.planning import Delivery
 from proofserve.outbox.sender import Outward, new_client, post
 from proofserve.wiring.launch import free_port
 from receiver.support import generated

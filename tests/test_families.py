@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from families.__main__ import PAGE
 from families.candidates import CANDIDATES, FAMILIES, FORMATS, Candidate
 from families.page import page, wrong
-from families.results import Judged, Row, Winners
+from families.results import MEASURED, Judged, Row, Winners
 from families.trial import ONE, TWO
+from measuring.results import Kept
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
 from proofserve.engines.vllm.support import TRIED_MODELS
 from proofserve.models.architectures import ARCHITECTURES
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve_lab.checks import Check
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve_lab.check.checks import Check
 from support.quantised import NEEDS_AMX, SERVED
 
 HONEST, FRAUD = str(SequentialResult.HONEST), str(SequentialResult.FRAUD)
@@ -45,8 +47,9 @@ def test_a_model_that_was_tried_is_known_to_the_server() -> None:
 
 
 def test_a_row_is_read_back(tmp_path: Path) -> None:
-    row().write(tmp_path)
-    assert Row.read(tmp_path / "qwen3.json") == row()
+    kept = Kept(Row, tmp_path)
+    kept.write("qwen3", row())
+    assert kept.read("qwen3") == row()
 
 
 def test_the_page_has_every_row_and_every_reason() -> None:
@@ -95,3 +98,10 @@ def test_a_cheat_says_the_published_digest(form: str | None, tmp_path: Path) -> 
     with_cache = replace(candidate, cheat="KV cache in fp8")
     assert with_cache.cheating(honest, tmp_path) == honest.folder
     assert weights_digest(honest.folder) == weights_digest(cheat)
+
+
+def test_the_page_is_of_the_results_that_are_kept() -> None:
+    found = MEASURED.all(CANDIDATES)
+    if not found:
+        pytest.skip("tools/families/measured has no results yet: `make models` writes them")
+    assert PAGE.read_text() == page(found)

@@ -6,14 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from matrix import columns, installation, trial
-from matrix.__main__ import MEASURED, PAGE
+from matrix import columns, trial
+from matrix.__main__ import PAGE
 from matrix.columns import Column
 from matrix.page import REFERENCE, STEPS, honest_noise, page, passed
-from matrix.results import ColumnResult, Measured, StepResult
-from matrix.trial import Step, try_column
-from matrix.vectors import SCHEMES
-from proofserve.engines.vetting.versions import VETTED
+from matrix.results import MEASURED, SCHEMES, ColumnResult, Measured, StepResult
+from matrix.trial import try_column
+from measuring.jobs import Job
+from measuring.results import Kept
+from proofserve.engines.vetting.features import VETTED
 from proofserve.protocol.codec import encode
 
 COLUMN = Column("0.32", "V1")
@@ -51,9 +52,9 @@ def vetted(column: Column) -> bool:
 
 
 def test_every_version_but_the_installed_one_has_a_lock() -> None:
-    minors = {row.minor for row in VETTED} - {installation.IN_VENV}
-    needed = {"build", "0.26-torch", *(f"{minor}-wheels" for minor in installation.SOURCES_ONLY)}
-    assert {lock.stem for lock in installation.LOCKS.iterdir()} == minors | needed
+    minors = {row.minor for row in VETTED} - {columns.IN_VENV}
+    needed = {"build", "0.26-torch", *(f"{minor}-wheels" for minor in columns.SOURCES_ONLY)}
+    assert {lock.stem for lock in columns.LOCKS.iterdir()} == minors | needed
 
 
 def test_the_environment_of_a_column(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,8 +69,8 @@ def test_the_environment_of_a_column(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_no_step_stops_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = [Step(name, ("-c", code)) for name, code in (("first", "1 / 0"), ("second", "print(7)"))]
-    monkeypatch.setattr(trial, "steps", lambda _file: made)
+    made = [Job(name, ("-c", code)) for name, code in (("first", "1 / 0"), ("second", "print(7)"))]
+    monkeypatch.setattr(trial, "steps", lambda _column, _vectors: made)
     monkeypatch.setattr(columns, "installed", lambda _minor: None)
     told: list[str] = []
     found = try_column(Column("0.32", "V1"), tmp_path, told.append)
@@ -84,7 +85,8 @@ def test_no_step_stops_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_a_step_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(trial, "STEP_S", 0.1)
-    monkeypatch.setattr(trial, "steps", lambda _file: [Step("x", ("-c", "while True: pass"))])
+    made = [Job("x", ("-c", "while True: pass"))]
+    monkeypatch.setattr(trial, "steps", lambda _column, _vectors: made)
     monkeypatch.setattr(columns, "installed", lambda _minor: None)
     found = try_column(Column("0.32", "V1"), tmp_path, lambda _text: None)
     assert not found.steps[0].passed
@@ -95,8 +97,8 @@ def test_a_version_that_pip_cannot_install_fails_alone(
 ) -> None:
     lock = tmp_path / "0.29.lock"
     lock.write_text("no such requirement\n")
-    monkeypatch.setattr(installation, "LOCKS", tmp_path)
-    monkeypatch.setattr(installation, "FOLDER", tmp_path / "made")
+    monkeypatch.setattr(columns, "LOCKS", tmp_path)
+    monkeypatch.setattr(columns, "FOLDER", tmp_path / "made")
     found = try_column(Column("0.29", "V1"), tmp_path, lambda _text: None)
     assert [(step.name, step.passed) for step in found.steps] == [("installation", False)]
     assert "no such requirement" in found.steps[0].detail
@@ -104,9 +106,11 @@ def test_a_version_that_pip_cannot_install_fails_alone(
 
 
 def test_results_are_read_as_written(tmp_path: Path) -> None:
+    kept = Kept(ColumnResult, tmp_path)
     for made in (result(), ColumnResult("0.33", "V2", skipped="why")):
-        made.write(tmp_path)
-        assert ColumnResult.read(tmp_path / f"{made.name}.json") == made
+        kept.write(made.name, made)
+        assert kept.read(made.name) == made
+    assert [*kept.all(["0.26-V1", REFERENCE])] == [REFERENCE]
 
 
 def test_a_column_passes_by_its_steps_and_its_distance() -> None:
@@ -153,6 +157,5 @@ def test_the_page() -> None:
 
 def test_the_page_is_of_the_results_that_are_kept() -> None:
     wanted = columns.columns()
-    files = {each.name: MEASURED / f"{each.name}.json" for each in wanted}
-    found = {name: ColumnResult.read(file) for name, file in files.items() if file.is_file()}
+    found = MEASURED.all(column.name for column in wanted)
     assert PAGE.read_text() == page(wanted, found)

@@ -1,11 +1,8 @@
 """What a measurement shows: its errors, its progress, figures with limits, and a report of them."""
 
 import io
-import itertools
 import json
-import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,6 +17,7 @@ from proofserve.wire.records import first_problem
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: ""}
 WIDTH: Final = 9.0
@@ -67,6 +65,13 @@ class Progress:
 
     def layer(self, index: int, of: int) -> None:
         """Say which layer the step has passed, of how many."""
+
+    def over(self, text: str, items: Collection[T]) -> Iterator[T]:
+        """A step of which each of ``items`` is a part, done when the next one is asked for."""
+        self.step(text, len(items))
+        for each in items:
+            yield each
+            self.advance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,26 +155,6 @@ def readable(value: float | None) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest of ``values`` that at least ``share`` (0 to 1) of them do not exceed."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
-def ratios_to_neighbours(values: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Each value over the mean of the references that were measured before and after it.
-
-    Measured in turns (r v r v ... r), so that a machine that slows down evenly changes no ratio.
-    """
-    pairs = zip(values, itertools.pairwise(reference), strict=True)
-    return [value / ((before + after) / 2) for value, (before, after) in pairs]
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from api.support import GENERATE, JOB, ORDER, START, Server, changed, said, serving
-from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS
 from proofserve.protocol.codec import decode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Workload
 from rounds.doubles import computed
+from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

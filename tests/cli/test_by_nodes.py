@@ -14,13 +14,12 @@ from typer.testing import CliRunner
 from cli.bundled import forged
 from cli.challenged import NAME, OPERATOR, VALIDATOR, ChallengedNode, ModelEngine, challenged_node
 from proofserve.cli.main import app
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import load
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import load, with_kernels
 from proofserve.engines.reference.suspects import suspect
 from proofserve.protocol import SKETCH_2
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import Unproved, UnprovedError, Withheld
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, Withheld
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError, write_json
 from proofserve.verifier.bundle import BundledWitness, UnsignedError

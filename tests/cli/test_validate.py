@@ -127,7 +127,7 @@ def test_nodes_of_a_model_share_every_pass(
     loaded: list[Path] = []
     load = validator.load
     monkeypatch.setattr(
-        validator, "load", lambda path, *about: loaded.append(path) or load(path, *about)
+        validator, "load", lambda path, *a, **more: loaded.append(path) or load(path, *a, **more)
     )
     places = {"page": "nodes.html", "metrics": "nodes.prom", "bundles": "bundles"}
     file = file_of(tmp_path, small_models, few, **places)

@@ -17,14 +17,15 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from proofserve.cli.validator import validate as validate_module
-from proofserve.engines.fake import FakeEngine
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import Work
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.settings.validation import NodesFile
-from proofserve.verifier.validation import asking, judging
+from proofserve.verifier.nodes import judging as by_nodes
+from proofserve.verifier.validation import judging
 from proofserve.verifier.validation.ledger import Ledger
 from support.committed import fake_node
+from support.fake_engine import FakeEngine
 
 
 class OtherKernel(FakeEngine):
@@ -130,7 +131,7 @@ def dripping(first: bytes) -> Iterator[str]:
 def test_a_hostile_node_holds_up_no_other(
     sends: bytes, kind: str, urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "DESCRIBES_ITSELF_S", 1.0)
+    monkeypatch.setattr(judging, "DESCRIBES_ITSELF_S", 1.0)
     with dripping(sends) as url:
         file = file_of(tmp_path, urls["node"], [urls["same"], urls["other"]], slow=url)
         result = validate(file)
@@ -143,7 +144,7 @@ def test_a_hostile_node_holds_up_no_other(
 def test_an_error_that_nobody_foresaw_is_that_of_one_node(
     where: str, urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = asking if where == "ask" else judging
+    module = judging if where == "ask" else by_nodes
     usual = getattr(module, where)
 
     def faulty(of: Any, *about: Any) -> Any:

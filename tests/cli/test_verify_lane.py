@@ -14,7 +14,8 @@ from proofserve.cli.recompute import claims_of_model
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
-from proofserve.remote.node_client import NodeClient, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from support.models import TINY_THRESHOLD
 from support.replayed import replayed

@@ -14,16 +14,16 @@ from typer.testing import CliRunner, Result
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.records import BLOCK_HEIGHT, Work
 from proofserve.rounds.records import RoundSpec, Workload
 from support.committed import FakeNode, Receiver, fake_node, receiver
+from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from support.models import TINY_THRESHOLD, SmallModels
 from support.pace import wait_until
 

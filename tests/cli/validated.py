@@ -6,11 +6,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cli.challenged import VALIDATOR, ModelEngine
-from proofserve.engines.fake import FakeEngine
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import load
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import load, with_kernels
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from support.committed import FakeNode, fake_node
+from support.fake_engine import FakeEngine
 from support.pace import until
 from support.reference import Prover
 

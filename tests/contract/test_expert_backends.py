@@ -103,7 +103,7 @@ def test_a_kernel_chooses_experts_where_the_table_says_so(
     kind: str, major: int, capability: list[int]
 ) -> None:
     capability[:] = major, 0
-    row = FORMATS[kind]
-    assert chosen(kind, "auto").is_monolithic() == (major >= row.fused_from)
-    if major >= row.fused_from:
-        assert not chosen(kind, row.unfused).is_monolithic()
+    fused_from, unfused = FORMATS[kind]
+    assert chosen(kind, "auto").is_monolithic() == (major >= fused_from)
+    if major >= fused_from:
+        assert not chosen(kind, unfused).is_monolithic()

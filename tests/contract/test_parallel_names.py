@@ -75,7 +75,7 @@ def test_one_core_is_called_by_its_place_in_the_order_of_ranks() -> None:
 
 
 def test_serve_with_several_api_processes() -> None:
-    """What ``parallel.compat_serve`` relies on."""
+    """What ``compat_server.serve_by_several_processes`` relies on."""
     assert parameters(ServeSubcommand.subparser_init) == ["self", "subparsers"]
     assert parameters(ServeSubcommand.validate) == ["self", "args"]
     assert parameters(ServeSubcommand.cmd) == ["args"]

@@ -11,8 +11,8 @@ import pytest
 import vllm
 
 from proofserve.engines.vetting import features
-from proofserve.engines.vetting.start import Name, Pin, Sources, moved
-from proofserve.engines.vetting.versions import vetting_of
+from proofserve.engines.vetting.features import Name, Pin, vetting_of
+from proofserve.engines.vetting.start import Sources, moved
 
 OURS = Path(features.__file__).parents[1]
 PLUGIN = OURS.parent / "plugin"

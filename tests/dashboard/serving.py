@@ -23,13 +23,13 @@ from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard import routes
 from proofserve.dashboard.records import DashboardSnapshot
 from proofserve.dashboard.routes import SnapshotFeed
-from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.rounds.status import CoreLiveness, EngineGauges
 from proofserve.settings.node import NodeSettings
-from proofserve.wire.paths import PROOFS
+from proofserve.wire import PROOFS
 from proofserve.wiring.launch import free_port
 from proofserve.wiring.node import running_node
+from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from support.pace import PACE, wait_until
 
 ROUND = {

@@ -1,19 +1,16 @@
 """A page that opens at an API process which does not own the node."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import Request
+from fastapi import APIRouter, Request
 
 from proofserve.api import node_page
 from proofserve.api.access import ApiError
 from proofserve.api.node import Node
-from proofserve.api.routes import router
 from proofserve.dashboard.routes import PAGE, SNAPSHOT
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.owner import private_app
 from wiring.api_process import ApiProcess, settings_in
 
 pytestmark = pytest.mark.anyio
@@ -31,8 +28,8 @@ class ProcessWithPage(ApiProcess):
             raise ApiError("not_enabled", "PoC not enabled")
         return self.ownership.node
 
-    def _private(self, node: Node) -> Callable[..., object]:
-        return private_app(lambda: [router(lambda _: node), node_page.router(lambda _: node)])
+    def private_routers(self, node: Node) -> list[APIRouter]:
+        return [*super().private_routers(node), node_page.router(lambda _: node)]
 
 
 async def test_the_snapshot_is_the_owners_and_the_page_asks_for_it_again(tmp_path: Path) -> None:

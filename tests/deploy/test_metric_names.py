@@ -17,13 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.support import serving
 from fleet.servers import fleet_of
 from proofserve.api.metrics import exposed
-from proofserve.engines.fake import FakeEngine
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.rounds.status import FORWARD_BOUNDS_S, CoreLiveness
+from support.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -15,9 +15,8 @@ from proofserve.engines.checkpoints import weights_digest
 from proofserve.protocol.codec import decode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
-from proofserve.remote.node_client import NodeClient
+from proofserve.remote.node_client import NodeClient, Transcript
 from proofserve.remote.records import Work
-from proofserve.remote.transcript import Transcript
 from proofserve.rounds.records import Workload
 from support.node import NAME, PARAMS, ROUND, ServedNode, until
 from support.reference import reference_vectors

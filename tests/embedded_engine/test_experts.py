@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from proofserve.engines.vetting.ranks import require_equal_ranks
+from proofserve.engines.vetting.start import require_equal_ranks
 from proofserve.protocol.schemes import scheme
 from support import ranks
 from support.engines import EmbeddedEngine, workload

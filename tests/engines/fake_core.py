@@ -23,8 +23,9 @@ class Block:
 
 
 class FakeCore:
-    """A ``CorePort``. ``spin`` is one pass of the loop; only steps, forwards and waits take time.
+    """A ``VllmCore`` without vLLM. ``spin`` is one pass of the loop.
 
+    Only steps, forwards and waits take time.
     A chat request is a name and a number of steps. It reaches the message queue at its arrival
     time, during whatever the loop does then.
     """
@@ -107,7 +108,7 @@ class FakeCore:
         # As in vLLM, the loop hands tokens on when the step function has returned.
         self.held_back.append(self.now - end)
 
-    # -- the port --------------------------------------------------------------------------------
+    # -- what the gate calls --------------------------------------------------------------------
 
     def has_own_loop(self) -> bool:
         return self._own_loop

@@ -13,14 +13,14 @@ from torch.nn import functional
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.forward import states
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import load, weights_alone
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import load, weights_alone, with_kernels
 from proofserve.engines.reference.rounding import Rounding, fp8, fp8_unscaled, in_groups, integers
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, suspects_of
 from proofserve.engines.reference.variants import with_activations, with_cache
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.network_schemes import ArtifactScheme
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import vectors_of
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.records import Workload

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
+from support.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 

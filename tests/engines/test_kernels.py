@@ -23,22 +23,15 @@ from vllm.model_executor.layers.rotary_embedding.common import ApplyRotaryEmb
 
 from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
 from proofserve.engines.reference import forward
-from proofserve.engines.reference.arithmetic import Arithmetic
 from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.kernels import (
-    PROFILES,
-    KernelProfile,
-    Point,
-    own_profile,
-    with_kernels,
-)
-from proofserve.engines.reference.network import Network, load
-from proofserve.engines.reference.reading import states_of
+from proofserve.engines.reference.forward import states_of
+from proofserve.engines.reference.kernels import PROFILES, KernelProfile, Point, own_profile
+from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.rounding import EightBits
 from proofserve.engines.reference.suspects import suspect
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.records import Workload
@@ -176,7 +169,7 @@ def test_integers_are_made_and_multiplied_as_vllm_does_on_processors() -> None:
     profile = PROFILES["vLLM on x86 with bfloat16"]
     rounded = EightBits("int8").rounding(profile.scaling)(read.float())
     assert torch.equal((rounded / scale).round(), numbers.float())
-    kernels = Arithmetic(profile)
+    kernels = profile
     found = kernels.product(rounded, weight.float() * scales, as_they_are=True)
     assert (kernels.at(Point.OUTPUTS, found) != wanted.float()).sum() <= 6
 
@@ -191,7 +184,7 @@ def test_a_cache_in_fp8_is_cut_off_as_vllm_does_on_processors() -> None:
         *(keys, values, *stored, torch.arange(32), "vec"), kv_cache_dtype="fp8_e4m3"
     )
     cached = replace(PROFILES["vLLM on x86 with bfloat16"], fp8_cache=True)
-    found = Arithmetic(cached).cached(values.float())
+    found = cached.cached(values.float())
     assert torch.equal(found.flatten(), stored[1].view(torch.float8_e4m3fn).float().flatten())
 
 
@@ -240,9 +233,9 @@ def test_drawn_embeddings_arrive_in_the_served_format() -> None:
 # -- arithmetic ------------------------------------------------------------------------------------
 
 
-def arithmetic(**options: Any) -> Arithmetic:
+def arithmetic(**options: Any) -> KernelProfile:
     chosen = {"name": "", "format": "bfloat16", "points": frozenset({Point.NORM}), **options}
-    return Arithmetic(KernelProfile(**chosen))
+    return KernelProfile(**chosen)
 
 
 @pytest.mark.parametrize(

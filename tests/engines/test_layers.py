@@ -21,10 +21,9 @@ from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference import checkpoint
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.engine import ReferenceEngine, Run
-from proofserve.engines.reference.forward import states
-from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
-from proofserve.engines.reference.network import Network, load
-from proofserve.engines.reference.reading import logits_of
+from proofserve.engines.reference.forward import logits_of, states
+from proofserve.engines.reference.kernels import PROFILES, own_profile
+from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.routing import ExpertMemory
 from proofserve.engines.reference.suspects import suspect
 from proofserve.engines.reference.variants import (
@@ -34,8 +33,8 @@ from proofserve.engines.reference.variants import (
     with_redrawn_matrices,
     without_layers,
 )
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.errors import EngineFault

@@ -10,7 +10,6 @@ from proofserve.engines.liveness.watch import (
     FRESH_S,
     LONGEST_LOOK_S,
     Activity,
-    Look,
     Wait,
     after_look,
     has_work,
@@ -76,7 +75,7 @@ def stalls_after(
     for look in range(int(20 * LIMIT_S / LOOK_S)):
         seconds = look * LOOK_S
         steps = 0 if steps_every_s is None else seconds // steps_every_s
-        found = Look(steps, work, work, activity[look % len(activity)])
+        found = Wait(steps, work, work, activity=activity[look % len(activity)])
         wait = after_look(wait, found, LOOK_S)
         if wait.is_stalled(LIMIT_S):
             return seconds
@@ -113,8 +112,8 @@ def test_a_core_without_work_never_stalls(activity: Activity) -> None:
     assert stalls_after([activity], work=False) is None
 
 
-def found(steps: int = 7, asked: bool = True, activity: Activity = Activity.UNKNOWN) -> Look:
-    return Look(steps, True, asked, activity)
+def found(steps: int = 7, asked: bool = True, activity: Activity = Activity.UNKNOWN) -> Wait:
+    return Wait(steps, True, asked, activity=activity)
 
 
 def test_a_step_ends_the_wait() -> None:

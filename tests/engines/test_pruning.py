@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.pruning import share_of_experts, use_of_experts, without_experts
-from proofserve.engines.reference.routers import (
+from proofserve.engines.reference.routing import (
     FAMILIES,
     has_stacked_experts,
     routers_in,
     routers_of,
 )
+from proofserve.engines.reference.variants import share_of_experts, use_of_experts, without_experts
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
@@ -110,7 +110,7 @@ def _without(network: Network, counted: Network) -> Network:
     """Half of the experts pruned, by their use in ``counted``."""
     with pytest.MonkeyPatch.context() as patch:
         uses = use_of_experts(counted)
-        patch.setattr("proofserve.engines.reference.pruning.use_of_experts", lambda _: uses)
+        patch.setattr("proofserve.engines.reference.variants.use_of_experts", lambda _: uses)
         return without_experts(network, 0.5)
 
 

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 import proofserve
-from proofserve.engines.vetting.ranks import reporter, require_equal
+from proofserve.engines.vetting.start import reporter, require_equal
 from proofserve.engines.vllm.support import UnsupportedEngine
 from support.ranks import ONE_MORE_LINE, changed_copy
 

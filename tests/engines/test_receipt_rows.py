@@ -10,8 +10,8 @@ import torch
 
 from proofserve.engines.receipts import tap as tap_module
 from proofserve.engines.receipts.collector import Wanted
-from proofserve.engines.receipts.compat_tap import SampledRows, before_sampling, sampled_rows
-from proofserve.engines.receipts.tap import Tap
+from proofserve.engines.receipts.compat_answers import before_sampling, sampled_rows
+from proofserve.engines.receipts.tap import SampledRows, Tap
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 

@@ -14,12 +14,17 @@ from proofserve.engines.reference.engine import ReferenceEngine, Run
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.rounding import in_dtype, in_groups, integers
-from proofserve.engines.reference.routers import FAMILIES, routers_in, routers_of
-from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
+from proofserve.engines.reference.routing import (
+    FAMILIES,
+    ChoiceOfExperts,
+    ExpertMemory,
+    routers_in,
+    routers_of,
+)
 from proofserve.engines.reference.suspects import suspect
 from proofserve.engines.reference.variants import with_matrices, without_layers
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload

@@ -9,15 +9,8 @@ import pytest
 import vllm
 
 from proofserve.engines.vetting import features
-from proofserve.engines.vetting.start import (
-    Name,
-    Pin,
-    Sources,
-    moved,
-    require_vetted,
-    require_vetted_runner,
-)
-from proofserve.engines.vetting.versions import VETTED, vetting_of
+from proofserve.engines.vetting.features import VETTED, Name, Pin, vetting_of
+from proofserve.engines.vetting.start import Sources, moved, require_vetted, require_vetted_runner
 from proofserve.engines.vllm.support import UnsupportedEngine
 
 CHAT = "chat before proofs"

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proofserve.engines.fake import TOY_ENGINE_INFO
 from proofserve.engines.vllm import client, core_messages
 from proofserve.engines.vllm.client import VllmEngine
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, ProofBatch
 from rounds.doubles import WORK
+from support.fake_engine import TOY_ENGINE_INFO
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from proofserve.fleet.client import look_of
-from proofserve.fleet.conditions import MemberCondition, Rules, conditions
+from proofserve.fleet.members import MemberCondition, Rules, conditions
 from proofserve.fleet.records import (
     DesiredState,
     FleetRound,

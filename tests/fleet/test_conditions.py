@@ -20,13 +20,13 @@ from fleet.records import (
     seen,
 )
 from proofserve.api.node import Deployment
-from proofserve.engines.fake import TOY_ENGINE_INFO
 from proofserve.fleet.client import look_of
-from proofserve.fleet.conditions import Rules
+from proofserve.fleet.members import Rules
 from proofserve.fleet.records import MemberLook, MemberState, Wish
 from proofserve.fleet.watch import fleet_deployment
 from proofserve.rounds.state import State
 from proofserve.rounds.status import EngineGauges, over_cores
+from support.fake_engine import TOY_ENGINE_INFO
 
 
 def other(**changes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from fleet.misbehaving import Misbehaving
 from fleet.servers import ROUND, FakeMember, RunningFleet, fleet_in_fleet, fleet_of, members
-from proofserve.engines.fake import TOY_ENGINE_INFO
+from support.fake_engine import TOY_ENGINE_INFO
 from support.pace import PACE, until
 from support.small_disk import fill, mounted
 

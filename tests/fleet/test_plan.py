@@ -17,19 +17,12 @@ from fleet.records import (
     proving,
     seen,
 )
-from proofserve.fleet.plan import (
-    START_LOST_S,
-    Action,
-    AdoptLane,
-    ContinueLane,
-    EndLane,
-    StartLane,
-    StopMember,
-    plan,
-)
+from proofserve.fleet.members import START_LOST_S, MemberCall, MemberChange, plan
 from proofserve.fleet.records import DesiredState, Lane, Wish
 from proofserve.rounds.state import State
 
+END, ADOPT = "end", "adopt"
+START, CONTINUE, STOP = MemberCall.START, MemberCall.CONTINUE, MemberCall.STOP
 OLD = lane(3, "before")
 UNKNOWN = lane(member_round_id=None, given_at=NOW - 1)
 ENDED = lane(0, ended_at=NOW - 100, end_reason="gone")
@@ -43,7 +36,7 @@ class Case:
 
     about: str
     does: dict[str, Any] | None
-    then: tuple[type[Action], ...]
+    then: tuple[str, ...]
     desired: DesiredState = GENERATING
     lanes: tuple[Lane, ...] = ()
     wish: Wish = Wish.ACTIVE
@@ -52,19 +45,17 @@ class Case:
 
 
 CASES = (
-    Case("an idle member gets a lane", body(), (StartLane,)),
+    Case("an idle member gets a lane", body(), (START,)),
     Case("no lane without a round", body(), (), DesiredState()),
     Case("no lane once the round is stopped", body(), (), STOPPED),
     Case("a member that proves its lane is left alone", proving(), (), lanes=(lane(),)),
     Case("a silent member keeps its lane", None, (), lanes=(lane(),)),
-    Case("a stopped round stops it", proving(), (StopMember,), STOPPED, (lane(),), why="stopped"),
-    Case("judging stops it", proving(), (StopMember,), VALIDATING, (lane(),)),
+    Case("a stopped round stops it", proving(), (STOP,), STOPPED, (lane(),), why="stopped"),
+    Case("judging stops it", proving(), (STOP,), VALIDATING, (lane(),)),
     Case("a stopped member of a stopped round", proving(0, State.STOPPED), (), STOPPED, (lane(),)),
-    Case(
-        "a member restarted without its round", body(), (EndLane,), lanes=(lane(),), why="restarted"
-    ),
+    Case("a member restarted without its round", body(), (END,), lanes=(lane(),), why="restarted"),
     Case("... then waits a moment", body(), (), lanes=(lane(ended_at=NOW - 1),)),
-    Case("... and gets another lane", body(), (StartLane,), lanes=(lane(ended_at=NOW - 3),)),
+    Case("... and gets another lane", body(), (START,), lanes=(lane(ended_at=NOW - 3),)),
     Case(
         "each lost lane doubles the pause",
         body(),
@@ -74,37 +65,31 @@ CASES = (
     Case(
         "a fault ended its round",
         proving(0, State.STOPPED, error="three faults"),
-        (EndLane,),
+        (END,),
         lanes=(lane(),),
         why="three faults",
     ),
     Case(
         "a distance round goes on in its lane",
         proving(0, State.STOPPED),
-        (ContinueLane,),
+        (CONTINUE,),
         CONTINUING,
         (lane(),),
     ),
     Case(
         "but not after a fault",
         proving(0, State.STOPPED, error="three faults"),
-        (EndLane,),
+        (END,),
         CONTINUING,
         (lane(),),
     ),
     Case(
         "a lost answer of a start: the member proves the lane",
         proving(),
-        (AdoptLane,),
+        (ADOPT,),
         lanes=(UNKNOWN,),
     ),
-    Case(
-        "a stop before a look has seen the start",
-        proving(),
-        (AdoptLane, StopMember),
-        STOPPED,
-        (UNKNOWN,),
-    ),
+    Case("a stop before a look has seen the start", proving(), (ADOPT, STOP), STOPPED, (UNKNOWN,)),
     Case("a lost answer: it may still begin", body(), (), lanes=(UNKNOWN,)),
     Case(
         "a lost answer: what it ended before is another round of the same block",
@@ -115,45 +100,45 @@ CASES = (
     Case(
         "a lost answer: it never began",
         body(),
-        (EndLane,),
+        (END,),
         lanes=(lane(member_round_id=None, given_at=NOW - START_LOST_S - 1),),
         why="not seen",
     ),
     Case(
         "it begins a lane that was given up",
         proving(),
-        (StopMember,),
+        (STOP,),
         lanes=(lane(member_round_id=None, ended_at=NOW - 1),),
         why="was ended",
     ),
     Case(
         "it comes back with the old round",
         body(State.GENERATING, round_id="theirs-3"),
-        (StopMember,),
+        (STOP,),
         lanes=(OLD,),
         why="earlier round",
     ),
     Case(
         "it comes back with the old round, and has a new lane",
         body(State.GENERATING, round_id="theirs-3"),
-        (StopMember,),
+        (STOP,),
         lanes=(OLD, lane()),
     ),
     Case(
         "it proves an older round whose start was never answered",
         body(State.GENERATING, round_id="unknown"),
-        (StopMember,),
+        (STOP,),
         lanes=(lane(3, "before", member_round_id=None),),
         why="earlier round",
     ),
-    Case("the old round has ended there", body(), (EndLane, StartLane), lanes=(OLD,)),
+    Case("the old round has ended there", body(), (END, START), lanes=(OLD,)),
     Case("a foreign round is never stopped", body(State.GENERATING, round_id="x"), ()),
     Case("a cordoned member gets no lane", body(), (), wish=Wish.CORDONED),
     Case("a cordoned member keeps its lane", proving(), (), lanes=(lane(),), wish=Wish.CORDONED),
     Case(
         "a draining member is stopped",
         proving(),
-        (StopMember,),
+        (STOP,),
         lanes=(lane(),),
         wish=Wish.DRAINING,
         why="a new driver",
@@ -161,7 +146,7 @@ CASES = (
     Case(
         "... and its lane ends",
         proving(0, State.STOPPED),
-        (EndLane,),
+        (END,),
         lanes=(lane(),),
         wish=Wish.DRAINING,
         why="a new driver",
@@ -169,7 +154,7 @@ CASES = (
     Case(
         "a member with other weights is stopped",
         proving(),
-        (StopMember,),
+        (STOP,),
         lanes=(lane(),),
         more={"clock_offset_s": 500.0},
         why="clock",
@@ -187,21 +172,30 @@ def test_what_is_done_with_a_member(case: Case) -> None:
         last, wish=case.wish, wish_reason="a new driver" if case.wish.value != "active" else None
     )
     condition = condition_of(one, case.desired, *case.lanes)
-    actions = plan(case.desired, [condition], case.lanes, set(), NOW)
-    assert tuple(map(type, actions)) == case.then
-    assert all(action.member_id == "m" for action in actions)
-    reasons = [action.reason for action in actions if isinstance(action, EndLane | StopMember)]
+    changes = plan(case.desired, [condition], case.lanes, set(), NOW)
+    assert tuple(done for change in changes for done in _done(change)) == case.then
+    assert all(change.member_id == "m" for change in changes)
+    reasons = [reason for change in changes for reason in (*change.ended.values(), change.why)]
     assert not case.why or any(case.why in reason for reason in reasons), reasons
+
+
+def _done(change: MemberChange) -> list[str]:
+    calls = [] if change.call is None else [change.call]
+    return [END] * len(change.ended) + [ADOPT] * len(change.adopted) + calls
 
 
 def test_nothing_is_done_with_a_member_that_a_call_is_about() -> None:
     condition = condition_of(member(seen()), GENERATING)
     assert plan(GENERATING, [condition], (), {"m"}, NOW) == []
-    assert plan(GENERATING, [condition], (), {"another"}, NOW) == [StartLane("m")]
+    assert plan(GENERATING, [condition], (), {"another"}, NOW) == [starts("m")]
 
 
 def test_no_more_starts_than_lanes_are_left() -> None:
     found = [condition_of(member(seen(), f"m{n}"), GENERATING) for n in range(5)]
     given = (lane(0, member_id="x", ended_at=1.0),)
-    actions = plan(GENERATING, found, given, set(), NOW)
-    assert actions == [StartLane("m0"), StartLane("m1"), StartLane("m2")]
+    changes = plan(GENERATING, found, given, set(), NOW)
+    assert changes == [starts("m0"), starts("m1"), starts("m2")]
+
+
+def starts(member_id: str) -> MemberChange:
+    return MemberChange(member_id, {}, {}, START)

@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 
 from gpu.page import page
-from gpu.reading import aims_of, headline
-from gpu.report import FAILED, PASSED, SKIPPED, RunReport, StepResult, figures_of, read
+from gpu.report import (
+    FAILED,
+    PASSED,
+    SKIPPED,
+    RunReport,
+    StepResult,
+    aims_of,
+    figures_of,
+    headline,
+    read,
+)
 from support.hosts import HOST
 
 SPEEDS = {

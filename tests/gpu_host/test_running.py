@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu import running
 from gpu.report import FAILED, PASSED, SKIPPED, StepResult
 from gpu.running import run_step
 from gpu.steps import Step
+from measuring import processes
 from support.processes import has_ended
 
 
@@ -76,7 +76,7 @@ def test_a_record_that_is_not_json_is_none(tmp_path: Path) -> None:
 def test_a_step_at_its_limit_is_stopped_with_the_servers_that_it_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "GRACE_S", 1.0)
+    monkeypatch.setattr(processes, "END_S", 1.0)
     # It ignores SIGTERM, as a step that hangs in a driver, and its server has a session of its own.
     code = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"

@@ -1,6 +1,8 @@
 import pytest
 
-from proofserve.reports import Figure, Limit, Report, median, quantile, ratios_to_neighbours
+from proofserve.reports import Figure, Limit, Report
+from proofserve_lab.bench.generation import ratios_to_neighbours
+from proofserve_lab.bench.statistics import median, quantile
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from proofserve.outbox import results
 from proofserve.outbox.sender import CallbackSender
-from proofserve.outbox.store import SqliteOutbox
+from proofserve.outbox.store import SqliteOutbox, progress
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
@@ -48,7 +47,15 @@ def winners(*nonces: int) -> list[Winner]:
 
 
 async def progress_of(store: SqliteOutbox, round_id: str) -> RoundProgress:
-    return await store.database.read(results.progress, round_id)
+    return await store.database.read(progress, round_id)
+
+
+@dataclass
+class HandClock:
+    now: float = 1e9
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class FastClock:

@@ -16,7 +16,7 @@ from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.records import RoundProgress, StoredResult
 from support.pace import PACE
 
-from .support import FastClock, a_spec, artifacts, progress_of
+from .support import a_spec, artifacts, progress_of
 from .writer import BATCH
 
 pytestmark = pytest.mark.anyio
@@ -88,14 +88,6 @@ async def test_an_unknown_round_is_a_value_error(store: SqliteOutbox) -> None:
         with pytest.raises(ValueError, match="'r9' was never opened"):
             await call
     assert await store.results(0, 10) == []
-
-
-async def test_a_callback_that_no_receiver_would_accept_is_refused(store: SqliteOutbox) -> None:
-    with pytest.raises(ValueError, match="'finished' is not one of generated, validated"):
-        await store.enqueue("finished", "http://a", {})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        await store.enqueue("validated", "http://a", {"p_value": float("nan")})
-    assert (await store.gauges()).pending == 0
 
 
 async def test_a_cancelled_record_still_wakes_the_sender(store: SqliteOutbox) -> None:
@@ -213,15 +205,6 @@ async def _check_whole(store: SqliteOutbox, stored: int) -> None:
     assert [row.nonce for row in await store.results(0, 10**6)] == list(range(stored))
     assert await progress_of(store, "r1") == RoundProgress(stored, found=stored)
     assert (await store.gauges()).results == stored
-
-
-async def test_pending_age_counts_from_the_oldest(store: SqliteOutbox, clock: FastClock) -> None:
-    await store.enqueue("validated", "http://a", {"n_total": 1})
-    await clock.sleep(2.0)
-    await store.enqueue("validated", "http://a", {"n_total": 2})
-    gauges = await store.gauges()
-    assert gauges.pending == 2
-    assert gauges.oldest_pending_s >= 2.0
 
 
 async def test_a_probe_writes_and_changes_nothing(store: SqliteOutbox, path: Path) -> None:

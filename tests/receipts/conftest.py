@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.store import SqliteOutbox
+from support.fake_engine import FakeEngine
 
 
 @pytest.fixture

@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.codec import to_float16
-from proofserve.protocol.receipts.answer import FinishedAnswer
-from proofserve.protocol.receipts.log import require_chain, require_inclusion
-from proofserve.protocol.receipts.record import Sampling
-from proofserve.protocol.receipts.signature import SignedReceipt, is_signed, require_signatures
+from proofserve.protocol.receipts.record import (
+    FinishedAnswer,
+    Sampling,
+    SignedReceipt,
+    is_signed,
+    require_chain,
+    require_inclusion,
+    require_signatures,
+)
 from proofserve.rounds.receipts import ReceiptService
+from support.fake_engine import FakeEngine
 from support.pace import until
 
 K_DIM = 16

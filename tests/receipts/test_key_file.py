@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.outbox.receipts import signing_key
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 
 
 @pytest.fixture

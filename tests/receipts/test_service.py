@@ -15,17 +15,21 @@ from typing import Any
 import pytest
 
 from outbox.support import running_target, sending
-from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import require_chain
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import (
+    Receipt,
+    Sampling,
+    SigningKey,
+    require_chain,
+    token_hash,
+)
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.receipts import ReceiptService
-from proofserve.wire.receipts import signed_entry
+from proofserve.wire.signed import signed_entry
+from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from support.pace import until
 from support.refusals import refused
 

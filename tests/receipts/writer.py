@@ -4,11 +4,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.receipts import ReceiptService
 from receipts.support import an_answer
+from support.fake_engine import FakeEngine
 
 
 async def write(path: Path) -> None:

@@ -10,14 +10,14 @@ import anyio
 import httpx
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.receiver import reader
 from proofserve.receiver.reader import ReceiverFileError
 from receipts.support import an_answer, logged, running
+from support.fake_engine import FakeEngine
 from support.logs import chain, posted, signed_entries
 
 KEY = SigningKey.new()

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.commitments import Opening
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
@@ -28,6 +27,7 @@ from proofserve.rounds.records import (
 )
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
+from support.fake_engine import FakeEngine
 
 WORK = Workload(scheme("artifact-v1"), Block("block", 7), "key", 16)
 # What takes seconds in service takes milliseconds here.

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.computation import Computation, NonceLimit
-from proofserve.rounds.jobs import JobQueue
+from proofserve.rounds.manager import JobQueue
 from proofserve.rounds.records import JobState, Limits, Outcome
 from proofserve.rounds.status import NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox
+from support.fake_engine import FakeEngine
 from support.pace import until
 
 

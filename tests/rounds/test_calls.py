@@ -4,11 +4,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.computation import SHORTEST_DEFERRAL_S, artifacts_of, ask, checked
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, ProofBatch
 from rounds.doubles import WORK
+from support.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 

@@ -2,12 +2,12 @@ from collections.abc import Callable
 
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.computation import artifacts_of, validate
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, StatTest, Verdict
 from rounds.doubles import WORK, computed
+from support.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 

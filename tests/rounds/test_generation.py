@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.computation import NOT_FINITE
@@ -17,6 +16,7 @@ from proofserve.rounds.generation import Generation
 from proofserve.rounds.records import Limits, RoundProgress, RoundSpec, Target
 from proofserve.rounds.status import Counters, NodeTotals
 from rounds.doubles import QUICK, WORK, MemoryOutbox, round_spec
+from support.fake_engine import FakeEngine
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

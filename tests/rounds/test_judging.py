@@ -2,7 +2,6 @@ import asyncio
 
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
@@ -11,6 +10,7 @@ from proofserve.rounds.errors import EngineFault, EngineGone, Refusal
 from proofserve.rounds.records import DistanceClaims, DistanceVerdict, Target, Workload
 from proofserve.rounds.status import NodeTotals
 from rounds.doubles import round_spec
+from support.fake_engine import FakeEngine
 from support.refusals import refused
 
 pytestmark = pytest.mark.anyio

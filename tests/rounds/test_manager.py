@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import JobState, Proofs, Target, Workload
 from proofserve.rounds.state import State
 from proofserve.rounds.status import EngineGauges
 from rounds.doubles import QUICK, MemoryOutbox, job, round_spec
+from support.fake_engine import FakeEngine
 from support.pace import until
 from support.refusals import refused
 

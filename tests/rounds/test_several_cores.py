@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.computation import self_check
 from proofserve.rounds.errors import EngineFault, Refusal
 from proofserve.rounds.generation import Generation
@@ -17,6 +16,7 @@ from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import Limits, RoundProgress
 from proofserve.rounds.status import Counters, NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, round_spec
+from support.fake_engine import FakeEngine
 from support.pace import until
 from support.refusals import refused
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from measuring.results import table
 from proofserve.protocol import ARTIFACT, SKETCH_2
-from soundness import cells
-from soundness.page import never_convicted, table
+from soundness import results as cells
+from soundness.page import never_convicted
 
 ROOT = Path(__file__).parents[2]
 ROWS = cells.read((ROOT / "docs" / "soundness.csv").read_text())

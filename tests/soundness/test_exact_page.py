@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from measuring.results import Kept
 from proofserve.protocol.codec import encode
 from proofserve.reports import ReportedError
-from soundness import exact, exact_page
+from soundness import exact
 from soundness.exact import ALL, BY_START, SUBJECTS, Proved, Start
 from soundness.recorded import foreign
 
@@ -15,7 +16,7 @@ KERNELS = {"vllm": "0.32.0", "torch": "2.13.0"}
 
 @pytest.fixture(autouse=True)
 def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "STARTS", tmp_path)
+    monkeypatch.setattr(exact, "STARTS", Kept(Proved, tmp_path))
 
 
 def keep(start: Start, other: int = 0) -> None:
@@ -26,7 +27,7 @@ def keep(start: Start, other: int = 0) -> None:
         rows = foreign(subject.workload(scheme).scheme).vectors
         texts = {nonce: encode(rows[nonce][None])[0] for nonce in subject.judged}
         vectors[scheme] = {n: text[::-1] if n < other else text for n, text in texts.items()}
-    start.file(subject).write_text(Proved(kernels=KERNELS, vectors=vectors).model_dump_json())
+    exact.STARTS.write(start.of(subject), Proved(kernels=KERNELS, vectors=vectors))
 
 
 def row(page: str, name: str) -> list[str]:
@@ -38,7 +39,7 @@ def test_the_page_counts_equal_bits_beside_the_first_start() -> None:
     keep(BY_START["first"])
     keep(BY_START["again"])
     keep(BY_START["two-ranks"], other=5)
-    page = exact_page.page()
+    page = exact.page()
     assert row(page, "bfloat16: a second start") == ["64", "64", "-", "-"]
     assert row(page, "bfloat16: two ranks") == ["59", "59", "-", "-"]
     assert row(page, "bfloat16: another machine") == ["64", "64", "-", "-"]
@@ -55,4 +56,4 @@ def test_what_was_started_is_not_started_again() -> None:
 
 def test_without_a_start_there_is_no_page() -> None:
     with pytest.raises(ReportedError, match="make exact"):
-        exact_page.page()
+        exact.page()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from measuring.results import Kept
 from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import BankRun
 from soundness import page as pages
-from soundness.cells import cell_rows, read, written
 from soundness.recorded import README, foreign, nodes_in
-from soundness.results import FORMS, Found
+from soundness.results import FORMS, Found, cell_rows, read, written
 from soundness.runs import KeptRuns
 from soundness.subjects import SUBJECTS, Subject
 from soundness.trying import RealNode, Trial, calibration_of, tried
@@ -66,8 +66,9 @@ def test_what_was_computed_is_kept(runs: KeptRuns, found: Found) -> None:
 
 
 def test_the_page_says_what_was_tried_and_a_wrong_conviction(found: Found, tmp_path: Path) -> None:
-    found.write(tmp_path)
-    assert Found.read(tmp_path, "qwen3_moe", SKETCH) == found
+    kept = Kept(Found, tmp_path)
+    kept.write(found.name, found)
+    assert kept.read(f"qwen3_moe-{SKETCH}") == found
     text = pages.page([found], "a processor")
     assert f"**0 of {TRIAL.runs * (len(KERNELS) + 1) * len(FORMS):,}**" in text
     rows = cell_rows([found])

@@ -1,7 +1,7 @@
 """Chats with receipts as a node makes them, by the reference engine with any weights."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,16 +9,22 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from proofserve.engines.reference.emulation import emulated
+from proofserve.engines.reference.forward import logits_of
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.reading import logits_of
 from proofserve.protocol.codec import to_float16
-from proofserve.protocol.receipts.log import first_entry, inclusions
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
-from proofserve.protocol.receipts.signature import SignedReceipt, SigningKey
+from proofserve.protocol.receipts.record import (
+    Receipt,
+    Sampling,
+    SignedReceipt,
+    SigningKey,
+    first_entry,
+    inclusions,
+    token_hash,
+)
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from proofserve.verifier.chat.conversation import Conversation, conversation
 from proofserve.verifier.validator import CheckpointTokenizer
-from proofserve.wire.receipts import signed_receipt_body
+from proofserve.wire.signed import signed_receipt_body
 from support.decoders import decoder_of
 from support.provider import CREATED_MS, SEEN_AFTER_MS
 
@@ -41,6 +47,8 @@ class Writer:
     weights_digest: str
     reads: Network | None = None
     k_dim: int = 32
+    _decoded: dict[Any, tuple[Network, "Decoded"]] = field(default_factory=dict)
+    """What was decoded so far, also by writers that were made of this one."""
 
     def chat(
         self,
@@ -56,9 +64,9 @@ class Writer:
         request: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
         request |= {"temperature": said, "max_tokens": tokens}
         prompt = self.tokenizer.prompt_ids(request)
-        output, states = _decoded(self.writes, prompt, tokens, temperature, number)
+        output, states = self._decode(self.writes, prompt, tokens, temperature, number)
         if self.reads is not None:
-            _, states = _decoded(self.reads, prompt, tokens, 0.0, number, output)
+            _, states = self._decode(self.reads, prompt, tokens, 0.0, number, output)
         scheme = ReceiptScheme(SKETCH_KEY, self.weights_digest, self.k_dim)
         rows = scheme.rows(states.shape[1], torch.device("cpu"))
         name = f"chat-{number}"
@@ -86,6 +94,14 @@ class Writer:
         times = (receipt.created_ms, receipt.created_ms + SEEN_AFTER_MS)
         return conversation(name, request, response, [body], *times)
 
+    def _decode(self, network: Network, *asked: Any) -> "Decoded":
+        """As ``decoded``, once for each network and what it is asked."""
+        key = (id(network), *map(str, asked))
+        if key not in self._decoded:
+            # The network is kept, so that no other one gets its id.
+            self._decoded[key] = (network, decoded(network, *asked))
+        return self._decoded[key][1]
+
 
 def signed(receipt: Receipt) -> SignedReceipt:
     """With a place in a log of its own, a second later."""
@@ -95,19 +111,20 @@ def signed(receipt: Receipt) -> SignedReceipt:
     return replace(made, inclusion=found, entry_signature=KEY.sign(entry.hash))
 
 
+# An answer's tokens, and the states that chose them.
+Decoded = tuple[tuple[int, ...], Tensor]
+
+
 @torch.inference_mode()
-def _decoded(
+def decoded(
     network: Network,
     prompt: Sequence[int],
     tokens: int,
     temperature: float,
     seed: int,
     given: Sequence[int] | None = None,
-) -> tuple[tuple[int, ...], Tensor]:
-    """An answer token by token, as servers make it, and the states that chose its tokens.
-
-    The tokens are ``given``, or drawn.
-    """
+) -> Decoded:
+    """An answer token by token, as servers make it. Its tokens are ``given``, or drawn."""
     draw = torch.Generator().manual_seed(seed)
     decoder = decoder_of(network)
     cache, read = DynamicCache(), torch.tensor([prompt])

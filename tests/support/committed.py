@@ -20,7 +20,6 @@ from starlette.types import ASGIApp
 
 from outbox.support import serving
 from proofserve.api.routes import router
-from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.receiver.app import create_app
@@ -30,6 +29,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.verifier.claims import Selection
 from proofserve.verifier.openings import CommittedSource, read_committed
 from proofserve.wiring.node import running_node
+from support.fake_engine import FakeEngine
 from support.pace import wait_until
 
 ORDER: dict[str, Any] = {

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from proofserve.protocol.receipts.log import LogEntry, first_entry
-from proofserve.protocol.receipts.signature import SignedEntry, SigningKey
-from proofserve.wire.receipts import signed_entry_body
+from proofserve.protocol.receipts.record import LogEntry, SignedEntry, SigningKey, first_entry
+from proofserve.wire.signed import signed_entry_body
 
 
 def chain(count: int, name: str = "a", before: LogEntry | None = None) -> list[LogEntry]:

@@ -15,11 +15,19 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from proofserve.protocol.codec import to_float16
-from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
-from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.protocol.receipts.record import (
+    LogEntry,
+    Receipt,
+    Sampling,
+    SignedEntry,
+    SignedReceipt,
+    SigningKey,
+    first_entry,
+    inclusions,
+    token_hash,
+)
 from proofserve.verifier.chat.conversation import Conversation, conversation
-from proofserve.wire.receipts import signed_entry_body, signed_receipt_body
+from proofserve.wire.signed import signed_entry_body, signed_receipt_body
 
 CREATED_MS = 1_700_000_000_000
 # By the client's clock, after an answer's end.

@@ -9,7 +9,7 @@ import pytest
 from starlette.datastructures import State
 
 import proofserve
-from proofserve.engines.vetting.ranks import require_equal_ranks
+from proofserve.engines.vetting.start import require_equal_ranks
 from proofserve.plugin.endpoint import ProofEndpoints
 from proofserve.rounds.errors import EngineFault
 from support.engines import EmbeddedEngine

@@ -12,9 +12,9 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
 from proofserve.engines.receipts.client import VllmAnswers
+from proofserve.engines.reference.forward import states_of
 from proofserve.engines.reference.network import load
-from proofserve.engines.reference.reading import states_of
-from proofserve.protocol.receipts.answer import FinishedAnswer
+from proofserve.protocol.receipts.record import FinishedAnswer
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from support.engines import EmbeddedEngine
 

@@ -16,8 +16,8 @@ from fastapi import FastAPI, Request, Response
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, DynamicCache
 
+from proofserve.engines.reference.forward import logits_of
 from proofserve.engines.reference.network import Network, load
-from proofserve.engines.reference.reading import logits_of
 from support.decoders import decoder_of
 
 OWN_FIELDS = {"return_token_ids", "return_tokens_as_token_ids", "top_k", "min_p"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress
 from proofserve.verifier.judges import SHARE, Chances, Standing
 from proofserve.verifier.verification import (

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.owed import Unproved
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.remote.node_client import Unproved
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError
 from proofserve.verifier.challenge import nonces_of

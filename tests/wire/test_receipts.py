@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import first_entry, inclusions, require_inclusion
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
-from proofserve.protocol.receipts.signature import (
+from proofserve.protocol.receipts.record import (
+    Receipt,
+    Sampling,
     SignedEntry,
     SignedReceipt,
     SigningKey,
+    first_entry,
+    inclusions,
+    require_inclusion,
     require_signatures,
+    token_hash,
 )
-from proofserve.wire.receipts import (
+from proofserve.wire.signed import (
     signed_entry,
     signed_entry_body,
     signed_receipt,

@@ -5,20 +5,20 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from proofserve.api.node import Node
 from proofserve.api.routes import router
-from proofserve.engines.fake import FakeEngine
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import access_of
 from proofserve.wiring.node import running_node
-from proofserve.wiring.owner import ForwardingRoute, Ownership, private_app
+from proofserve.wiring.owner import ForwardingRoute, Ownership
+from support.fake_engine import FakeEngine
 
 
 class ApiProcess:
@@ -29,7 +29,7 @@ class ApiProcess:
         self.engine.latency_s = 0.002
         self.taken_over = 0
         self._settings = settings
-        self.ownership = Ownership(settings.outbox, server, self._start, self._private)
+        self.ownership = Ownership(settings.outbox, server, self._start)
         self.app = FastAPI()
         forwarding = ForwardingRoute(
             lambda: self.ownership, access_of(settings), settings.max_body_bytes
@@ -43,16 +43,16 @@ class ApiProcess:
         return node
 
     @asynccontextmanager
-    async def _start(self, was_owned: bool) -> AsyncIterator[Node]:
+    async def _start(self, was_owned: bool) -> AsyncIterator[tuple[Node, list[APIRouter]]]:
         settings = self._settings.model_copy(update={"resume": self._settings.resume or was_owned})
         async with running_node(self.engine, settings, owned=self._owned) as node:
-            yield node
+            yield node, self.private_routers(node)
 
     async def _owned(self) -> None:
         self.taken_over += 1
 
-    def _private(self, node: Node) -> Callable[..., object]:
-        return private_app(lambda: [router(lambda _: node)])
+    def private_routers(self, node: Node) -> list[APIRouter]:
+        return [router(lambda _: node)]
 
 
 async def main(server: str, port: int) -> None:

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 
 from proofserve.api.node import Node
 from proofserve.api.routes import router
-from proofserve.engines.fake import FakeEngine
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
+from support.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from proofserve.api.status import status_of
-from proofserve.engines.fake import FakeEngine
+from proofserve.api.node import status_of
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring import joining
 from proofserve.wiring.joining import joining_of
 from proofserve.wiring.node import running_node
 from proofserve.wiring.start_checks import start_checks
+from support.fake_engine import FakeEngine
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,6 @@ from pydantic import SecretStr
 
 from proofserve.api.access import LOCAL, ApiError
 from proofserve.api.node import Node
-from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
@@ -18,6 +17,7 @@ from proofserve.rounds.state import State
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
 from rounds.doubles import round_spec
+from support.fake_engine import FakeEngine
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

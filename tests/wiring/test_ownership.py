@@ -167,7 +167,7 @@ async def test_the_socket_alone_opens_nothing(tmp_path: Path) -> None:
     async with two(tmp_path) as (owner, _):
         found = owner.ownership.owner
         assert found is not None
-        transport = httpx.AsyncHTTPTransport(uds=found.socket)
+        transport = httpx.AsyncHTTPTransport(uds=found)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
             assert (await http.get("/api/v1/pow/status")).status_code == 403
 

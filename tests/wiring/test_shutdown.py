@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from outbox.support import FastClock, Target, running_target
-from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import Refusal
@@ -17,6 +16,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.wiring import node as node_module
 from proofserve.wiring.node import running_node
 from rounds.doubles import job, round_spec
+from support.fake_engine import FakeEngine
 from support.pace import until
 from support.refusals import refused
 

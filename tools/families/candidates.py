@@ -7,6 +7,7 @@ from typing import Final
 
 from compressed_tensors.quantization import QuantizationArgs
 
+from measuring.files import CACHE
 from proofserve.cli.model import Checkpoint, checkpoint_named
 from proofserve.engines.checkpoints import keep_digest, weights_digest
 from proofserve.engines.reference.suspects import FP8_CACHE, write_rounded_copy
@@ -15,8 +16,7 @@ from support.harmony import with_harmony
 from support.library_node import FP8_IN_GROUPS, FP8_PER_TOKEN
 from support.quantised import NEEDS_AMX, SERVED, quantise
 
-ROOT: Final = Path(__file__).parents[2]
-FOLDER: Final = ROOT / ".cache" / "families"
+FOLDER: Final = CACHE / "families"
 CHEAPER: Final = "int4 g128"
 KV_FP8: Final = ("--kv-cache-dtype", "fp8")
 

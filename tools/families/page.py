@@ -8,8 +8,9 @@ from families.candidates import FAMILIES, FORMATS, Candidate
 from families.results import Judged, Row
 from families.trial import ONE, ROUNDED, SEQ_LEN, TWO
 from families.verdicts import BANK, CALIBRATED, JUDGED
+from measuring.results import table
 from proofserve.engines.reference.suspects import FP8_CACHE
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 
 TEXT: Final = Path(__file__).with_suffix(".txt")
 STEPS: Final = ("smoke", "e2e", "coexist", "chat", "receipts")
@@ -34,8 +35,8 @@ def page(found: Mapping[str, Row]) -> str:
     reasons = [f"- {n}: {text}." for n, each in every.items() if (text := _reason(each, found))]
     versions = sorted({row.vllm for row in found.values() if row.vllm})
     return TEXT.read_text().format(
-        families=_table(FAMILY_HEAD, families),
-        formats=_table(FORMAT_HEAD, formats),
+        families=table(FAMILY_HEAD, families),
+        formats=table(FORMAT_HEAD, formats),
         reasons="\n".join(reasons),
         versions=", ".join(versions) or "(none yet)",
         machines=" or ".join(sorted({row.machine for row in found.values()})),
@@ -120,8 +121,3 @@ def _reason(candidate: Candidate, found: Mapping[str, Row]) -> str:
         checks = found[candidate.name].checks.get("refusal", [])
         return "; ".join(f"{each.name}: {each.detail}" for each in checks)
     return candidate.by_block or ("" if candidate.name in found else "not run")
-
-
-def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
-    first, *others = (f"| {' | '.join(line)} |" for line in [head, *rows])
-    return "\n".join([first, f"|{'---|' * len(head)}", *others])

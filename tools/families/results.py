@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pydantic import TypeAdapter
-
-from proofserve_lab.checks import Check
+from measuring.results import Kept
+from proofserve_lab.check.checks import Check
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,5 @@ class Row:
     winners: list[Winners] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
-    def write(self, folder: Path) -> None:
-        (folder / f"{self.name}.json").write_bytes(_ROW.dump_json(self, indent=1) + b"\n")
 
-    @staticmethod
-    def read(file: Path) -> "Row":
-        return _ROW.validate_json(file.read_bytes())
-
-
-_ROW: Final = TypeAdapter(Row)
+MEASURED: Final = Kept(Row, Path(__file__).with_name("measured"))

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from gpu.report import write_record
-from proofserve.protocol.device.choice import kernels_for
+from measuring.files import ROOT
+from proofserve.protocol.device import kernels_for
 
-TESTS = Path(__file__).parents[2] / "tests" / "golden"
+TESTS = ROOT / "tests" / "golden"
 # Without this repository's settings for pytest: they name plugins that a GPU host may lack.
 OPTIONS = ("-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=default", "-q")
 MOST_FAILURES = 20

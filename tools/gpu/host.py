@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from measuring.files import ROOT
 from proofserve.host import Card, HostFacts, TorchFacts, host_facts, required_packages
 
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PYPROJECT = ROOT / "pyproject.toml"
 EXTRAS = ("reference", "models")
 # Beside what proofserve itself requires.
 TESTS = ("pytest",)

@@ -10,8 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gpu.reading import headline, number
-from gpu.report import RunReport, figures_of, read
+from gpu.report import RunReport, figures_of, headline, number, read
 
 FOLDER, TEMPLATE = Path(__file__).parent, "page.html"
 

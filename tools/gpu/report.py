@@ -1,4 +1,7 @@
-"""The report of a run: what the host has, and what came of each step. JSON, written after each."""
+"""The report of a run: what the host has, and what came of each step. JSON, written after each.
+
+The main figures of each step are shown beside its name; on known cards there are aims.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,9 +9,49 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from measuring.files import write_whole
+
 FORMAT, VERSION = "proofserve-gpu-report", 1
 NAME = "gpu-report.json"
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+# Figures whose names begin so are shown beside a step's name. Of several, the largest.
+HEADLINES: Mapping[str, Sequence[str]] = {
+    "golden": ("cases_passed", "cases_failed"),
+    "pick-order": ("rows", "in_another_order"),
+    "reference": ("nonces_per_second_64_", "nonces_per_second_256_", "matmul_tflops"),
+    "profile": ("overhead_artifact-v1", "overhead_sketch-v1"),
+    "generation": ("busy_ratio", "nonces_per_second", "vs_prefill"),
+    "chat-priority": ("identical", "throughput_ratio", "resume_ms_p50"),
+    "chat-graphs": ("identical", "throughput_ratio", "resume_ms_p50"),
+    "same-batch": ("same_batch_over_dedicated",),
+}
+NOISE = ("dist_threshold", "left_out_convicted", "room")
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A number that a figure of ``step`` shall reach, or with ``at_most`` not exceed.
+
+    The figure is the largest whose name begins with ``prefix``. ``card`` is a part of the card's
+    name, empty for every card.
+    """
+
+    step: str
+    prefix: str
+    bound: float
+    text: str
+    card: str = ""
+    at_most: bool = False
+
+
+AIMS = (
+    Aim("reference", "nonces_per_second_64_", 4000.0, "0.6B, 64 tokens, nonces a second", "H200"),
+    Aim("reference", "nonces_per_second_64_", 380.0, "0.6B, 64 tokens, nonces a second", "H100"),
+    Aim("profile", "overhead_artifact-v1", 0.05, "inputs and finish, of a forward", at_most=True),
+    Aim("profile", "overhead_distance-v1", 0.05, "inputs and finish, of a forward", at_most=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +76,7 @@ class StepResult:
 class RunReport:
     """``options`` are those of the run; ``host`` is None if the host could not be looked at.
 
-    ``aims`` compares figures with what is wanted on a card (``gpu.reading``).
+    ``aims`` compares figures with what is wanted on a card (``AIMS``).
     """
 
     started: str
@@ -57,10 +100,8 @@ class RunReport:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     def write(self, folder: Path) -> Path:
-        """Write the file anew; a program that stops meanwhile leaves the old one whole."""
-        file, part = folder / NAME, folder / f".{NAME}"
-        part.write_text(private(json.dumps(self.json(), indent=1)) + "\n", encoding="utf-8")
-        part.replace(file)
+        file = folder / NAME
+        write_whole(file, private(json.dumps(self.json(), indent=1)) + "\n")
         return file
 
 
@@ -92,7 +133,7 @@ def write_record(
     windows: Mapping[str, Any],
     failed: Sequence[str] = (),
 ) -> None:
-    """Write what a step measured, in the form of ``lab.report.Report.json``."""
+    """Write what a step measured, in the form of ``proofserve.reports.Report.json``."""
     found = {
         **figures,
         "passed": not failed,
@@ -100,9 +141,7 @@ def write_record(
         "setup": dict(setup),
         "windows": dict(windows),
     }
-    part = file.with_name(f".{file.name}")
-    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    part.replace(file)
+    write_whole(file, json.dumps(found, indent=1) + "\n")
 
 
 def figures_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
@@ -118,3 +157,44 @@ def figures_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
         for name, value in record.items()
         if name != "passed" and (value is None or isinstance(value, int | float))
     }
+
+
+def headline(step: StepResult) -> str:
+    """The main figures of a step; empty if it has none."""
+    figures = figures_of(step.record)
+    prefixes = NOISE if step.name.startswith("noise") else HEADLINES.get(step.name, ())
+    shown = ((prefix.rstrip("_"), largest(figures, prefix)) for prefix in prefixes)
+    return ", ".join(f"{name} {number(value)}" for name, value in shown if value is not None)
+
+
+def largest(figures: Mapping[str, float | None], prefix: str) -> float | None:
+    """The largest figure whose name is ``prefix``, or else begins with it."""
+    if figures.get(prefix) is not None:
+        return figures[prefix]
+    found = [v for name, v in figures.items() if name.startswith(prefix) and v is not None]
+    return max(found, default=None)
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, or whole from 1000 on; "-" for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def aims_of(report: RunReport) -> list[dict[str, Any]]:
+    """The aims that hold for the card of ``report``, and whether each was reached."""
+    cards = (report.host or {}).get("torch", {}).get("cards", [])
+    if not cards or report.options.get("short"):
+        return []
+    steps = {step.name: figures_of(step.record) for step in report.steps}
+    found = []
+    for aim in AIMS:
+        value = largest(steps.get(aim.step, {}), aim.prefix)
+        if aim.card not in cards[0]["name"] or value is None:
+            continue
+        reached = value <= aim.bound if aim.at_most else value >= aim.bound
+        sign = "at most" if aim.at_most else "at least"
+        aim_text = f"{aim.prefix.rstrip('_')}: {aim.text}, {sign} {number(aim.bound)}"
+        found.append({"aim": aim_text, "value": value, "reached": reached})
+    return found

@@ -9,7 +9,7 @@ Such a prompt reads random tokens, as ``sketch-v1`` does; its sketch is not made
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -29,7 +29,8 @@ from proofserve.remote.chats import (
 )
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
-from proofserve.reports import Figure, Limit, Progress, Report, median, quantile
+from proofserve.reports import Figure, Limit, Progress, Report
+from proofserve_lab.bench.statistics import median, quantile
 
 ALONE, DEDICATED, SAME_BATCH = "alone", "dedicated", "same_batch"
 # Short questions and long answers: chat that decodes most of the time.
@@ -91,12 +92,10 @@ class SameBatchReadings:
 
         None if no proof was computed beside chat.
         """
-        alone = median(self.chat(ALONE))
-        pairs = zip(self.chat(kind), self.windows[kind], strict=True)
-        lost = [(alone or 0.0) - chat for chat, _ in pairs]
-        rates = [each.proof_rate for each in self.windows[kind]]
-        costs = [less / rate for less, rate in zip(lost, rates, strict=True) if rate > 0]
-        return median(costs)
+        alone = median(self.chat(ALONE)) or 0.0
+        rates = (each.proof_rate for each in self.windows[kind])
+        pairs = zip(self.chat(kind), rates, strict=True)
+        return median([(alone - chat) / rate for chat, rate in pairs if rate > 0])
 
     def gap_ms(self, kind: str, share: float) -> float | None:
         gaps = [
@@ -113,17 +112,15 @@ def measure_same_batch(node: NodeClient, plan: SameBatchPlan, progress: Progress
     """Measure all three kinds beside one load. Raises ReportedError as NodeClient."""
     readings = SameBatchReadings()
     sequences = node.measure(plan.work, 2).sequences
-    progress.step("chat alone, beside proofs, and with prompts in its batch", 3 * plan.windows)
 
     def call(number: int) -> Call:
         return reading_chat(plan.work.model, number, WORDS, TOKENS)
 
     with ClosedLoop(node.url, call, plan.clients, stream_answer) as loop:
         loop.settle(SETTLE_S)
-        for _ in range(plan.windows):
-            for kind in (ALONE, DEDICATED, SAME_BATCH):
-                readings.windows[kind].append(_window(node, plan, kind, sequences, readings.errors))
-                progress.advance()
+        text = "chat alone, beside proofs, and with prompts in its batch"
+        for kind in progress.over(text, [ALONE, DEDICATED, SAME_BATCH] * plan.windows):
+            readings.windows[kind].append(_window(node, plan, kind, sequences, readings.errors))
     readings.streams = loop.replies
     return same_batch_report(plan, readings, {**machine(), **node.versions()})
 
@@ -131,29 +128,31 @@ def measure_same_batch(node: NodeClient, plan: SameBatchPlan, progress: Progress
 def _window(
     node: NodeClient, plan: SameBatchPlan, kind: str, sequences: int, errors: list[str]
 ) -> LoadWindow:
-    if kind == SAME_BATCH:
-        with _prompts(node, plan, errors) as replies:
-            time.sleep(SETTLE_S)
-            began = time.monotonic()
-            time.sleep(plan.window_s)
-            ended = time.monotonic()
-        done = [reply for reply in replies if began <= reply.ended < ended]
-        return LoadWindow(began, ended, sum(reply.prompt_tokens for reply in done))
-    if kind == ALONE:
+    with _proofs(node, plan, kind, sequences, errors) as tokens:
         time.sleep(SETTLE_S)
-        began = time.monotonic()
+        before, began = tokens(), time.monotonic()
         time.sleep(plan.window_s)
-        return LoadWindow(began, time.monotonic(), 0.0)
-    with node.round(plan.work):
-        time.sleep(SETTLE_S)
-        before, began = node.engine().forwards, time.monotonic()
-        time.sleep(plan.window_s)
-        after, ended = node.engine().forwards, time.monotonic()
-    return LoadWindow(began, ended, float((after - before) * sequences * plan.work.seq_len))
+        after, ended = tokens(), time.monotonic()
+    return LoadWindow(began, ended, float(after - before))
 
 
 @contextmanager
-def _prompts(node: NodeClient, plan: SameBatchPlan, errors: list[str]) -> Iterator[list[Reply]]:
+def _proofs(
+    node: NodeClient, plan: SameBatchPlan, kind: str, sequences: int, errors: list[str]
+) -> Iterator[Callable[[], int]]:
+    """Proofs of one kind run meanwhile; the function gives their tokens so far."""
+    if kind == ALONE:
+        yield lambda: 0
+    elif kind == DEDICATED:
+        with node.round(plan.work):
+            yield lambda: node.engine().forwards * sequences * plan.work.seq_len
+    else:
+        with _prompts(node, plan) as loop:
+            yield lambda: sum(reply.prompt_tokens for reply in [*loop.replies])
+        errors += [reply.error for reply in loop.replies if reply.error]
+
+
+def _prompts(node: NodeClient, plan: SameBatchPlan) -> ClosedLoop[Reply]:
     """Prompts of ``seq_len`` tokens, one answer token each, as long as the context."""
     # New tokens each time: no prompt may be found in the prefix cache.
     draw = np.random.default_rng()
@@ -164,9 +163,7 @@ def _prompts(node: NodeClient, plan: SameBatchPlan, errors: list[str]) -> Iterat
         body = {"model": plan.work.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
         return Call("/v1/completions", {**body, **priority})
 
-    with ClosedLoop(node.url, call, IN_FLIGHT, ask_one) as loop:
-        yield loop.replies
-    errors += [reply.error for reply in loop.replies if reply.error]
+    return ClosedLoop(node.url, call, IN_FLIGHT, ask_one)
 
 
 def same_batch_report(

@@ -6,17 +6,15 @@ from typing import Annotated
 
 import typer
 
-from matrix.columns import columns
-from matrix.installation import FOLDER, ROOT
+from matrix.columns import FOLDER, columns
 from matrix.page import REFERENCE, honest_noise, page, passed
-from matrix.results import ColumnResult
+from matrix.results import MEASURED, SCHEMES, ColumnResult, write_vectors
 from matrix.trial import try_column
-from matrix.vectors import SCHEMES, write_vectors
+from measuring.files import DOCS
+from measuring.results import chosen, machine_text, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session
-from proofserve.host import machine
 
-PAGE = ROOT / "docs" / "versions.md"
-MEASURED = Path(__file__).parent / "measured"
+PAGE = DOCS / "versions.md"
 
 app = typer.Typer(help="Every vetted vLLM on this machine's CPU.")
 
@@ -33,19 +31,17 @@ def run(
     Columns that do not run now keep their results, which are files in matrix/measured.
     """
     known = {column.name: column for column in columns()}
-    if unknown := set(only or ()) - set(known):
-        raise typer.BadParameter(f"{', '.join(unknown)}; the columns are {', '.join(known)}")
+    names = chosen(only, known, "columns")
     logs = FOLDER / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    MEASURED.mkdir(exist_ok=True)
-    for name in only or known:
+    for name in names:
         tried = try_column(known[name], logs, typer.echo)
-        replace(tried, machine=_machine()).write(MEASURED)
-    found = write_page()
+        MEASURED.write(name, replace(tried, machine=machine_text()))
+    found = page_of_results()
     reference = found.get(REFERENCE)
     wrong = [
         name
-        for name in only or known
+        for name in names
         if not known[name].skipped
         and not passed(known[name], found[name], reference, honest_noise())
     ]
@@ -55,29 +51,22 @@ def run(
 
 
 @app.command("page")
-def write_page() -> dict[str, ColumnResult]:
+def page_of_results() -> dict[str, ColumnResult]:
     """Write docs/versions.md from the results of all columns, without a run."""
     wanted = columns()
-    files = {each.name: MEASURED / f"{each.name}.json" for each in wanted}
-    found = {name: ColumnResult.read(file) for name, file in files.items() if file.is_file()}
-    PAGE.write_text(page(wanted, found))
-    typer.echo(f"wrote {PAGE.relative_to(ROOT)}")
+    found = MEASURED.all(column.name for column in wanted)
+    write_page(PAGE, page(wanted, found))
     return found
 
 
 @app.command()
 def vectors(
     model: Annotated[str, typer.Argument(help=f"One of {', '.join(SCHEMES)}.")],
-    file: Annotated[Path, typer.Argument(help="Where the vectors go, as JSON.")],
+    folder: Annotated[Path, typer.Argument(help="Where the vectors go, as MODEL.json.")],
 ) -> None:
     """Prove fixed nonces on a server of this environment's vLLM; a step of each column."""
     with open_session() as session:
-        write_vectors(model, file, session)
-
-
-def _machine() -> str:
-    facts = machine()
-    return f"{facts.get('cores', '?')} cores of {facts.get('processor', 'an unknown processor')}"
+        write_vectors(model, folder, session)
 
 
 if __name__ == "__main__":

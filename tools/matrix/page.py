@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matrix.columns import Column
-from matrix.results import ColumnResult
+from matrix.results import NONCES, SCHEMES, SEQ_LEN, ColumnResult
 from matrix.trial import MODEL
-from matrix.vectors import NONCES, SCHEMES, SEQ_LEN
+from measuring.results import table
 from proofserve.cli.model import trained_calibration
-from proofserve.engines.vetting.versions import MATRIX, VETTED
+from proofserve.engines.vetting.features import MATRIX, VETTED
 from proofserve.models.trained import TRAINED_MODELS
-from proofserve.verifier.calibration_file import read
+from proofserve.verifier.calibration_file import CalibrationFile
 
 REFERENCE = "0.32-V1"
 STEPS = ("contract", "smoke", "e2e", "coexist", "chat first")
@@ -22,11 +22,9 @@ def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult]) -> str:
     limits, reference = honest_noise(), found.get(REFERENCE)
     rows = [_row(column, found.get(column.name), reference, limits) for column in wanted]
     head = ["vLLM", "runner", "passed", *STEPS, *SCHEMES, "seconds", "nonces/s"]
-    lines = [head, ["---"] * len(head), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     skipped = [f"{c.name}: skipped, {c.skipped}." for c in wanted if c.skipped]
     return TEXT.read_text().format(
-        table="\n\n".join([table, *skipped]),
+        table="\n\n".join([table(head, rows, rule=" --- "), *skipped]),
         machines=_machines([found[c.name] for c in wanted if c.name in found]),
         scheme=SCHEMES[MODEL],
         seq_len=SEQ_LEN,
@@ -60,7 +58,7 @@ def honest_noise() -> dict[str, float]:
         with trained_calibration(scheme, TRAINED_MODELS[model]) as file:
             found[model] = min(
                 max(each.figures.lengths)
-                for each in read(file).populations
+                for each in CalibrationFile.read(file).populations
                 if each.facts.name.startswith("vLLM on x86")
             )
     return found

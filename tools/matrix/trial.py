@@ -1,15 +1,14 @@
 """What runs in a column: each step is a command of its own, and none can stop the next."""
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from matrix.columns import Column
-from matrix.installation import ROOT, InstallationFailed
-from matrix.results import ColumnResult, StepResult, own_vectors
+from matrix.columns import Column, InstallationFailed
+from matrix.results import ColumnResult, Measured, StepResult
+from measuring.jobs import Job
+from measuring.results import Kept
 
 # A step that hangs ends after this, seconds.
 STEP_S = 1800.0
@@ -21,27 +20,19 @@ CHAT_FIRST = (
 PYTEST = ("-m", "pytest", "--quiet", "-p", "no:cacheprovider")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """``arguments`` are Python's."""
-
-    name: str
-    arguments: tuple[str, ...]
-
-
-def steps(vectors: Mapping[str, Path]) -> list[Step]:
-    """``vectors``: by model, the file of what its step proves."""
-    checks = [
-        Step(name, ("-m", "proofserve", "check", name, "--models", MODEL))
+def steps(column: Column, vectors: Path) -> list[Job]:
+    """``vectors`` is the folder of what a column proves."""
+    checks = (
+        Job(name, ("-m", "proofserve", "check", name, "--models", MODEL))
         for name in ("smoke", "e2e", "coexist")
-    ]
+    )
     return [
-        Step("contract", (*PYTEST, "tests/contract")),
+        Job("contract", (*PYTEST, "tests/contract")),
         *checks,
-        Step("chat first", (*PYTEST, *CHAT_FIRST)),
+        Job("chat first", (*PYTEST, *CHAT_FIRST)),
         *(
-            Step(f"vectors of {model}", ("-m", "matrix", "vectors", model, str(file)))
-            for model, file in vectors.items()
+            Job(f"vectors of {model}", ("-m", "matrix", "vectors", model, str(vectors)))
+            for model in column.models
         ),
     ]
 
@@ -59,34 +50,22 @@ def try_column(column: Column, logs: Path, tell: Callable[[str], None]) -> Colum
         tell(f"{column.name}: not installed: {error}")
         failed = StepResult("installation", False, time.monotonic() - began, str(error))
         return ColumnResult(column.minor, column.runner, steps=[failed])
-    files = {model: logs / f"{column.name}.{model}.json" for model in column.models}
-    for file in files.values():
-        file.unlink(missing_ok=True)
+    vectors = logs / column.name
+    proved = Kept(Measured, vectors)
+    for model in column.models:
+        proved.file(model).unlink(missing_ok=True)
     found = []
-    for step in steps(files):
+    for step in steps(column, vectors):
         tell(f"{column.name}: {step.name} ...")
-        found.append(_run(step, env, logs / f"{column.name}.{step.name.replace(' ', '-')}.log"))
+        log = logs / f"{column.name}.{step.name.replace(' ', '-')}.log"
+        found.append(_run(replace(step, env=env), log))
         verdict = "passed" if found[-1].passed else "FAILED"
         tell(f"{column.name}: {step.name} {verdict}, {found[-1].seconds:.0f} s")
-    return ColumnResult(column.minor, column.runner, steps=found, measured=own_vectors(files))
+    measured = proved.all(column.models)
+    return ColumnResult(column.minor, column.runner, steps=found, measured=measured)
 
 
-def _run(step: Step, env: Mapping[str, str], log: Path) -> StepResult:
-    began = time.monotonic()
-    with log.open("wb") as out:
-        code = _exit_code((sys.executable, *step.arguments), env, out.fileno())
-    lines = log.read_text(errors="replace").strip().splitlines()
-    last = lines[-1].strip() if lines else f"exit code {code}"
-    return StepResult(step.name, code == 0, time.monotonic() - began, last)
-
-
-def _exit_code(argv: Sequence[str], env: Mapping[str, str], out: int) -> int | None:
-    """The exit code of a command; None if it ran for ``STEP_S`` and was ended."""
-    running = subprocess.Popen(argv, env=dict(env), cwd=ROOT, stdout=out, stderr=out)
-    try:
-        return running.wait(STEP_S)
-    except subprocess.TimeoutExpired:
-        # Its signal handlers stop the servers that it started.
-        running.terminate()
-        running.wait()
-        return None
+def _run(step: Job, log: Path) -> StepResult:
+    ended = step.run(log, STEP_S)
+    detail = ended.last_line or f"exit code {ended.code}"
+    return StepResult(step.name, ended.code == 0, ended.seconds, detail)

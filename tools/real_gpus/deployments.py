@@ -16,7 +16,6 @@ from proofserve.protocol.codec import decode
 from proofserve.reports import ReportedError, read_json
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, read_file
 
-ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = Path(__file__).parent / "deployments"
 
 

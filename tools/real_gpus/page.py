@@ -1,8 +1,6 @@
 """``docs/real-gpus.md``, its tables as CSV, and its picture: what came of all verifications."""
 
-import csv
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from measuring.results import csv_text, table
 from proofserve.reports import BLUE, GREEN, RED, WIDTH
 from real_gpus.deployments import Group
 from real_gpus.trying import DISTANCE, NEVER, Endings, Kind, by_the_network
@@ -70,7 +69,7 @@ def _of_group(group: Group, kinds: Mapping[Kind, Endings]) -> str:
         if kind.share == 1.0 and (kind.cheap or not kind.suspect)
     }
     rows = [row[:_SHOWN] for row in _rows(whole)]
-    return f"{title}\n\n{_table(_HEAD[:_SHOWN], rows)}"
+    return f"{title}\n\n{table(_HEAD[:_SHOWN], rows)}"
 
 
 def _rows(kinds: Mapping[Kind, Endings]) -> list[Sequence[str]]:
@@ -92,7 +91,7 @@ def _rows(kinds: Mapping[Kind, Endings]) -> list[Sequence[str]]:
 def verdicts_csv(found: Found) -> str:
     """Every line of the tables, also of nodes that are cheap in a share of their nonces."""
     rows = [(group.model, *row) for group, kinds in found for row in _rows(kinds)]
-    return _csv(("model", *_HEAD), rows)
+    return csv_text(("model", *_HEAD), rows)
 
 
 def _title(kind: Kind) -> str:
@@ -135,7 +134,7 @@ def deployments_csv(groups: Sequence[Group]) -> str:
         for group in groups
         for i, each in enumerate(group.deployments)
     ]
-    return _csv(("file", "model", "weights", "ran on", "is", "median distance"), rows)
+    return csv_text(("file", "model", "weights", "ran on", "is", "median distance"), rows)
 
 
 def _median(group: Group, node: int) -> float:
@@ -157,17 +156,6 @@ def _network(groups: Sequence[Group]) -> str:
         more = f" and {cheap} of {of_cheap} pairs with a cheap one" if of_cheap else ""
         parts.append(f"{honest} of {of_honest} pairs of honest {group.model} nodes{more}")
     return f"convicts {'; '.join(parts)}."
-
-
-def _csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
-    return text.getvalue()
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    first, *others = (f"| {' | '.join(cells)} |" for cells in [head, *rows])
-    return "\n".join([first, f"|{'---|' * len(head)}", *others])
 
 
 def draw(groups: Sequence[Group], file: Path) -> None:

@@ -2,30 +2,32 @@
 
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from matrix.columns import INTERPRETER
+from measuring.files import DOCS
+from measuring.jobs import Job, run_all
+from measuring.results import Kept, chosen, machine_text, table, table_rows, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session
-from proofserve.host import machine, processor_here
-from soundness import answers, contexts, exact, exact_page, writers
-from soundness.cells import cell_rows, written
+from proofserve.host import processor_here
+from soundness import answers, contexts, exact, writers
 from soundness.forged import forged_files
-from soundness.jobs import PROGRESS_S, Job, run_all
 from soundness.page import convicted_honest, page
 from soundness.recorded import README, foreign, nodes_in, record
-from soundness.results import Found
+from soundness.results import Found, cell_rows, written
 from soundness.runs import KeptRuns
-from soundness.subjects import BY_NAME, FOLDER, ROOT, SUBJECTS, Subject
+from soundness.subjects import BY_NAME, FOLDER, SECOND_SERVER, SUBJECTS, Subject
 from soundness.trying import Trial, calibration_of, tried
 
-PAGE: Final = ROOT / "docs" / "soundness.md"
+PAGE: Final = DOCS / "soundness.md"
 CELLS: Final = PAGE.with_suffix(".csv")
-RESULTS: Final = FOLDER / "results"
+RESULTS: Final = Kept(Found, FOLDER / "results")
 NODES: Final = FOLDER / "nodes"
+LOGS: Final = FOLDER / "logs"
 
 app = typer.Typer(help="Honest nodes and cheats, and how often `verify` convicts each.")
 Examine = Annotated[
@@ -46,48 +48,40 @@ def run(
     page has the models that were ever run, each as it was the last time. Exit
     code 1: an honest node was convicted.
     """
-    if unknown := set(only or ()) - set(BY_NAME):
-        raise typer.BadParameter(f"{', '.join(unknown)}; the models are {', '.join(BY_NAME)}")
-    subjects = [each for each in SUBJECTS if not only or each.arch in only]
-    for folder in (RESULTS, NODES):
-        folder.mkdir(parents=True, exist_ok=True)
+    names = chosen(only, BY_NAME, "models")
+    subjects = [each for each in SUBJECTS if each.arch in names]
+    NODES.mkdir(parents=True, exist_ok=True)
     folders = [option for each in examine or () for option in ("--examine", str(each.absolute()))]
     tries = [
-        Job(f"{each.arch} {scheme}", ("try", each.arch, scheme, *folders))
+        Job(f"{each.arch} {scheme}", ("-m", "soundness", "try", each.arch, scheme, *folders))
         for each in subjects
         for scheme in each.schemes
     ]
     began = time.monotonic()
     with open_session() as session, session.interrupts.allowed():
-        run_all([job for each in subjects for job in _servers(each)], typer.echo)
-        run_all(tries, typer.echo)
-        found = Found.all_of(RESULTS, [(s.arch, scheme) for s in SUBJECTS for scheme in s.schemes])
-    facts = machine()
+        run_all([job for each in subjects for job in _servers(each)], LOGS, typer.echo)
+        run_all(tries, LOGS, typer.echo)
+        every = RESULTS.all(f"{s.arch}-{scheme}" for s in SUBJECTS for scheme in s.schemes)
+        found = [*every.values()]
     CELLS.write_text(written(cell_rows(found)))
-    PAGE.write_text(page(found, f"{facts['cores']} cores of {facts['processor']}"))
-    minutes = (time.monotonic() - began) / 60
-    typer.echo(f"wrote {PAGE.relative_to(ROOT)} after {minutes:.0f} minutes")
+    write_page(PAGE, page(found, machine_text()))
+    typer.echo(f"after {(time.monotonic() - began) / 60:.0f} minutes")
     if wrong := convicted_honest(found):
         typer.echo("\n".join(wrong))
         raise typer.Exit(EXIT_FAILED)
 
 
-def _servers(subject: Subject) -> list[Job]:
+def _servers(subject: Subject) -> Iterator[Job]:
     """Real nodes of this machine that have not been recorded yet."""
-    second = {
-        **{"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"},
-        "PYTHONPATH": f"{ROOT / 'src'}:{INTERPRETER}",
-    }
-    made: dict[str, tuple[str, dict[str, str]]] = {"vllm": ("1", {})}
+    made: dict[str, tuple[int, dict[str, str]]] = {"vllm": (1, {})}
     if subject.is_recorded:
-        made |= {"vllm-tp2": ("2", {}), "vllm-v2": ("1", second)}
-    jobs = []
+        made |= {"vllm-tp2": (2, {}), "vllm-v2": (1, SECOND_SERVER)}
     for name, (ranks, env) in made.items():
         folder = NODES / f"{subject.arch}-{name}"
-        arguments = ("--arch", subject.arch, "--name", name, "--ranks", ranks)
+        about = ("--arch", subject.arch, "--name", name, "--ranks", str(ranks))
         if not (folder / README).is_file():
-            jobs.append(Job(folder.name, ("record", str(folder), *arguments), env, int(ranks)))
-    return jobs
+            arguments = ("-m", "soundness", "record", str(folder), *about)
+            yield Job(folder.name, arguments, env, ranks)
 
 
 @app.command("try")
@@ -97,7 +91,7 @@ def try_one(arch: str, scheme: str, examine: Examine = None) -> None:
     folders = sorted(NODES.glob(f"{arch}-vllm*"))
     if subject.is_recorded:
         folders += examine or ()
-    with open_session(log_every_s=PROGRESS_S) as session, session.interrupts.allowed():
+    with open_session() as session, session.interrupts.allowed():
         session.line.step("loading")
         runs = KeptRuns(subject, scheme)
         real = [node for each in folders for node in nodes_in(each, runs.work.scheme)]
@@ -108,7 +102,7 @@ def try_one(arch: str, scheme: str, examine: Examine = None) -> None:
         if subject.is_recorded:
             session.line.step("a forged file, verified again and again")
             found = replace(found, forged=forged_files(runs, calibration))
-        found.write(RESULTS)
+        RESULTS.write(found.name, found)
 
 
 @app.command("record")
@@ -120,7 +114,7 @@ def record_here(
 ) -> None:
     """Write what this machine's vLLM proves, with what it runs on, for others to examine."""
     name = name or re.sub("[^a-z0-9]+", "-", processor_here().lower()).strip("-")
-    with open_session(log_every_s=PROGRESS_S) as session:
+    with open_session() as session:
         record(BY_NAME[arch], name, ranks, folder, session)
         session.console.print(f"recorded in {folder}", soft_wrap=True)
 
@@ -129,14 +123,14 @@ def record_here(
 def start_one(arch: str, name: str) -> None:
     """Keep what one server proves; a step of `exact`."""
     subject = next(each for each in exact.SUBJECTS if each.arch == arch)
-    with open_session(log_every_s=PROGRESS_S) as session:
+    with open_session() as session:
         exact.prove(subject, exact.BY_START[name], session)
 
 
 @app.command("ask")
 def ask_one(arch: str, kind: str) -> None:
     """Keep the answers of one server; a step of `writers`."""
-    with open_session(log_every_s=PROGRESS_S) as session:
+    with open_session() as session:
         if kind == "honest":
             answers.ask_honest(BY_NAME[arch], session)
         else:
@@ -146,7 +140,7 @@ def ask_one(arch: str, kind: str) -> None:
 @app.command("read")
 def read_one(arch: str) -> None:
     """Have the published model read what others wrote; a step of `writers`."""
-    with open_session(log_every_s=PROGRESS_S) as session:
+    with open_session() as session:
         answers.read_answers(BY_NAME[arch], session)
 
 
@@ -154,14 +148,13 @@ def read_one(arch: str) -> None:
 def who_wrote(arch: str) -> None:
     """Who read and who wrote live answers of `trained` or `smollm2` (half an hour on two cores)."""
     answers.prepare_liar()
-    with open_session(log_every_s=PROGRESS_S) as session, session.interrupts.allowed():
-        run_all(answers.jobs(arch), typer.echo)
+    with open_session() as session, session.interrupts.allowed():
+        run_all(answers.jobs(arch), LOGS, typer.echo)
         trial = writers.AnswersTrial(BY_NAME[arch], session.line)
-        # As they come: the whole takes so long that it may be stopped.
-        typer.echo(writers.HEAD)
+        typer.echo(table(writers.HEAD, [], rule=" --- "))
         for name in answers.WRITERS:
-            typer.echo(writers.cheat_text(trial.of_writer(name)))
-        typer.echo(writers.honest_text(arch, trial.honest()))
+            typer.echo(trial.of_writer(name))
+        typer.echo(trial.honest())
 
 
 @app.command("contexts")
@@ -170,10 +163,11 @@ def longer_contexts() -> None:
 
     Vectors are kept in .cache: what was interrupted goes on where it was.
     """
-    with open_session(log_every_s=PROGRESS_S) as session, session.interrupts.allowed():
-        typer.echo(contexts.HEAD)
+    with open_session() as session, session.interrupts.allowed():
+        # As they come: the whole takes so long that it may be stopped.
+        typer.echo(table(contexts.HEAD, [], rule=" --- "))
         for each in contexts.NONCES:
-            typer.echo(contexts.rows(contexts.tried_context(each, session.line)))
+            typer.echo(table_rows(contexts.rows(each, session.line)))
 
 
 @app.command("exact")
@@ -183,9 +177,8 @@ def exact_bits() -> None:
     What was proved is kept in .cache: what was interrupted goes on where it was.
     """
     with open_session() as session, session.interrupts.allowed():
-        run_all(exact.missing(), typer.echo)
-        exact_page.PAGE.write_text(exact_page.page())
-    typer.echo(f"wrote {exact_page.PAGE.relative_to(ROOT)}")
+        run_all(exact.missing(), LOGS, typer.echo)
+        write_page(exact.PAGE, exact.page())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts of vLLM servers, and what each proves: by them ``exact_page`` counts equal bits."""
+"""``docs/exact.md``: how often the bits of two honest vLLM servers agree, and starts of servers."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -6,20 +6,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import torch
 from pydantic import BaseModel
 
-from matrix.columns import INTERPRETER
+from measuring.files import DOCS
+from measuring.jobs import Job
+from measuring.nodes import artifacts
+from measuring.results import Kept, table
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
-from proofserve.host import ServedDtype
+from proofserve.host import ServedDtype, processor_here
 from proofserve.protocol import ARTIFACT, SKETCH, SKETCH_2
+from proofserve.protocol.codec import encode
 from proofserve.remote.chats import ClosedLoop, ask_one, reading_chat
-from proofserve.remote.node_client import NodeClient
-from proofserve.rounds.computation import chunks
-from soundness.jobs import Job
-from soundness.subjects import BY_NAME, FOLDER, FORWARD_BATCH, ROOT, Subject
+from proofserve.reports import ReportedError
+from soundness.recorded import foreign
+from soundness.subjects import BY_NAME, FOLDER, FORWARD_BATCH, SECOND_SERVER, Subject
 
-STARTS: Final = FOLDER / "exact"
+PAGE: Final = DOCS / "exact.md"
+TEXT: Final = Path(__file__).with_suffix(".txt")
 NONCES: Final = 64
 # Of a round's calls, unless the order is another one.
 AT_ONCE: Final = 8
@@ -50,14 +55,11 @@ class Start:
     cores: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def file(self, subject: Subject) -> Path:
-        return STARTS / f"{subject.arch}-{self.name}.json"
+    def of(self, subject: Subject) -> str:
+        """Its name among ``STARTS``."""
+        return f"{subject.arch}-{self.name}"
 
 
-_SECOND_RUNNER: Final = {
-    **{"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"},
-    "PYTHONPATH": f"{ROOT / 'src'}:{INTERPRETER}",
-}
 _AVX2: Final = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 _F32: Final = "float32"
 ALL: Final = (
@@ -73,16 +75,24 @@ ALL: Final = (
     Start("float32-avx2", "torch and oneDNN kept to AVX2", dtype=_F32, env=_AVX2),
     Start("two-threads", "two threads", cores=2, env={"OMP_NUM_THREADS": "2"}),
     Start("float32-again", "a second start", dtype=_F32),
-    Start("second-runner", "the second model runner", env=_SECOND_RUNNER),
+    Start("second-runner", "the second model runner", env=SECOND_SERVER),
 )
 BY_START: Final = {start.name: start for start in ALL}
+# The first start of each dtype, with which the others are compared.
+BASES: Final = (BY_START["first"], BY_START["float32"])
+NOT_TRIED: Final = "-"
+# The vector of each nonce, as on the wire.
+Texts = dict[int, str]
 
 
 class Proved(BaseModel):
     """Of one start: what it runs on, and by scheme the vector of each nonce as on the wire."""
 
     kernels: dict[str, str]
-    vectors: dict[str, dict[int, str]]
+    vectors: dict[str, Texts]
+
+
+STARTS: Final = Kept(Proved, FOLDER / "exact")
 
 
 def missing() -> list[Job]:
@@ -90,13 +100,13 @@ def missing() -> list[Job]:
     return [
         Job(
             f"{subject.arch} {start.name}",
-            ("start", subject.arch, start.name),
+            ("-m", "soundness", "start", subject.arch, start.name),
             start.env,
             start.cores,
         )
         for start in ALL
         for subject in SUBJECTS
-        if not start.file(subject).is_file()
+        if STARTS.read(start.of(subject)) is None
     ]
 
 
@@ -120,25 +130,58 @@ def prove(subject: Subject, start: Start, session: CommandSession) -> None:
             else nullcontext()
         )
         with loop:
-            made = {
-                scheme: _vectors(node, subject, scheme, start, session)
-                for scheme in subject.schemes
-            }
+            nonces = subject.judged[::-1] if start.backwards else subject.judged
+            made: dict[str, Texts] = {}
+            for scheme in subject.schemes:
+                order = subject.order(scheme)
+                claims = artifacts(node, order, nonces, start.at_once, session.line)
+                made[scheme] = {each.nonce: each.vector_b64 for each in claims}
         proved = Proved(kernels=node.kernels(), vectors=made)
-    STARTS.mkdir(parents=True, exist_ok=True)
-    start.file(subject).write_text(proved.model_dump_json())
+    STARTS.write(start.of(subject), proved)
 
 
-def _vectors(
-    node: NodeClient, subject: Subject, scheme: str, start: Start, session: CommandSession
-) -> dict[int, str]:
-    nonces = subject.judged[::-1] if start.backwards else subject.judged
-    calls = chunks(nonces, start.at_once)
-    session.line.step(f"{scheme}: {len(nonces)} nonces", len(calls))
-    made: dict[int, str] = {}
-    for call in calls:
-        made |= {
-            each.nonce: each.vector_b64 for each in node.artifacts(subject.order(scheme), call)
-        }
-        session.line.advance()
-    return made
+def page() -> str:
+    """The page by the starts that have been made. Raises ReportedError without the first one."""
+    columns = [(subject, scheme) for subject in SUBJECTS for scheme in subject.schemes]
+    rows = [
+        [f"{base.dtype}: {other.what}", *(_cell(*column, base, other) for column in columns)]
+        for base in BASES
+        for other in ALL
+        if other.dtype is base.dtype and other is not base
+    ]
+    rows.append(["bfloat16 and float32", *(_cell(*column, *BASES) for column in columns)])
+    rows.append(["bfloat16: another machine", *(_recorded(*column) for column in columns)])
+    rows = [row for row in rows if {*row[1:]} != {NOT_TRIED}]
+    if (first := STARTS.read(BASES[0].of(SUBJECTS[0]))) is None:
+        raise ReportedError("no server has been started; run `make exact`")
+    return TEXT.read_text().format(
+        nonces=NONCES,
+        models="; ".join(f"{each.arch} ({each.what}, {each.seq_len} tokens)" for each in SUBJECTS),
+        versions=f"vLLM {first.kernels['vllm']}, torch {first.kernels['torch']}",
+        machine=f"{processor_here()} ({torch.backends.cpu.get_cpu_capability()})",
+        table=table(["compared", *(f"{each.arch}, {scheme}" for each, scheme in columns)], rows),
+    )
+
+
+def equal(one: Texts | None, other: Texts | None) -> str:
+    """In how many nonces both have the same bits."""
+    if one is None or other is None:
+        return NOT_TRIED
+    return str(sum(text == other[nonce] for nonce, text in one.items()))
+
+
+def _cell(subject: Subject, scheme: str, one: Start, other: Start) -> str:
+    return equal(*(_texts(subject, scheme, start) for start in (one, other)))
+
+
+def _recorded(subject: Subject, scheme: str) -> str:
+    if not subject.is_recorded:
+        return NOT_TRIED
+    vectors = foreign(subject.workload(scheme).scheme).vectors
+    recorded = {nonce: encode(vectors[nonce][None])[0] for nonce in subject.judged}
+    return equal(_texts(subject, scheme, BASES[0]), recorded)
+
+
+def _texts(subject: Subject, scheme: str, start: Start) -> Texts | None:
+    proved = STARTS.read(start.of(subject))
+    return None if proved is None else proved.vectors[scheme]

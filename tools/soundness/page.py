@@ -4,8 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from soundness.cells import CHEAT, NEVER, CellRow, cell_rows, cheat_summary, honest_summary, summary
-from soundness.results import Found
+from measuring.results import table
+from soundness.results import (
+    CHEAT,
+    NEVER,
+    CellRow,
+    Found,
+    cell_rows,
+    cheat_summary,
+    honest_summary,
+    summary,
+)
 from soundness.subjects import BY_NAME
 
 TEXT: Final = Path(__file__).with_suffix(".txt")
@@ -14,7 +23,6 @@ UNKNOWN: Final = (
     " named here, kernels that round where none of the emulated ones does, and weights that were"
     " rounded with the help of data (AWQ, GPTQ)."
 )
-Row = Sequence[str]
 
 
 def page(found: Sequence[Found], machine: str) -> str:
@@ -22,9 +30,10 @@ def page(found: Sequence[Found], machine: str) -> str:
     rows = cell_rows(found)
     lengths = {f"{max(n.nonces for n in f.honest)} of {f.seq_len}": 0 for f in found}
     arches = list(dict.fromkeys(each.arch for each in found))
+    wrong = convicted_honest(found)
     processors = {row["processor"] for row in rows if row["processor"]}
     return TEXT.read_text().format(
-        summary=_summary(found, rows),
+        summary=summary(rows) + (f" They are: {'; '.join(wrong)}." if wrong else ""),
         unknown=_unknown(found),
         runs=found[0].runs,
         soon=found[0].soon,
@@ -40,22 +49,14 @@ def page(found: Sequence[Found], machine: str) -> str:
     )
 
 
-def _summary(found: Sequence[Found], rows: Sequence[CellRow]) -> str:
-    """Also which honest nodes were convicted."""
-    wrong = convicted_honest(found)
-    return f"{summary(rows)} They are: {'; '.join(wrong)}." if wrong else summary(rows)
-
-
 def _unknown(found: Sequence[Found]) -> str:
     """Also which of the models have not been run."""
     text = UNKNOWN.format(longest=max(each.seq_len for each in found))
     done = {each.arch for each in found}
     left = [f"{arch} ({subject.what})" for arch, subject in BY_NAME.items() if arch not in done]
-    return (
-        f"{text} Of the models that can be tried, these were not: {', '.join(left)}."
-        if left
-        else text
-    )
+    if left:
+        text += f" Of the models that can be tried, these were not: {', '.join(left)}."
+    return text
 
 
 def convicted_honest(found: Sequence[Found]) -> list[str]:
@@ -85,8 +86,3 @@ def _forged(found: Sequence[Found]) -> str:
     convicted, times = (sum(getattr(one, name) for one in every) for name in ("convicted", "times"))
     most = max((one.most for one in every), default=0)
     return f"{convicted} of {times}, after {most} nonces at most"
-
-
-def table(head: Row, rows: Sequence[Row]) -> str:
-    first, *others = (f"| {' | '.join(row)} |" for row in [head, *rows])
-    return "\n".join([first, f"|{'---|' * len(head)}", *others])

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 import proofserve
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
-from proofserve.engines.reference.network import DTYPES, Network
+from proofserve.engines.reference.kernels import PROFILES, own_profile
+from proofserve.engines.reference.network import DTYPES, Network, with_kernels
 from proofserve.protocol import SKETCH_2
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload

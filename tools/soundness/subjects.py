@@ -1,9 +1,10 @@
 """The models on which verdicts are tried, and the nonces of each."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from matrix.columns import IN_VENV, Column
+from measuring.files import CACHE
 from proofserve.cli.model import Checkpoint, SmallModel, checkpoint
 from proofserve.models.trained import DENSE, MIXTURE, SMOLLM2
 from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, SKETCH_2, default_k_dim
@@ -11,17 +12,18 @@ from proofserve.protocol.identity import Block
 from proofserve.remote.records import Work
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.deployment import PRUNED_EXPERTS
-from proofserve.verifier.orders import vector_scheme
+from proofserve.verifier.orders import workload_of
 from soundness.massive import MASSIVE, massive_checkpoint
 
-ROOT: Final = Path(__file__).parents[2]
-FOLDER: Final = ROOT / ".cache" / "soundness"
+FOLDER: Final = CACHE / "soundness"
 SCHEMES: Final = (SKETCH, ARTIFACT)
 # Of a dense model both sketches are the same numbers.
 MIXTURE_SCHEMES: Final = (SKETCH, SKETCH_2, ARTIFACT)
 # The round of recorded vectors. The calibrations that the package ships are of another one.
 BLOCK, KEY = Block("0xabc", 100), "me"
 FORWARD_BATCH: Final = 8
+# The environment of a server with the second model runner.
+SECOND_SERVER: Final = Column(IN_VENV, "V2").variables()
 
 # Besides the bank.
 DENSE_CHEATS: Final = ("int8 g48, private", "int8 per channel by chance")
@@ -71,8 +73,7 @@ class Subject:
         return tuple(range(self.nonces, self.nonces + self.calibrating))
 
     def workload(self, scheme: str) -> Workload:
-        made = vector_scheme(scheme, default_k_dim(scheme), stronger_rng=False)
-        return Workload(made, BLOCK, KEY, self.seq_len)
+        return workload_of(self.order(scheme))
 
     def order(self, scheme: str) -> Work:
         """The same work, as a node gets it."""

@@ -18,7 +18,7 @@ from proofserve.cli.command import SettingOptions
 from proofserve.cli.options import first_key
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.fleet import FleetSettings, FleetWorkerSettings
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 
 FLEET_OPTIONS = SettingOptions(FleetSettings)
 WORKER_OPTIONS = SettingOptions(FleetWorkerSettings)
@@ -27,8 +27,8 @@ FAILED = 2
 DEFAULT_URL = "http://127.0.0.1:7100"
 _TIMEOUT_S = 10.0
 _PAGE = 500
-# One line for each callback, and for each step of a migration, would be too many.
-_ONLY_WARNINGS = ("httpx", "alembic")
+# One line for each callback would be too many.
+_ONLY_WARNINGS = ("httpx",)
 _STATE_COLOURS = {"ready": "green", "lost": "red", "refused": "red"}
 _VERDICT_COLOURS = {
     "honest": "green",

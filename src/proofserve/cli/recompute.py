@@ -20,7 +20,7 @@ from proofserve.verifier.orders import order_for, workload_of
 from proofserve.verifier.verification import Truth
 
 if TYPE_CHECKING:
-    from proofserve.verifier.plans.costs import Pass
+    from proofserve.verifier.plans import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 
@@ -45,8 +45,8 @@ def claims_of_model(
 
         from proofserve.engines.errors import CheckpointError  # noqa: PLC0415
         from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
-        from proofserve.engines.reference.kernels import own_profile, with_kernels  # noqa: PLC0415
-        from proofserve.engines.reference.network import load  # noqa: PLC0415
+        from proofserve.engines.reference.kernels import own_profile  # noqa: PLC0415
+        from proofserve.engines.reference.network import load, with_kernels  # noqa: PLC0415
         from proofserve.engines.reference.variants import with_redrawn_matrices  # noqa: PLC0415
         from proofserve.rounds.computation import NOT_FINITE, artifacts_of  # noqa: PLC0415
     try:
@@ -82,7 +82,7 @@ def tell_plan(
     ``passes_of`` are those over its weights, ``about`` says for what.
     """
     # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.verifier.plans.rates import plan_lines  # noqa: PLC0415
+    from proofserve.verifier.plans import plan_lines  # noqa: PLC0415
 
     session.line.step("measuring how fast this machine is, for the plan")
     for line in plan_lines(setup, work, forward_batch, passes_of, about):
@@ -100,7 +100,7 @@ def tell_plan_of_verdict(
 
     Raises ReportedError, and as ``plan_lines``.
     """
-    from proofserve.verifier.plans.costs import expected_passes  # noqa: PLC0415 - as above
+    from proofserve.verifier.plans import expected_passes  # noqa: PLC0415 - as above
 
     if not sample:
         raise ReportedError("there is no artifact to verify")

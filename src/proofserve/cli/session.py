@@ -17,7 +17,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from proofserve.engines.errors import CheckpointError
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress, ReportedError, TooSlowError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed

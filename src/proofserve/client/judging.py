@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import BoundedClient, NodeClient
-from proofserve.remote.owed import UnprovedError
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.remote.node_client import BoundedClient, NodeClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
-from proofserve.remote.transcript import Transcript
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
+from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.challenge import (
     DESCRIBES_ITSELF_S,
     ChallengeResult,
@@ -25,12 +23,10 @@ from proofserve.verifier.challenge import (
     answer,
 )
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, read_file
-from proofserve.verifier.judges import UnprovedRecord
-from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.judging import JudgingOptions, UnprovedRecord, VerdictReport, judged
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.nodes.sources import WitnessError
 from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
-from proofserve.verifier.verification import Truth
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
@@ -104,14 +100,21 @@ class Judging:
 
         Raises ReportedError, which names the field, for a calibration that is of other work.
         """
-        truth_of = self._truths(order, progress) if self.model else None
+        loaded = None
+        if self.model is not None:
+            progress.step(f"loading {self.model}")
+            work = workload_of(order)
+            loaded = proof_validator(self.setup(), work, self.forward_batch, progress.layer)
+            loaded.require(self.options.calibration, work)
 
         def judge(
             claimed: ClaimedArtifacts, order: Work, sample: tuple[str, int | None]
         ) -> VerdictReport:
             # The source need not say its scheme.
-            claimed = replace(claimed, scheme=order.scheme)
-            truth = truth_of(order) if truth_of else None
+            claimed, truth = replace(claimed, scheme=order.scheme), None
+            if loaded is not None:
+                work = workload_of(order)
+                truth = loaded.truth_about(work, self.forward_batch, progress.layer)
             if self.nodes is not None:
                 return self.nodes.report(claimed, order, self.options, sample, progress, truth)
             if truth is None:
@@ -119,23 +122,6 @@ class Judging:
             return judged(claimed, truth, self.options, *sample, progress)
 
         return judge
-
-    def _truths(self, order: Work, progress: Progress) -> Callable[[Work], Truth]:
-        from proofserve.verifier.validator import proofs_of  # noqa: PLC0415
-
-        setup, first = self.setup(), workload_of(order)
-        progress.step(f"loading {setup.model}")
-        loaded = proof_validator(setup, first, self.forward_batch, progress.layer)
-        if (measured := self.options.calibration) is not None:
-            shape, digest = checkpoint_shape(setup.model), loaded.weights_digest
-            measured.require(first, [setup.model.name], shape, digest, loaded.is_dense)
-
-        def truth(about: Work) -> Truth:
-            work = workload_of(about)
-            other = loaded.with_other(proofs_of(work, self.forward_batch, progress.layer))
-            return other.as_truth(work.scheme.width, self.forward_batch)
-
-        return truth
 
 
 def is_url(source: str) -> bool:

@@ -18,17 +18,17 @@ from proofserve.client.judging import (
 )
 from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.nonces import NonceLane, fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.owed import UnprovedError
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.remote.node_client import UnprovedError
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.errors import RoundsError
 from proofserve.verifier.bundle import faults_of
 from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order
 from proofserve.verifier.challenge import ChallengeRecord, fresh
 from proofserve.verifier.claims import Selection
-from proofserve.verifier.judges import ALPHA, BETA, SHARE, UnprovedRecord, VerdictRecord
-from proofserve.verifier.judging import JudgingOptions
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.judges import ALPHA, BETA, SHARE
+from proofserve.verifier.judging import JudgingOptions, UnprovedRecord, VerdictRecord
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.nodes.sources import named
 from proofserve.verifier.orders import WorkOptions
 

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.model import AllowedTokens, allowed_tokens
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts, allowed_tokens
 
 _logger = logging.getLogger(__name__)
 
@@ -181,13 +180,7 @@ class CheckpointFiles:
         self._path = path
         self._opened: dict[Path, Any] = {}
         self.places: dict[str, tuple[Path, range]] = {}
-        try:
-            files = _files(path)
-        except CheckpointError:
-            if needed:
-                raise
-            files = []
-        for file in files:
+        for file in _files(path, needed=needed):
             with named_errors(file):
                 self._opened[file] = safe_open(file, "pt", backend="pread")
             for name, (_, where) in _header(file).items():
@@ -201,10 +194,6 @@ class CheckpointFiles:
     def dtype(self, name: str) -> str:
         """In the names of safetensors."""
         return str(self._opened[self.places[name][0]].get_slice(name).get_dtype())
-
-    def size(self, name: str) -> int:
-        """In bytes."""
-        return len(self.places[name][1])
 
     def read(self, name: str) -> Tensor:
         with named_errors(self._path):
@@ -232,17 +221,18 @@ class CheckpointFiles:
         return found
 
 
-def _files(path: Path) -> list[Path]:
-    """The files that the index names, or all of them. Raises CheckpointError if one is missing."""
+def _files(path: Path, *, needed: bool) -> list[Path]:
+    """The files that the index names, or all of them; see ``CheckpointFiles``."""
     files = sorted(path.glob("*.safetensors"))
     if (index := path / INDEX).is_file():
         named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
         files = sorted(path / name for name in named)
-    if missing := [file.name for file in files if not file.is_file()]:
+    missing = [file.name for file in files if not file.is_file()]
+    if needed and missing:
         raise CheckpointError(f"{path}: {', '.join(missing)} of the index is missing")
-    if not files:
+    if needed and not files:
         raise CheckpointError(f"{path} cannot be loaded: it has no safetensors files")
-    return files
+    return [] if missing else files
 
 
 @contextmanager

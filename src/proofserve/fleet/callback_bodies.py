@@ -4,7 +4,6 @@ The receiver's models give the same checks, and take some microseconds for each 
 base64 are read and written many at a time, by the rules of ``protocol.codec`` (B.1.9, P.2.1).
 """
 
-import base64
 import binascii
 import json
 from collections.abc import Sequence
@@ -199,16 +198,9 @@ def decode_all(texts: Sequence[str], width: int) -> NDArray[np.float16]:
 def encode_all(vectors: NDArray[np.float16]) -> list[str]:
     """One text for each row of ``vectors``, little-endian float16 [n, width]."""
     size = vectors.shape[1] * _WIRE_DTYPE.itemsize
-    pads = -size % 3
-    length = (size + pads) // 3 * 4
-    raw = np.ascontiguousarray(vectors).view(np.uint8).reshape(len(vectors), size)
-    text = base64.b64encode(np.pad(raw, ((0, 0), (0, pads))).tobytes())
-    if pads:
-        chars = np.frombuffer(text, np.uint8).reshape(-1, length).copy()
-        chars[:, -pads:] = _PAD
-        text = chars.tobytes()
-    joined = text.decode("ascii")
-    return [joined[start : start + length] for start in range(0, len(joined), length)]
+    raw = np.ascontiguousarray(vectors).tobytes()
+    rows = [raw[start : start + size] for start in range(0, len(raw), size)]
+    return [binascii.b2a_base64(row, newline=False).decode("ascii") for row in rows]
 
 
 def _decoded(texts: Sequence[str], width: int) -> NDArray[np.float16] | None:

@@ -3,22 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import aiohttp
 
 from proofserve.fleet.client import LOOK_S, MemberClient, MemberError, look, round_order
-from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.plan import (
-    Action,
-    AdoptLane,
-    ContinueLane,
-    EndLane,
-    StartLane,
-    StopMember,
-    plan,
-)
+from proofserve.fleet.members import MemberCall, MemberChange, MemberCondition, plan
 from proofserve.fleet.records import (
     FleetRound,
     Lane,
@@ -32,7 +23,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.rounds.errors import Refused, RoundsError
 from proofserve.rounds.tasks import woken
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 
 _logger = logging.getLogger(__name__)
 # How often the members are looked at, and the pause after a pass that changed something. Seconds.
@@ -188,11 +179,11 @@ class Reconciler:
         now, held = time.time(), {each.member.id for each in overview.members} - looked_at
         held |= self._actions.keys()
         held |= {id_ for id_, (_, until) in self._troubles.items() if now < until}
-        actions = plan(overview.desired, overview.members, overview.lanes, held, now)
-        if actions:
-            await self._act(overview, actions)
+        changes = plan(overview.desired, overview.members, overview.lanes, held, now)
+        if changes:
+            await self._act(overview, changes)
             await self.watch.refresh()
-        return bool(actions)
+        return bool(changes)
 
     async def _look(self, overview: Overview) -> set[str]:
         """Look at the members that no action is about. Returns the ids of those that were seen."""
@@ -223,50 +214,51 @@ class Reconciler:
             before = member.seen or MemberLook(time.time(), answered=False)
             return replace(before, answered=False, error=text)
 
-    async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
-        started = {e.lane: e.member_round_id for e in actions if isinstance(e, AdoptLane)}
-        ended = {e.lane: e.reason for e in actions if isinstance(e, EndLane)}
+    async def _act(self, overview: Overview, changes: Sequence[MemberChange]) -> None:
+        started = {lane: id_ for each in changes for lane, id_ in each.adopted.items()}
+        ended = {lane: reason for each in changes for lane, reason in each.ended.items()}
         for lane, reason in ended.items():
             _logger.info("lane %d of member %s ends: %s", lane.lane, lane.member_id, reason)
         if started or ended:
             await self.store.note_lanes(started, ended)
         round_, given = overview.desired.round, dict[str, Lane | Refused]()
-        starting = [each.member_id for each in actions if isinstance(each, StartLane)]
+        starting = [each.member_id for each in changes if each.call is MemberCall.START]
         if starting and round_ is not None:
-            found = await self.store.give_lanes(round_.id, starting, overview.served)
+            found = await self.store.give_lanes(round_.id, starting, *overview.served)
             given = dict(zip(starting, found, strict=True))
         conditions = {each.member.id: each for each in overview.members}
-        by_member: dict[str, list[Action]] = {}
-        for action in actions:
-            by_member.setdefault(action.member_id, []).append(action)
-        began = [
-            asyncio.create_task(self._call(conditions[id_], round_, own, given))
-            for id_, own in by_member.items()
-        ]
-        self._actions.update(zip(by_member, began, strict=True))
-        await asyncio.wait(began, timeout=_GATHER_S)
+        calls = {
+            each.member_id: asyncio.create_task(
+                self._call(conditions[each.member_id], each, round_, given.get(each.member_id))
+            )
+            for each in changes
+            if each.call is not None
+        }
+        for each in changes:
+            if each.call is None:
+                self._troubles.pop(each.member_id, None)
+        self._actions |= calls
+        if calls:
+            await asyncio.wait(calls.values(), timeout=_GATHER_S)
 
     async def _call(
         self,
         condition: MemberCondition,
+        change: MemberChange,
         round_: FleetRound | None,
-        actions: Sequence[Action],
-        given: Mapping[str, Lane | Refused],
+        given: Lane | Refused | None,
     ) -> None:
-        """Make the calls of one member, one after another."""
         id_, name = condition.member.id, condition.member.name
         client = self.client(condition.member.url)
         try:
-            for action in actions:
-                match action:
-                    case StartLane() if round_ is not None:
-                        await self._start(client, condition, round_, given[id_])
-                    case ContinueLane():
-                        await client.change("/phase/generate")
-                        _logger.info("member %s continues lane %d", name, action.lane.lane)
-                    case StopMember():
-                        await client.change("/stop")
-                        _logger.info("member %s is stopped: %s", name, action.reason)
+            if change.call is MemberCall.CONTINUE:
+                await client.change("/phase/generate")
+                _logger.info("member %s continues %s", name, change.why)
+            elif change.call is MemberCall.STOP:
+                await client.change("/stop")
+                _logger.info("member %s is stopped: %s", name, change.why)
+            elif round_ is not None and given is not None:
+                await self._start(client, condition, round_, given)
             self._troubles.pop(id_, None)
         except (MemberError, RoundsError) as error:
             # RoundsError: the database is gone, or another controller has changed it meanwhile.

@@ -4,7 +4,7 @@ Times are wall-clock seconds since the epoch.
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -15,11 +15,12 @@ from pydantic import BaseModel, ValidationError
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.rounds.errors import EngineGone, OutboxUnavailable
 from proofserve.rounds.records import CommittedRound, RoundSpec, Workload
-from proofserve.rounds.state import Configured, State
+from proofserve.rounds.state import State
 from proofserve.rounds.status import CoreLiveness, EngineGauges, OutboxGauges, RoundStats
 from proofserve.wire.records import CommittedRoots, first_problem
 from proofserve.wire.status import DeploymentStatus, RoundConfig
 
+_LANE: Final = tuple(each.name for each in fields(NonceLane))
 # Members are other programs: no text of theirs may be longer.
 _LONGEST_TEXT: Final = 2000
 
@@ -103,14 +104,10 @@ class MemberStatus(BaseModel):
 
     def has(self, spec: RoundSpec, lane: NonceLane) -> bool:
         """Whether ``spec`` with the nonces of ``lane`` is the configured round."""
-        config, block = self.config, spec.work.block
-        if config is None:
-            return False
-        numbers = (config.node_id, config.node_count, config.group_id, config.n_groups)
-        return (
-            (config.block_hash, config.block_height) == (block.hash, block.height)
-            and config.public_key == spec.work.public_key
-            and numbers == astuple(lane)
+        theirs, ours = self.config, RoundConfig.of(replace(spec, lane=lane))
+        return theirs is not None and all(
+            getattr(theirs, name) == getattr(ours, name)
+            for name in ("block_hash", "block_height", "public_key", *_LANE)
         )
 
 
@@ -235,19 +232,8 @@ class DesiredState:
     round: FleetRound | None = None
 
     @property
-    def configured(self) -> Configured:
-        """Which protocol's round is configured."""
-        if self.round is None:
-            return Configured.NOTHING
-        return Configured.ARTIFACT if self.round.spec.target is None else Configured.DISTANCE
-
-
-@dataclass(frozen=True, slots=True)
-class FleetModel:
-    """What a fleet serves: the digest of the weights and the model's name, None if not known."""
-
-    weights_digest: str | None = None
-    model: str | None = None
+    def configured(self) -> RoundSpec | None:
+        return self.round.spec if self.round is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +241,8 @@ class Lane:
     """A lane that was given to a member, once and for ever, and what was stored of it.
 
     ``member_round_id`` is the member's own id of its round, None until its start is known.
-    ``served`` is what the fleet served when the lane was given, whatever the member says.
+    ``weights_digest`` and ``model``, its name, are what the fleet served when the lane was given,
+    whatever the member says; None if not known.
     ``batches`` callbacks are stored, and ``stored`` nonces with a finding or under a root. The
     policy of verification last took a sample at ``sampled_at``, up to the batch ``sampled_batch``,
     when ``sampled_stored`` nonces were stored.
@@ -269,7 +256,8 @@ class Lane:
     started_at: float | None = None
     ended_at: float | None = None
     end_reason: str | None = None
-    served: FleetModel = FleetModel()
+    weights_digest: str | None = None
+    model: str | None = None
     batches: int = 0
     stored: int = 0
     last_stored_at: float | None = None

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.job_queues import JobProgress, JobSender
+from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.records import FleetRound, Lane, StoreUnavailable
 from proofserve.fleet.sql.verdicts import VerdictStore
 from proofserve.fleet.verification_records import (
@@ -125,7 +125,6 @@ def job_of(
     now: float,
 ) -> VerificationJob:
     """A sample of what is new in the lane, or for an operator of all that is stored."""
-    served = lane.served
     return VerificationJob(
         id=uuid.uuid4().hex,
         member_id=lane.member_id,
@@ -134,10 +133,10 @@ def job_of(
         cause=cause,
         queue=MEMBERS_QUEUE
         if rule.by is JudgedBy.MEMBERS
-        else queue_name(served.weights_digest, served.model),
+        else queue_name(lane.weights_digest, lane.model),
         rule=rule,
-        weights_digest=served.weights_digest,
-        model=served.model,
+        weights_digest=lane.weights_digest,
+        model=lane.model,
         seed=fresh_seed(),
         after_batch=lane.sampled_batch if cause is JobCause.POLICY else 0,
         through_batch=through_batch,

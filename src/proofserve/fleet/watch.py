@@ -9,20 +9,11 @@ from functools import partial
 from importlib import metadata
 
 from proofserve.api.node import Deployment
-from proofserve.fleet.conditions import MemberCondition, Rules, conditions
-from proofserve.fleet.plan import lanes_left
-from proofserve.fleet.records import (
-    DesiredState,
-    FleetModel,
-    FleetView,
-    Lane,
-    MemberState,
-    StoreUnavailable,
-)
+from proofserve.fleet.members import MemberCondition, Rules, conditions, lanes_left
+from proofserve.fleet.records import DesiredState, FleetView, Lane, MemberState, StoreUnavailable
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import VerificationView
-from proofserve.protocol.model import AllowedTokens
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.state import State
 from proofserve.rounds.status import LaneUse, RoundStats
@@ -60,13 +51,12 @@ class Overview:
         return self.view.desired
 
     @property
-    def served(self) -> FleetModel:
-        """What the fleet serves, by what most of its members say of themselves."""
+    def served(self) -> tuple[str | None, str | None]:
+        """The digest of the weights and the model's name, as most members say."""
         if self.deployment is None:
-            return FleetModel()
+            return None, None
         info = self.deployment.engine_info
-        names = info.model_names
-        return FleetModel(info.facts.weights_digest, names[0] if names else None)
+        return info.facts.weights_digest, next(iter(info.model_names), None)
 
     @property
     def ready(self) -> tuple[MemberCondition, ...]:

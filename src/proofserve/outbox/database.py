@@ -9,13 +9,13 @@ import functools
 import itertools
 import logging
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, BinaryIO, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, BinaryIO, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from proofserve.rounds.errors import OutboxUnavailable
 
@@ -30,8 +30,8 @@ _MAGIC = b"SQLite format 3\0"
 P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[Concatenate[sqlite3.Connection, P], T]
-# A database with ``read`` and ``write``, and its connections.
-D = TypeVar("D")
+# A database, and its connections.
+D = TypeVar("D", bound="AnyDatabase")
 C = TypeVar("C")
 
 _log = logging.getLogger(__name__)
@@ -123,6 +123,14 @@ class Database:
         return result
 
 
+class AnyDatabase(Protocol):
+    """Runs ``work`` with a connection, in a transaction: as ``Database``, or as that of a fleet."""
+
+    async def read(self, work: Callable[..., T], *args: Any, **kw: Any) -> T: ...
+
+    async def write(self, work: Callable[..., T], *args: Any, **kw: Any) -> T: ...
+
+
 @dataclass(eq=False, repr=False)
 class StorePart(Generic[D]):
     """Some of the methods of a store; each is one transaction.
@@ -134,6 +142,11 @@ class StorePart(Generic[D]):
     database: D
     clock: Callable[[], float]
     news: asyncio.Event
+
+
+def kept(text: str, most: int = 500) -> str:
+    """The first ``most`` characters. PostgreSQL stores no NUL, no database half a surrogate."""
+    return text[:most].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 S = TypeVar("S", bound=StorePart[Any])
@@ -264,6 +277,15 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     # We begin and end transactions ourselves: Python would begin them too late for reads.
     uri = f"{path.absolute().as_uri()}?{mode}"
     return sqlite3.connect(uri, uri=True, isolation_level=None)
+
+
+def named_rows(
+    connection: sqlite3.Connection, sql: str, values: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What a statement finds, by the names of its columns."""
+    cursor = connection.cursor()
+    cursor.row_factory = sqlite3.Row
+    return [dict(row) for row in cursor.execute(sql, values)]
 
 
 def version_of(path: Path, connection: sqlite3.Connection) -> int:

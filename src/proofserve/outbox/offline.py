@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from itertools import takewhile
@@ -12,16 +12,18 @@ from typing import Any
 
 import httpx
 
-from proofserve.outbox import pruning, results
+from proofserve.outbox import pruning
 from proofserve.outbox.database import (
     PAUSE_S,
     connect,
     is_damage,
+    named_rows,
     require_sound,
     unavailable,
     version_of,
 )
 from proofserve.outbox.pruning import Pruned
+from proofserve.outbox.store import results_after
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.records import StoredResult
 from proofserve.wire.records import artifact_record, encoding_of
@@ -242,9 +244,9 @@ def read_statistics(connection: sqlite3.Connection, now: float) -> dict[str, Any
     connection.create_function("origin", 1, cache(lambda url: origin_of(url) or "not an address"))
     # ``HTTP 503``, ``ConnectError``, ...; the text after it may come from the target.
     errors = {to: error.partition(":")[0] for to, error, _ in connection.execute(_ERRORS)}
-    (totals,) = _rows(connection, _TOTALS, {})
-    counts = _rows(connection, _COUNTS, {"now": now})
-    rounds = _rows(connection, _ROUNDS, {"limit": NEWEST_ROUNDS})
+    (totals,) = named_rows(connection, _TOTALS, {})
+    counts = named_rows(connection, _COUNTS, {"now": now})
+    rounds = named_rows(connection, _ROUNDS, {"limit": NEWEST_ROUNDS})
     return {
         **totals,
         "targets": [{**row, "last_error": errors.get(row["origin"])} for row in counts],
@@ -252,22 +254,11 @@ def read_statistics(connection: sqlite3.Connection, now: float) -> dict[str, Any
     }
 
 
-def _rows(connection: sqlite3.Connection, sql: str, values: Mapping[str, Any]) -> Iterator[Any]:
-    """Rows by the names of their columns."""
-    cursor = connection.cursor()
-    cursor.row_factory = sqlite3.Row
-    return map(dict, cursor.execute(sql, values))
-
-
 # -- exporting -------------------------------------------------------------------------------------
 
 # Rows that are in memory at a time.
 _PAGE = 4096
-_FIND = """
-    SELECT last_seq, r_target IS NOT NULL, pruned_values + pruned_errors, block_hash, block_height,
-           public_key, seq_len, scheme, width, node_id, node_count, group_id, n_groups
-    FROM rounds WHERE number = ?
-"""
+_FIND = "SELECT * FROM rounds WHERE number = :number"
 
 
 def rows(
@@ -275,7 +266,7 @@ def rows(
 ) -> Iterator[StoredResult]:
     """Results with ``seq > after`` in order. Raises ValueError for an unknown round."""
     number = None if round_id is None else round_number(connection, round_id)
-    while page := results.results_after(connection, after, _PAGE, number):
+    while page := results_after(connection, after, _PAGE, number):
         yield from page
         after = page[-1].seq
 
@@ -288,26 +279,26 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
     Raises ValueError for an unknown round, and for one of the distance protocol.
     """
     number = round_number(connection, round_id)
-    last_seq, of_distance, deleted, *order = connection.execute(_FIND, (number,)).fetchone()
-    if of_distance:
+    (found,) = named_rows(connection, _FIND, {"number": number})
+    if found["r_target"] is not None:
         raise ValueError(
             f"round {round_id!r} is of the distance protocol: POST /validate judges its winners"
         )
-    block_hash, block_height, public_key, seq_len, scheme, width, *lane = order
-    numbers = ("node_id", "node_count", "group_id", "n_groups")
+    names = ["block_hash", "block_height", "public_key"]
+    if not found["pruned_values"] + found["pruned_errors"]:
+        names += ["node_id", "node_count", "group_id", "n_groups"]
     head = {
-        "block_hash": block_hash,
-        "block_height": block_height,
-        "public_key": public_key,
-        "params": {"seq_len": seq_len},
-        "scheme": json.loads(scheme)["name"],
-        "encoding": encoding_of(width),
-        **({} if deleted else dict(zip(numbers, lane, strict=True))),
+        **{name: found[name] for name in names},
+        "params": {"seq_len": found["seq_len"]},
+        "scheme": json.loads(found["scheme"])["name"],
+        "encoding": encoding_of(found["width"]),
     }
 
     def known() -> Iterator[StoredResult]:
         # Both lists cover the same rows: results that are stored meanwhile are in neither list.
-        return takewhile(lambda row: row.seq <= last_seq, rows(connection, after, round_id))
+        return takewhile(
+            lambda row: row.seq <= found["last_seq"], rows(connection, after, round_id)
+        )
 
     yield f'{json.dumps(head)[:-1]}, "nonces": ['
     yield from _comma_separated(str(row.nonce) for row in known())

@@ -6,22 +6,30 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from proofserve.outbox import callbacks, pruning
-from proofserve.outbox.database import Database
+from proofserve.outbox import pruning
+from proofserve.outbox.callbacks import SqliteCallbacks
+from proofserve.outbox.database import Database, StorePart, reads
+from proofserve.outbox.planning import callback_text
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import Inclusion, LogEntry, first_entry, inclusions
-from proofserve.protocol.receipts.record import Receipt
-from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.protocol.receipts.record import (
+    Inclusion,
+    LogEntry,
+    Receipt,
+    SignedEntry,
+    SignedReceipt,
+    SigningKey,
+    first_entry,
+    inclusions,
+)
 from proofserve.rounds.ports import NewReceipt, ReceiptStorage
 from proofserve.rounds.status import INVALID, REPEATED_ID, ReceiptGauges
-from proofserve.wire.paths import LOGGED
-from proofserve.wire.receipts import receipt_of, signed_entry_body
+from proofserve.wire import LOGGED
+from proofserve.wire.signed import receipt_of, signed_entry_body
 
 _log = logging.getLogger(__name__)
 
@@ -41,16 +49,8 @@ MOST_IN_ENTRY = 4096
 MOST_IN_CALLBACK = 1000
 
 
-@dataclass(slots=True, eq=False)
-class SqliteReceipts(ReceiptStorage):
-    """All methods raise OutboxUnavailable if the disk fails; nothing is changed then.
-
-    ``news`` is set when the sender of callbacks may have work. ``clock`` gives wall-clock seconds.
-    """
-
-    _database: Database
-    _clock: Callable[[], float]
-    _news: asyncio.Event
+class SqliteReceipts(StorePart[Database], ReceiptStorage):
+    """The receipts in the outbox's file."""
 
     async def add(self, receipts: Sequence[NewReceipt], without: Mapping[str, int]) -> int:
         """As the port. A receipt that no reader could parse is not stored, but counted."""
@@ -58,25 +58,28 @@ class SqliteReceipts(ReceiptStorage):
         counts = dict(without)
         if invalid:
             counts[INVALID] = counts.get(INVALID, 0) + invalid
-        return await self._database.write(_add, made, counts, self._clock())
+        return await self.database.write(_add, made, counts, self.clock())
 
     async def log(self, key: SigningKey, url: str | None) -> SignedEntry | None:
-        now = self._clock()
-        made = await self._database.write(_add_entry, key.sign, int(now * 1000))
-        if url is not None and await self._database.write(_cut_callback, url, key.public_key, now):
-            self._news.set()
+        now = self.clock()
+        made = await self.database.write(_add_entry, key.sign, int(now * 1000))
+        if url is not None and await self.database.write(_cut_callback, url, key.public_key, now):
+            self.news.set()
         return made
 
-    async def of_response(self, response_id: str) -> list[SignedReceipt | None]:
-        return await self._database.read(
-            lambda c: [_signed(row) for row in c.execute(_OF_RESPONSE, (response_id,))]
-        )
+    @reads
+    def of_response(self, connection: Connection, response_id: str) -> list[SignedReceipt | None]:
+        return [_signed(row) for row in connection.execute(_OF_RESPONSE, (response_id,))]
 
-    async def entries(self, after: int, limit: int) -> list[SignedEntry]:
-        return await self._database.read(_entries, after, max(0, limit))
+    @reads
+    def entries(self, connection: Connection, after: int, limit: int) -> list[SignedEntry]:
+        return _entries(connection, after, max(0, limit))
 
-    async def gauges(self) -> ReceiptGauges:
-        return await self._database.read(_gauges)
+    @reads
+    def gauges(self, connection: Connection) -> ReceiptGauges:
+        without = dict(connection.execute("SELECT reason, count FROM answers_without_receipt"))
+        stored, kept, entries, unlogged = connection.execute(_GAUGES).fetchone()
+        return ReceiptGauges(stored, kept, entries, unlogged, without)
 
     async def prune(self, older_than_s: float, forget_s: float) -> int:
         """Delete receipts stored more than ``older_than_s`` seconds ago.
@@ -84,10 +87,10 @@ class SqliteReceipts(ReceiptStorage):
         Their ids stay for ``forget_s`` seconds more. Returns the number of rows deleted. It deletes
         in steps of some milliseconds, with pauses for other transactions.
         """
-        before = self._clock() - older_than_s
+        before = self.clock() - older_than_s
         step = partial(_prune, bodies_before=before, rows_before=before - forget_s)
-        deleted = await self._database.delete(step)
-        await self._database.delete(pruning.shrink)
+        deleted = await self.database.delete(step)
+        await self.database.delete(pruning.shrink)
         return deleted
 
 
@@ -185,12 +188,6 @@ def _signed(row: Sequence[Any]) -> SignedReceipt | None:
     return SignedReceipt(receipt, public_key, signature, inclusion, entry_signature)
 
 
-def _gauges(connection: Connection) -> ReceiptGauges:
-    without = dict(connection.execute("SELECT reason, count FROM answers_without_receipt"))
-    stored, kept, entries, unlogged = connection.execute(_GAUGES).fetchone()
-    return ReceiptGauges(stored, kept, entries, unlogged, without)
-
-
 def _prune(connection: Connection, bodies_before: float, rows_before: float) -> int:
     """Delete some receipts stored before ``bodies_before``, and ids before ``rows_before``.
 
@@ -255,7 +252,7 @@ def _cut_callback(connection: Connection, url: str, public_key: bytes, now: floa
         "public_key": public_key.hex(),
         "entries": [signed_entry_body(each) for each in entries],
     }
-    callbacks.add_job(connection, LOGGED, url, body, now)
+    SqliteCallbacks.add(connection, LOGGED, url, now, callback_text(LOGGED, body))
     newest = entries[-1].entry.index
     connection.execute("UPDATE receipt_totals SET posted = ?", (newest,))
     return True

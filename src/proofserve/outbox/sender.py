@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from proofserve.outbox.allowlist import Allowlist, CheckedTransport, Resolve, resolve
-from proofserve.outbox.planning import CallbackPolicy, Delivery, SendPlan
+from proofserve.outbox.planning import CallbackPolicy, CallbackStore, Delivery, SendPlan
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.wire.callbacks import (
     KEY_HEADER,
@@ -41,34 +41,6 @@ class Outward:
     clock: Callable[[], float] = time.time
 
 
-class CallbackStore(Protocol):
-    """Where callbacks wait. Methods raise OutboxUnavailable, and the sender calls them again."""
-
-    @property
-    def news(self) -> asyncio.Event:
-        """Set when there may be callbacks to post; the sender clears it."""
-        ...
-
-    async def plan(
-        self, policy: CallbackPolicy, busy: frozenset[str] = frozenset(), flushing: bool = False
-    ) -> SendPlan:
-        """The callbacks to post now, none of them to a URL in ``busy``, and the wait after them.
-
-        ``flushing`` makes every stored result due at once.
-        """
-        ...
-
-    async def body(self, delivery: Delivery) -> bytes:
-        """The same bytes for each attempt."""
-        ...
-
-    async def acknowledge(self, delivery: Delivery) -> None: ...
-
-    async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
-        """Count a failed attempt; the next is due after ``pause_s``; None makes it expire."""
-        ...
-
-
 class CallbackSender:
     """Sends the callbacks of a store; ``run`` must be one task of the same event loop.
 
@@ -80,7 +52,7 @@ class CallbackSender:
 
     def __init__(
         self,
-        store: CallbackStore,
+        store: CallbackStore[Any, Any],
         policy: CallbackPolicy,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
         outward: Outward | None = None,

@@ -11,7 +11,6 @@ import uvicorn
 import vllm
 from fastapi import APIRouter, FastAPI, Request
 from starlette.datastructures import State
-from starlette.types import ASGIApp
 
 from proofserve.api import node_page, proof_routes, routes
 from proofserve.api.access import ApiError
@@ -27,10 +26,10 @@ from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.settings.process import has_variable
-from proofserve.wire.paths import PROOFS
+from proofserve.wire import PROOFS
 from proofserve.wiring.access import access_of, description, require_access_rule
 from proofserve.wiring.node import running_node, versions
-from proofserve.wiring.owner import ForwardingRoute, Ownership, private_app, this_server
+from proofserve.wiring.owner import ForwardingRoute, Ownership, StartNode, this_server
 
 if TYPE_CHECKING:
     from proofserve.engines.liveness.watch import LivenessWatch
@@ -115,49 +114,44 @@ class ProofEndpoints:
         watch = await watch_of(engine_client, engine, self._settings.engine_stall_sec)
         await self._running.enter_async_context(beside("liveness counts", watch.run_counts()))
         answers = await self._answers_of(engine_client, engine.engine_info)
+        start = self._starting(engine, state, watch, answers)
         if support.api_processes(engine_client.vllm_config) > 1:
-            ownership = self._shared_by_processes(engine, state, watch)
+            ownership = Ownership(self._settings.outbox, this_server(), start)
             self._ownership = await self._running.enter_async_context(ownership.running())
             ends_rounds = ownership.end
         else:
-            await self._running.enter_async_context(beside("liveness", watch.run()))
-            node = running_node(engine, self._settings, answers, liveness=watch.read)
-            state.proofserve_node = await self._running.enter_async_context(node)
-            self._running.enter_context(exposed(state.proofserve_node))
-            ends_rounds = state.proofserve_node.manager.aclose
+            node, _ = await self._running.enter_async_context(start(False))
+            ends_rounds = node.manager.aclose
         install_orderly_shutdown(engine_client, ends_rounds, ROUND_END_S)
         if has_variable(MULTIPROCESS):
             _logger.warning(
                 "%s is set, so /metrics cannot show the node: read %s/metrics", MULTIPROCESS, PROOFS
             )
-        _logger.info(
-            "proofs are on: %s under %s, outbox %s",
-            self._settings.scheme,
-            PROOFS,
-            self._settings.outbox.absolute(),
-        )
+        outbox = self._settings.outbox.absolute()
+        _logger.info("proofs are on: %s under %s, outbox %s", self._settings.scheme, PROOFS, outbox)
         _logger.info("proof endpoints: %s", description(access))
 
-    def _shared_by_processes(
-        self, engine: "VllmEngine", state: State, watch: "LivenessWatch"
-    ) -> Ownership:
-        """The ownership of a node that each API process of this server could run."""
+    def _starting(
+        self,
+        engine: "VllmEngine",
+        state: State,
+        watch: "LivenessWatch",
+        answers: AnsweringEngine | None,
+    ) -> StartNode:
+        """What starts the node in this process, or in whichever of several owns it."""
 
         @asynccontextmanager
-        async def start(was_owned: bool) -> AsyncIterator[Node]:
+        async def start(was_owned: bool) -> AsyncIterator[tuple[Node, list[APIRouter]]]:
             # The server has not ended, and no client stopped the round of the process that has.
             resume = self._settings.resume or was_owned
             settings = self._settings.model_copy(update={"resume": resume})
-            made = running_node(engine, settings, owned=engine.take_over, liveness=watch.read)
+            made = running_node(engine, settings, answers, engine.take_over, watch.read)
             async with beside("liveness", watch.run()), made as node:
                 with exposed(node):
                     state.proofserve_node = node
-                    yield node
+                    yield node, self._routers(lambda _: node, lambda _: engine.measure)
 
-        def private(node: Node) -> ASGIApp:
-            return private_app(lambda: self._routers(lambda _: node, lambda _: engine.measure))
-
-        return Ownership(self._settings.outbox, this_server(), start, private)
+        return start
 
     async def _engine_of(self, engine_client: Any, args: Namespace) -> "VllmEngine":
         """Raises UnsupportedEngine, and EngineFault if a rank has another proofserve."""
@@ -169,7 +163,7 @@ class ProofEndpoints:
         if (untried := support.untried_model(config)) is not None:
             _logger.warning("%s", untried)
         # After the version check: in another version this import may fail without advice.
-        from proofserve.engines.vetting.ranks import require_equal_ranks  # noqa: PLC0415
+        from proofserve.engines.vetting.start import require_equal_ranks  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine, served_facts, served_kernels  # noqa: PLC0415
 
         ranks, obstacle = await require_equal_ranks(engine_client)

@@ -88,7 +88,7 @@ def _liveness(engine: Any) -> dict[str, Any]:
 
 
 def _ranks(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
-    from proofserve.engines.vetting.ranks import require_equal
+    from proofserve.engines.vetting.start import require_equal
 
     return require_equal(engine, own)
 

@@ -16,9 +16,9 @@ from typing import Any, Generic, Self, TypeVar
 import httpx
 from anyio.from_thread import start_blocking_portal
 
-TIMEOUT_S = 300.0
+from proofserve.remote.http import LONGEST_TEXT, TIMEOUT_S, reason_of, refusal
+
 R = TypeVar("R")
-LONGEST_TEXT = 300
 # The finish reasons of requests that vLLM gave up before the model had finished.
 FAILURES = frozenset({"abort", "error"})
 WORDS = tuple(
@@ -133,12 +133,12 @@ async def ask_one(http: httpx.AsyncClient, call: Call) -> Reply:
     try:
         response = await http.post(call.path, json=call.body)
     except httpx.TransportError as error:
-        reason = f"{call.path}: {str(error) or type(error).__name__}"
+        reason = f"{call.path}: {reason_of(error)}"
         return Reply((), 0, 0, began, time.monotonic(), reason)
+    ended = time.monotonic()
     if response.is_error:
-        reason = f"{call.path}: {response.status_code} {response.text[:LONGEST_TEXT]}"
-        return Reply((), 0, 0, began, time.monotonic(), reason)
-    ended, body = time.monotonic(), response.json()
+        return Reply((), 0, 0, began, ended, f"{call.path}: {refusal(response)}")
+    body = response.json()
     choices, usage = body["choices"], body["usage"]
     texts = tuple(c["message"]["content"] if "message" in c else c["text"] for c in choices)
     broken = [c["finish_reason"] for c in choices if c["finish_reason"] in FAILURES]
@@ -274,8 +274,8 @@ async def stream_answer(http: httpx.AsyncClient, call: Call) -> Stream:
     try:
         async with http.stream("POST", call.path, json=body) as response:
             if response.is_error:
-                text = (await response.aread()).decode(errors="replace")
-                stream.error = f"{call.path}: {response.status_code} {text[:LONGEST_TEXT]}"
+                await response.aread()
+                stream.error = f"{call.path}: {refusal(response)}"
                 return stream
             async for line in response.aiter_lines():
                 if line.startswith(DATA):
@@ -283,7 +283,7 @@ async def stream_answer(http: httpx.AsyncClient, call: Call) -> Stream:
                     if not ended:
                         _add(stream, json.loads(line[len(DATA) :]))
     except httpx.TransportError as error:
-        stream.error = f"{call.path}: {str(error) or type(error).__name__}"
+        stream.error = f"{call.path}: {reason_of(error)}"
     if not ended and stream.error is None:
         stream.error = f"{call.path}: the stream ended before its last event"
     return stream

@@ -1,16 +1,30 @@
-"""A client of one node: the proof API, vLLM's list of models, and waiting with a timeout."""
+"""A client of one node, what the node answered, and what it owes."""
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Self
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.record import PUBLIC_KEY_BYTES
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.remote.http import (
+    POLL_S,
+    TIMEOUT_S,
+    JsonClient,
+    first,
+    reason_of,
+    required,
+    wait_until,
+    whole,
+)
 from proofserve.remote.records import (
     AnyWork,
     BareSpeed,
@@ -20,20 +34,13 @@ from proofserve.remote.records import (
     Work,
     record_of,
 )
-from proofserve.remote.transcript import Transcript
-from proofserve.reports import NodeError, TooSlowError
+from proofserve.reports import NodeError, ReportedError, TooSlowError
 from proofserve.rounds.records import StoredResult, Verdict, Winner
 from proofserve.rounds.status import EngineGauges
-from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wire import PROOFS, RECEIPTS
 from proofserve.wire.records import artifact_record, result_of
+from proofserve.wire.signed import ANSWER_HEADER, SignedAnswer, answer_with
 
-# A /generate that waits is answered after everything else that the engine has to do.
-TIMEOUT_S = 300.0
-CONNECT_S = 5.0
-LONGEST_TEXT = 500
-# Of vectors: more than any challenge asks for. Bytes.
-LONGEST_ANSWER = 64 * 2**20
-POLL_S = 0.1
 FIRST_RESULT_S = 60.0
 # A node waits half a second for its engine's counters, and a busy engine may need longer.
 ENGINE_LOOKS = 4
@@ -41,7 +48,49 @@ ENGINE_LOOKS = 4
 RECEIPT_S = 30.0
 
 
-class NodeClient:
+@dataclass(slots=True)
+class Transcript:
+    """The successful answers of one node in their order; ``unsigned`` has what it did not sign."""
+
+    signed: list[SignedAnswer] = field(default_factory=list)
+    unsigned: list[SignedAnswer] = field(default_factory=list)
+
+    def forget(self) -> None:
+        self.signed.clear()
+        self.unsigned.clear()
+
+    def hear(self, response: httpx.Response) -> None:
+        """Keep a successful answer."""
+        asked, body = response.request, response.content
+        about = asked.method, asked.url.raw_path.decode("ascii"), asked.content, body
+        unsigned = SignedAnswer(*about, 0, bytes(PUBLIC_KEY_BYTES), b"")
+        try:
+            answer = answer_with(response.headers.get(ANSWER_HEADER, ""), *about)
+        except ProtocolError:
+            answer = unsigned
+        if answer.is_signed:
+            self.signed.append(answer)
+        else:
+            self.unsigned.append(unsigned)
+
+
+def replaying(answers: Sequence[SignedAnswer]) -> httpx.MockTransport:
+    """Answers requests as a node did; 404 for one that it was not asked, or not so often."""
+    known: defaultdict[tuple[str, str, bytes], deque[bytes]] = defaultdict(deque)
+    for each in answers:
+        known[each.method, each.target, each.request].append(each.body)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        target = request.url.raw_path.decode("ascii")
+        if not (left := known[request.method, target, request.content]):
+            return httpx.Response(404, text="the bundle has no such answer")
+        headers = {"Content-Type": "application/json"}
+        return httpx.Response(200, content=left.popleft(), headers=headers)
+
+    return httpx.MockTransport(answer)
+
+
+class NodeClient(JsonClient):
     """Blocking calls to the node at ``url``. Each raises NodeError with the node's own text.
 
     What it answers is kept in the ``transcript``; with ``replayed`` these are its answers.
@@ -55,32 +104,17 @@ class NodeClient:
         transcript: Transcript | None = None,
         replayed: httpx.MockTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        super().__init__(url, api_key, timeout_s, replayed)
         self._transcript = transcript
         self._replayed = replayed
-        self._http = httpx.Client(
-            base_url=self.url, timeout=timeout, headers=headers, transport=replayed
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._http.close()
 
     def models(self) -> list[str]:
         return [model["id"] for model in self._call("GET", "/v1/models")["data"]]
 
     def chats(self) -> bool:
         """Whether the server has an endpoint for chat: a fleet has none."""
-        try:
-            response = self._http.get(f"{self.url}/v1/chat/completions")
-        except httpx.TransportError as error:
-            raise NodeError(f"{self.url}: {error}") from error
         # A server with the endpoint answers 405 to this method.
-        return response.status_code != httpx.codes.NOT_FOUND
+        return self.send("GET", "/v1/chat/completions").status_code != httpx.codes.NOT_FOUND
 
     def versions(self) -> dict[str, str]:
         return dict(self._call("GET", f"{PROOFS}/versions")["versions"])
@@ -136,7 +170,7 @@ class NodeClient:
 
     def artifacts(self, work: Work, nonces: Sequence[int]) -> list[Claim]:
         """Compute the vectors of ``nonces``. Raises NodeError if one of them failed."""
-        answer = self._post("generate", {**work.body, "nonces": list(nonces), "wait": True})
+        answer = self._post("generate", _computed(work, nonces))
         if failed := answer.get("failed"):
             raise NodeError(f"the node computed no vector for {failed[0]}")
         return [Claim(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
@@ -146,17 +180,13 @@ class NodeClient:
 
         Raises TooSlowError unless all of it came within ``seconds``, and NodeError.
         """
-        body = {**work.body, "nonces": list(nonces), "wait": True}
-        return asyncio.run(self._within("POST", f"{PROOFS}/generate", body, seconds))
+        return self._within("POST", f"{PROOFS}/generate", _computed(work, nonces), seconds)
 
     def validate(self, work: Work, claims: Sequence[Claim]) -> Verdict:
         """Have the node recompute ``claims`` and judge them by its default test."""
-        body = {
-            **work.body,
-            "nonces": [claim.nonce for claim in claims],
-            "wait": True,
-            "validation": {"artifacts": [artifact_record(c.nonce, c.vector_b64) for c in claims]},
-        }
+        claimed = [artifact_record(claim.nonce, claim.vector_b64) for claim in claims]
+        body = _computed(work, [claim.nonce for claim in claims])
+        body["validation"] = {"artifacts": claimed}
         return record_of(Verdict, self._post("generate", body))
 
     def init(self, work: DistanceWork) -> None:
@@ -215,18 +245,21 @@ class NodeClient:
 
         Raises NodeError, or TooSlowError after ``RECEIPT_S`` seconds.
         """
-        deadline = time.monotonic() + RECEIPT_S
-        while time.monotonic() < deadline:
+        path = f"{RECEIPTS}/{quote(response_id, safe='')}"
+
+        def count() -> int | None:
             try:
-                answer = self._call("GET", f"{RECEIPTS}/{quote(response_id, safe='')}")
-                return len(answer["receipts"])
+                return len(self._call("GET", path)["receipts"])
             except NodeError as error:
-                if error.status in (httpx.codes.NOT_FOUND, httpx.codes.GONE):
-                    return 0
-                if error.status != httpx.codes.TOO_EARLY:
+                if error.status == httpx.codes.TOO_EARLY:
+                    return None
+                if error.status not in {httpx.codes.NOT_FOUND, httpx.codes.GONE}:
                     raise
-            time.sleep(POLL_S)
-        raise TooSlowError(f"the receipt of {response_id}: not within {RECEIPT_S:g} s")
+                return 0
+
+        if (found := first(count, RECEIPT_S, POLL_S)) is None:
+            raise TooSlowError(f"the receipt of {response_id}: not within {RECEIPT_S:g} s")
+        return found
 
     def last_seq(self, after: int = 0) -> int:
         while rows := self.results(after):
@@ -244,56 +277,51 @@ class NodeClient:
         }
         return record_of(BareSpeed, self._post("measure", body))
 
-    async def _within(
+    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._call("POST", f"{PROOFS}/{path}", body)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON of the answer. Raises ValueError for another one."""
+        return self._heard(self.good(method, path, body)).json()
+
+    def _heard(self, response: httpx.Response) -> httpx.Response:
+        if self._transcript is not None:
+            self._transcript.hear(response)
+        return response
+
+    def _within(
         self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
     ) -> bytes:
-        # A blocking client's timeout is for each read: a slow sender could hold it for ever.
-        headers, named = self._http.headers, f"{method} {self.url}{path}"
-        client = httpx.AsyncClient(
-            base_url=self.url,
-            headers=headers,
-            timeout=None,  # noqa: S113 - below
-            transport=self._replayed,
-        )
-        try:
+        """The answer. Raises TooSlowError unless all of it came in time, and NodeError."""
+        call = f"{method} {self.url}{path}"
+
+        async def read() -> httpx.Response:
+            # A blocking client's timeout is for each read: a slow sender could hold it for ever.
+            client = httpx.AsyncClient(
+                base_url=self.url,
+                headers=self._http.headers,
+                timeout=None,  # noqa: S113 - below
+                transport=self._replayed,
+            )
             async with (
                 asyncio.timeout(seconds),
                 client,
                 client.stream(method, path, json=body) as response,
             ):
-                content = b""
-                async for part in response.aiter_bytes():
-                    content += part
-                    if len(content) > LONGEST_ANSWER:
-                        raise NodeError(f"{named}: more than {LONGEST_ANSWER} bytes")
+                return await whole(response, call)
+
+        try:
+            return self._heard(required(asyncio.run(read()), call)).content
         except TimeoutError as error:
             raise TooSlowError(f"no answer within {seconds:g} s") from error
         except httpx.RequestError as error:
             # It also cannot be decoded, if its Content-Encoding lies.
-            raise NodeError(f"{named}: {str(error) or type(error).__name__}") from error
-        if response.is_error:
-            text = content.decode(errors="replace")[:LONGEST_TEXT]
-            raise NodeError(f"{named}: {response.status_code} {text}", response.status_code)
-        if self._transcript is not None:
-            self._transcript.hear(response, content)
-        return content
+            raise NodeError(f"{call}: {reason_of(error)}") from error
 
-    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return self._call("POST", f"{PROOFS}/{path}", body)
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        try:
-            response = self._http.request(method, path, json=body)
-        except httpx.TransportError as error:
-            reason = str(error) or type(error).__name__
-            raise NodeError(f"{method} {self.url}{path}: {reason}") from error
-        if response.is_error:
-            text = response.text[:LONGEST_TEXT]
-            status = response.status_code
-            raise NodeError(f"{method} {self.url}{path}: {status} {text}", status)
-        if self._transcript is not None:
-            self._transcript.hear(response, response.content)
-        return response.json()
+def _computed(work: Work, nonces: Sequence[int]) -> dict[str, Any]:
+    """The body that asks for the vectors of ``nonces``."""
+    return {**work.body, "nonces": list(nonces), "wait": True}
 
 
 class BoundedClient(NodeClient):
@@ -302,20 +330,10 @@ class BoundedClient(NodeClient):
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
             seconds = self._http.timeout.read or TIMEOUT_S
-            return json.loads(asyncio.run(self._within(method, path, body, seconds)))
+            return json.loads(self._within(method, path, body, seconds))
         except TooSlowError as error:
             text = f"{method} {self.url}{path}: {error}"
             raise NodeError(text) from httpx.ReadTimeout(text)
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> float:
-    """Poll ``condition``; the seconds that took. Raises TooSlowError, which names ``what``."""
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > timeout_s:
-            raise TooSlowError(f"{what}: not within {timeout_s:g} s")
-        time.sleep(POLL_S)
-    return time.monotonic() - began
 
 
 @contextmanager
@@ -324,3 +342,72 @@ def computing_round(node: NodeClient, work: AnyWork) -> Iterator[None]:
     with node.round(work):
         wait_until(lambda: node.status().processed > 0, "first result of a round", FIRST_RESULT_S)
         yield
+
+
+# What a node may send instead of the fields that it owes.
+_NONSENSE: Final = (KeyError, IndexError, AttributeError, TypeError, ValueError, RecursionError)
+
+
+class Unproved(StrEnum):
+    """Why a prover has not proved what it owed. None of these is fraud, and none clears."""
+
+    LATE = "late"
+    """The node may serve chat, or a round, or be slow."""
+    PARTLY = "partly answered"
+    """Other nonces than those asked for, or not all of them."""
+    OTHER_BLOCK = "another block"
+    """The answer is, by its own words, for another block or key."""
+    REFUSED = "refused"
+    """An error status: a budget, another model or shape, a wrong key, deleted vectors."""
+    UNREACHABLE = "not reached"
+    UNREADABLE = "unreadable"
+    """The answer is none of a node, or has another shape than what was asked for."""
+    OTHER_WEIGHTS = "another digest"
+    """The node says itself that it serves another checkpoint."""
+    OTHER_KEY = "another key"
+    """The answer is not signed by the key that the validator knows to be the node's."""
+    OTHER_BITS = "other bits"
+    """Most members of its fleet have equal bits, and it has others though it says it is alike."""
+    OVERLAPPING = "overlapping roots"
+    """A nonce is under two roots of one round."""
+    UNDELIVERED = "not delivered"
+    """Nonces of its lane below others that came; the source cannot say who lost them."""
+    INTERRUPTED = "interrupted"
+    """The validator ended before the answer came, or can judge it no more."""
+
+
+class UnprovedError(ReportedError):
+    """A prover owes an answer; ``seconds`` passed until it, or the deadline, if one was sent."""
+
+    def __init__(self, kind: Unproved, text: str, seconds: float | None = None) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """A part of what a prover owed, which it did not show; ``text`` says what, and why."""
+
+    kind: Unproved
+    text: str
+
+
+def unproved_by(error: NodeError) -> UnprovedError:
+    """What the failure of a call to the prover's node means."""
+    kind = Unproved.UNREACHABLE if error.status is None else Unproved.REFUSED
+    if isinstance(error.__cause__, httpx.ReadTimeout):
+        kind = Unproved.LATE
+    return UnprovedError(kind, str(error))
+
+
+@contextmanager
+def owed_by(url: str) -> Iterator[None]:
+    """What the prover's node at ``url`` must answer: its failures raise UnprovedError."""
+    try:
+        yield
+    except NodeError as error:
+        raise unproved_by(error) from error
+    except _NONSENSE as error:
+        text = f"{url} does not answer as a node: {error!r}"
+        raise UnprovedError(Unproved.UNREADABLE, text) from error

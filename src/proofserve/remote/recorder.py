@@ -25,7 +25,8 @@ from urllib.parse import quote
 
 import httpx
 
-from proofserve.wire.paths import RECEIPTS
+from proofserve.remote.http import first
+from proofserve.wire import RECEIPTS
 
 _logger = logging.getLogger(__name__)
 
@@ -304,24 +305,19 @@ class Recorder(AbstractContextManager["Recorder"]):
             self._room.release()
 
     def _receipts(self, kept: KeptExchange, response_id: str) -> list[Any]:
-        until = time.monotonic() + RECEIPT_S
-        while True:
-            found, may_come = self._asked(kept, response_id)
-            if found or not may_come or time.monotonic() > until:
-                return found
-            time.sleep(POLL_S)
+        return first(lambda: self._asked(kept, response_id), RECEIPT_S, POLL_S) or []
 
-    def _asked(self, kept: KeptExchange, response_id: str) -> tuple[list[Any], bool]:
-        """The receipts, and whether they may come later if there are none."""
+    def _asked(self, kept: KeptExchange, response_id: str) -> list[Any] | None:
+        """The receipts; None if they may come later."""
         statuses = set()
         for url in kept.receipt_urls(response_id):
             try:
                 response = self._http.get(url, headers=kept.headers)
                 if response.is_success and (found := response.json()["receipts"]):
-                    return list(found), False
+                    return list(found)
             except httpx.TransportError:
-                return [], True
+                return None
             except (httpx.HTTPError, LookupError, TypeError, ValueError):
-                return [], False
+                return []
             statuses.add(response.status_code)
-        return [], statuses <= NOT_YET
+        return None if statuses <= NOT_YET else []

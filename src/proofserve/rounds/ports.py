@@ -5,8 +5,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from proofserve.protocol.commitments import Opening
-from proofserve.protocol.receipts.answer import FinishedAnswer
-from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.protocol.receipts.record import (
+    FinishedAnswer,
+    SignedEntry,
+    SignedReceipt,
+    SigningKey,
+)
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
     CommittedRound,

@@ -9,9 +9,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.answer import FinishedAnswer
-from proofserve.protocol.receipts.record import Receipt, token_hash
-from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.protocol.receipts.record import (
+    FinishedAnswer,
+    Receipt,
+    SignedEntry,
+    SignedReceipt,
+    SigningKey,
+    token_hash,
+)
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import AnsweringEngine, NewReceipt, ReceiptStorage
 from proofserve.rounds.records import EngineInfo

@@ -14,11 +14,9 @@ from proofserve.remote.records import Work
 from proofserve.reports import ReportedError
 from proofserve.settings.node import TomlTable, read_toml
 from proofserve.settings.process import variable
-from proofserve.verifier.calibration_file import calibrated_order
-from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order
 from proofserve.verifier.nodes.sources import NodeSource
-from proofserve.verifier.validation.asking import ValidatedNode
-from proofserve.verifier.validation.judging import ValidatedModel
+from proofserve.verifier.validation.judging import ValidatedModel, ValidatedNode
 from proofserve.verifier.validation.run import ValidationPlan
 from proofserve.web import http_parts
 
@@ -178,7 +176,7 @@ def _model(name: str, table: ModelTable, nodes: Sequence[ValidatedNode]) -> Vali
             if not (path / "config.json").is_file():
                 raise ValueError(f"{where}.{field}: {path} has no config.json")
     try:
-        measured = read_calibration(table.calibration) if table.calibration else None
+        measured = CalibrationFile.read(table.calibration) if table.calibration else None
     except ReportedError as error:
         raise ValueError(f"{where}.calibration: {error}") from error
     return ValidatedModel(

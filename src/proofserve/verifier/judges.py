@@ -1,7 +1,7 @@
 """The tests that reach a verdict, each from the errors of one nonce after the other.
 
 A node is honest if it is one of the honest populations, so what convicts speaks against all of
-them. Those of errors beside our ``own_run`` are in ``error_judges``, the exact one in
+them. Those of errors beside our own run (``populations``) are in ``error_judges``, the exact one in
 ``verification``.
 """
 
@@ -9,20 +9,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Final, Generic, Literal, NotRequired, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypedDict
 
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
-from proofserve.protocol.verdict.counting import check_inside, judge, power
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.remote.owed import Unproved
+from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.counting import (
+    SequentialResult,
+    SequentialTest,
+    check_inside,
+    judge,
+    power,
+)
 from proofserve.reports import FieldsOf
-from proofserve.verifier.claims import Selection
 
 T = TypeVar("T")
 Vector = NDArray[np.float32]
@@ -253,9 +255,8 @@ class CountJudge(Judge[ClaimError]):
         self._mismatches += bool(far)
 
     def standing(self) -> Standing:
-        result = self._result()[0]
-        convicts, clears = result is SequentialResult.FRAUD, result is SequentialResult.HONEST
-        return Standing(convicts=convicts, clears=clears)
+        result, honest, fraud = self._result()[0], SequentialResult.HONEST, SequentialResult.FRAUD
+        return Standing(convicts=result is fraud, clears=result is honest)
 
     def _says(self, _standing: Standing) -> tuple[str, Figures]:
         _, name, figure = self._result()
@@ -271,39 +272,9 @@ class CountJudge(Judge[ClaimError]):
         judged = judge(self._mismatches, self.nonces, test.p_honest, test.alpha)
         result = SequentialResult.UNDECIDED
         if self.nonces == self._sample:
+            if judged.fraud_detected:
+                result = SequentialResult.FRAUD
             # With too few nonces the test would also miss too many frauds.
-            strong = power(self.nonces, test.p_honest, test.alpha, test.p_fraud) >= 1 - test.beta
-            result = SequentialResult.HONEST if strong else result
-            result = SequentialResult.FRAUD if judged.fraud_detected else result
+            elif power(self.nonces, test.p_honest, test.alpha, test.p_fraud) >= 1 - test.beta:
+                result = SequentialResult.HONEST
         return result, "p-value", judged.p_value
-
-
-class VerdictRecord(TypedDict):
-    """What ``verify --json`` writes: ``VerdictReport`` as JSON. A count has ``rule``, too."""
-
-    verdict: SequentialResult
-    nonces_used: int
-    nonces_claimed: int
-    nonces_left_out: int
-    findings: list[OpinionRecord]
-    mismatches: list[Annotated[dict[str, Any], FieldsOf(Mismatch)]]
-    distances: dict[int, float]
-    seed: str
-    block_hash: str
-    public_key: str
-    threshold_from: str
-    closest: str
-    excluded_share: float | None
-    alpha: float
-    beta: float
-    rule: NotRequired[str]
-    count: NotRequired[Annotated[dict[str, Any], FieldsOf(CountRule)]]
-    expected: NotRequired[Annotated[dict[str, Any], FieldsOf(Selection)]]
-
-
-class UnprovedRecord(TypedDict):
-    """What it writes if the prover owes what it does not show; ``text`` says why."""
-
-    verdict: Literal[SequentialResult.UNPROVED]
-    reason: Unproved
-    text: str

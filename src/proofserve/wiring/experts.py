@@ -16,28 +16,17 @@ CAPABILITIES: Final = (8, 9, 10)
 OPTION: Final = "--moe-backend"
 # How configurations name the number of experts.
 _COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
-_FOUR_BITS: Final = frozenset({"awq", "gptq"})
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The kernel that vLLM takes by itself chooses from the major capability ``fused_from`` on.
-
-    ``unfused``: the value of ``OPTION`` with which vLLM's router chooses.
-    """
-
-    fused_from: int
-    unfused: str
-
-
-# Of vLLM 0.26 to 0.33 on one rank of experts, with every optional kernel installed. A block cannot
-# choose for a kernel that chooses itself. ``tests/contract`` has vLLM choose for each row; no card
-# has run it.
-FORMATS: Final[Mapping[str, Experts]] = {
-    "bfloat16": Experts(10, "triton"),
-    "fp8": Experts(10, "triton"),
-    "mxfp4": Experts(9, "marlin"),
-    "int4": Experts(10, "marlin"),
+# From which major capability on the kernel that vLLM takes by itself chooses experts, and the value
+# of ``OPTION`` with which vLLM's router chooses; a block cannot choose for a kernel. Of vLLM 0.26
+# to 0.33 on one rank of experts, with every optional kernel installed. ``tests/contract`` has vLLM
+# choose for each row; no card has run it.
+FORMATS: Final[Mapping[str, tuple[int, str]]] = {
+    "bfloat16": (10, "triton"),
+    "fp8": (10, "triton"),
+    "mxfp4": (9, "marlin"),
+    "int4": (10, "marlin"),
 }
 
 
@@ -56,7 +45,7 @@ def expert_format(config: Mapping[str, Any]) -> str | None:
     method = said.get("quant_method")
     if method in ("fp8", "mxfp4"):
         return str(method)
-    if method in _FOUR_BITS:
+    if method in ("awq", "gptq"):
         return "int4" if said.get("bits") == 4 else None
     if method == "compressed-tensors":
         groups = (said.get("config_groups") or {}).values()
@@ -110,10 +99,11 @@ def _by_table(card: str, kind: str | None) -> Asked:
     if row is None or major not in CAPABILITIES:
         named = "this format of weights" if row is None else f"cards of capability {card}"
         return Asked((), f"the table does not know {named}; {OPTION} chooses")
-    if major < row.fused_from:
+    fused_from, unfused = row
+    if major < fused_from:
         return Asked((), f"with {kind} on a card of {card} the router chooses experts")
     why = f"vLLM's own choice for {kind} on a card of {card} would choose experts in a kernel"
-    return Asked((OPTION, row.unfused), f"{why}, and {SKETCH_2} be refused")
+    return Asked((OPTION, unfused), f"{why}, and {SKETCH_2} be refused")
 
 
 def config_of(model: str) -> Mapping[str, Any] | None:

@@ -13,15 +13,15 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from proofserve.api.access import Access, Caller, Role, known_key
-from proofserve.api.node import CallLimits, Deployment, Node
+from proofserve.api.access import Access, Caller, CallLimits, Role, known_key
+from proofserve.api.node import Deployment, Node
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.fleet.client import member_http
-from proofserve.fleet.conditions import Rules
 from proofserve.fleet.dashboard import FleetPage
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
+from proofserve.fleet.members import Rules
 from proofserve.fleet.reconciler import DELETE_EVERY_S, MemberList, Reconciler, delete_delivered
 from proofserve.fleet.routes.app import FleetParts, create_app
 from proofserve.fleet.sources import DnsMembers
@@ -36,7 +36,7 @@ from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.verdict.nearness import LEAST_NONCES
 from proofserve.receiver.callbacks import SignatureCheck
@@ -64,14 +64,14 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     and StoreUnavailable.
     """
     outward, listed = outward_of(settings, "FLEET_CALLBACK_ALLOW"), member_list(settings)
-    access, policy = access_of(settings), policy_of(settings.policy)
-    key = _signing_key(settings)
+    access, policy, key = access_of(settings), policy_of(settings.policy), _signing_key(settings)
     async with (
         await FleetStore.open(settings.database) as store,
         member_http() as http,
         AsyncExitStack() as tasks,
     ):
-        watch = FleetWatch(store, member_rules(settings), first_deployment(settings, outward))
+        kept_out = settings.lost_after_sec, settings.max_clock_offset_sec, settings.weights_digest
+        watch = FleetWatch(store, Rules(*kept_out), first_deployment(settings, outward))
         reconciler = Reconciler(store, watch, listed, http, public_url)
         client, wake = reconciler.client, reconciler.wake
         manager = FleetManager(store, watch, client, wake, fleet_limits(settings))
@@ -229,14 +229,6 @@ def fleet_limits(settings: FleetSettings) -> FleetLimits:
         start_wait_s=settings.start_wait_sec,
         stop_wait_s=settings.stop_wait_sec,
         jobs=Limits(max_queued_nonces=settings.max_queued_nonces),
-    )
-
-
-def member_rules(settings: FleetSettings) -> Rules:
-    return Rules(
-        lost_after_s=settings.lost_after_sec,
-        max_clock_offset_s=settings.max_clock_offset_sec,
-        weights_digest=settings.weights_digest,
     )
 
 

@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
@@ -17,7 +17,7 @@ from proofserve.rounds.status import FleetMembership
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 from proofserve.web import http_parts
-from proofserve.wire.paths import FLEET, PROOFS
+from proofserve.wire import FLEET, PROOFS
 
 _logger = logging.getLogger(__name__)
 
@@ -84,14 +84,14 @@ class FleetJoining:
             await self._until_up(http)
             while True:
                 began = time.monotonic()
-                error = await self._refusal(http)
-                if error is None:
+                known, self._error = self._error, await self._refusal(http)
+                if self._error is None:
                     self._joined_at = time.monotonic()
-                if error != self._error and error is None:
-                    _logger.info("a member of the fleet %s as %s", self.fleet, self.name)
-                elif error != self._error:
-                    _logger.warning("not in the fleet, the node serves all the same: %s", error)
-                self._error = error
+                    if known is not None:
+                        _logger.info("a member of the fleet %s as %s", self.fleet, self.name)
+                elif self._error != known:
+                    text = "not in the fleet, the node serves all the same: %s"
+                    _logger.warning(text, self._error)
                 await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
     async def _until_up(self, http: httpx.AsyncClient) -> None:
@@ -99,11 +99,9 @@ class FleetJoining:
         deadline = time.monotonic() + UP_S
         live = f"{self.address}{PROOFS}/health/live"
         while time.monotonic() < deadline:
-            try:
+            with suppress(httpx.HTTPError):
                 if (await http.get(live, timeout=LOOK_S)).is_success:
                     return
-            except httpx.HTTPError:
-                pass
             await asyncio.sleep(LOOK_S)
         text = "%s does not answer here; does POC_FLEET_ADDRESS lead the fleet to this node?"
         _logger.warning(text, live)

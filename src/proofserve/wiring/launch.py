@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from proofserve.engines.vetting.versions import vetting_of
+from proofserve.engines.vetting.features import vetting_of
 from proofserve.host import vllm_version
 from proofserve.settings.process import environment, has_variable, plugin_list, trace_export
 
@@ -30,7 +30,7 @@ VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 # The same before 0.29.
 OLD_VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 # The same with several API processes.
-VLLM_SERVERS = "proofserve.engines.vllm.compat_serve"
+VLLM_SERVERS = "proofserve.engines.vllm.compat_server"
 # How long the processes of such a server may take to end what they do, seconds. vLLM's own default
 # is 0: the API processes would be killed right after SIGTERM.
 PROCESSES_END_S = 20
@@ -238,11 +238,9 @@ def _await_health(server: Server, waiting: Callable[[], None], still_s: float) -
             if time.monotonic() - moved_at > still_s:
                 text = f"neither answered nor computed anything for {still_s:.0f} s"
                 raise ServerFailed(_explain(server, text))
-            try:
+            with suppress(httpx.TransportError):
                 if client.get(f"{server.url}/health").status_code == httpx.codes.OK:
                     return
-            except httpx.TransportError:
-                pass
             waiting()
             time.sleep(0.5)
 

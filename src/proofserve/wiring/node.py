@@ -9,7 +9,8 @@ from functools import partial
 
 import torch
 
-from proofserve.api.node import CallLimits, Deployment, Node
+from proofserve.api.access import CallLimits
+from proofserve.api.node import Deployment, Node
 from proofserve.api.node_page import NodeHistory, with_dashboard
 from proofserve.outbox.allowlist import UrlCheck
 from proofserve.outbox.planning import CallbackPolicy
@@ -17,7 +18,7 @@ from proofserve.outbox.receipts import SqliteReceipts, signing_key
 from proofserve.outbox.sender import CallbackSender, Outward
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import AnsweringEngine, ProofEngine

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,7 +38,7 @@ from proofserve.dashboard.routes import SNAPSHOT
 from proofserve.outbox.database import OutboxInUse, is_locked
 from proofserve.rounds.errors import RoundsError
 from proofserve.rounds.tasks import woken
-from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wire import PROOFS, RECEIPTS
 from proofserve.wiring.sockets import on_unix_socket
 
 _logger = logging.getLogger(__name__)
@@ -50,18 +50,10 @@ START_S = 60.0
 # Pause after a failed attempt to take a free outbox, seconds.
 RETRY_S = 1.0
 
-# A running node, made when this process has become the owner. The argument: whether another process
-# of this server owned it before, whose round goes on.
-StartNode = Callable[[bool], AbstractAsyncContextManager[Node]]
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerAddress:
-    """``server`` is that of ``this_server``, ``socket`` the path of the owner's unix socket."""
-
-    server: str
-    process: int
-    socket: str
+# A running node, made when this process has become the owner, and the routes that it serves to the
+# other processes. The argument: whether another process of this server owned the node before, whose
+# round goes on.
+StartNode = Callable[[bool], AbstractAsyncContextManager[tuple[Node, list[APIRouter]]]]
 
 
 def this_server() -> str:
@@ -79,43 +71,31 @@ def address_file(outbox: Path) -> Path:
     return outbox.with_name(f"{outbox.name}.owner")
 
 
-def publish(outbox: Path, address: OwnerAddress) -> None:
-    """Write the file in one step: another process reads the old address or the new one."""
-    path = address_file(outbox)
-    written = path.with_name(f"{path.name}.{address.process}")
-    written.write_text(json.dumps(asdict(address)), "utf-8")
-    os.replace(written, path)  # noqa: PTH105 - the same as Path.replace, which hides that it is atomic
-
-
-def read(outbox: Path) -> OwnerAddress | None:
-    """The last published address; None without one. Its process may have been killed since."""
-    try:
-        return OwnerAddress(**json.loads(address_file(outbox).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 @dataclass(eq=False, repr=False)
 class Ownership:
     """Whether this process owns the node, and where the process is that does.
 
-    ``server`` is that of ``this_server``. ``private_app`` makes the application that the
-    owner serves to the other processes.
+    ``server`` is that of ``this_server``.
     """
 
     _outbox: Path
     _server: str
     _start: StartNode
-    _private_app: Callable[[Node], ASGIApp]
     node: Node | None = field(default=None, init=False)
     _ending: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _electing: asyncio.Task[None] | None = field(default=None, init=False)
 
     @property
-    def owner(self) -> OwnerAddress | None:
-        """The address of this server's owner; None while there is none."""
-        found = read(self._outbox)
-        return found if found is not None and found.server == self._server else None
+    def owner(self) -> str | None:
+        """The path of the unix socket of this server's owner; None while there is none.
+
+        Its process may have been killed since it wrote that.
+        """
+        try:
+            found = json.loads(address_file(self._outbox).read_text("utf-8"))
+            return str(found["socket"]) if found["server"] == self._server else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
 
     @property
     def is_ending(self) -> bool:
@@ -130,17 +110,16 @@ class Ownership:
         """
         self._electing = asyncio.create_task(self._elect(), name="proofserve-ownership")
         try:
-            waited = 0.0
+            deadline = time.monotonic() + START_S
             while self.node is None and self.owner is None:
                 if self._electing.done():
                     self._electing.result()
-                if waited > START_S:
+                if time.monotonic() > deadline:
                     raise OutboxInUse(
                         f"another running server uses the outbox {self._outbox}: stop that server,"
                         " or give this one another file with POC_OUTBOX"
                     )
                 await asyncio.sleep(POLL_S)
-                waited += POLL_S
             self._electing.add_done_callback(_report)
             yield self
         finally:
@@ -172,13 +151,12 @@ class Ownership:
 
     async def _own(self, was_owned: bool) -> None:
         async with (
-            self._start(was_owned) as node,
-            on_unix_socket(self._private_app(node)) as socket,
+            self._start(was_owned) as (node, routers),
+            on_unix_socket(private_app(routers)) as socket,
         ):
-            here = OwnerAddress(self._server, os.getpid(), str(socket))
-            publish(self._outbox, here)
+            self._publish({"server": self._server, "process": os.getpid(), "socket": str(socket)})
             self.node = node
-            _logger.info("this API process (%d) owns the proofs", here.process)
+            _logger.info("this API process (%d) owns the proofs", os.getpid())
             try:
                 await self._ending.wait()
             finally:
@@ -188,6 +166,13 @@ class Ownership:
                     address_file(self._outbox).unlink(missing_ok=True)
             # Before the socket ends: calls that wait for jobs end with the jobs.
             await node.manager.aclose()
+
+    def _publish(self, address: dict[str, str | int]) -> None:
+        """Write the file in one step: another process reads the old address or the new one."""
+        path = address_file(self._outbox)
+        written = path.with_name(f"{path.name}.{os.getpid()}")
+        written.write_text(json.dumps(address), "utf-8")
+        os.replace(written, path)  # noqa: PTH105 - the same as Path.replace, which hides that it is atomic
 
 
 def _report(electing: "asyncio.Task[None]") -> None:
@@ -273,9 +258,9 @@ async def _ask_owner(ownership: Ownership, request: Request, body: bytes) -> Res
     """The owner's answer. Waits for the next owner while there is none. Raises ApiError."""
     deadline = time.monotonic() + NEXT_OWNER_S
     while not ownership.is_ending and time.monotonic() < deadline:
-        if (owner := ownership.owner) is not None:
+        if owner := ownership.owner:
             try:
-                return await _ask(owner.socket, request, body)
+                return await _ask(owner, request, body)
             except httpx.ConnectError:
                 # It has ended, and the request did not reach it.
                 pass
@@ -317,9 +302,10 @@ async def _ask(socket: str, request: Request, body: bytes) -> Response:
     return response
 
 
-def private_app(routers: Callable[[], list[APIRouter]]) -> ASGIApp:
+def private_app(routers: list[APIRouter]) -> ASGIApp:
+    """What an owner serves to the other processes."""
     app = FastAPI(openapi_url=None)
-    for router in routers():
+    for router in routers:
         app.include_router(router)
 
     async def with_client(scope: Scope, receive: Receive, send: Send) -> None:

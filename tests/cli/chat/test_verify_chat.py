@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import load
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import load, with_kernels
 from proofserve.protocol.receipts.record import token_hash
 from proofserve.verifier.chat.conversation import Conversation, write
 from proofserve.verifier.validator import CheckpointTokenizer

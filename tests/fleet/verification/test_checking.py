@@ -17,9 +17,8 @@ from fleet.servers import ROUND, RunningFleet, fleet_of, receiving
 from fleet.sql.support import a_job
 from fleet.verification.support import RULE
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import load
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import load, with_kernels
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import MEMBERS_QUEUE, queue_name
 from proofserve.fleet.verification_records import (
@@ -29,10 +28,11 @@ from proofserve.fleet.verification_records import (
     VerificationTask,
 )
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
-from proofserve.verifier.nodes import member_jobs
-from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
+from proofserve.verifier.nodes import members
+from proofserve.verifier.nodes.members import CheckpointTruths, check_sample
 from proofserve.verifier.openings import open_sample
 from support.committed import fake_node
+from support.fake_engine import TOY_ENGINE_INFO, FakeEngine
 from support.four_bits import engine_of
 from support.pace import until
 from support.reference import Prover
@@ -108,7 +108,7 @@ async def test_a_member_that_does_not_open_its_roots_is_unproved(
     tmp_path: Path, tiny: Path, away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient = partial(open_sample, patience_s=0.1)
-    monkeypatch.setattr(member_jobs, "open_sample", impatient)
+    monkeypatch.setattr(members, "open_sample", impatient)
     with fake_node(tmp_path, api_key="its-key", key="its-key") as node:
         task = await a_task(tmp_path)
         source = {**ROUND, "params": {"seq_len": SEQ_LEN}, "group_id": 0, "n_groups": 1}

@@ -9,15 +9,15 @@ import pytest
 
 from fleet.sql.support import MARK, a_lane, a_spec, nonces_of, vectors_of
 from proofserve.api.node import Deployment
-from proofserve.engines.fake import TOY_ENGINE_INFO
-from proofserve.fleet.conditions import Rules
 from proofserve.fleet.job_queues import JobSender
+from proofserve.fleet.members import Rules
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification_records import VerificationJob
 from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.state import Move
+from support.fake_engine import TOY_ENGINE_INFO
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from proofserve.fleet.job_queues import JobRunner, JobSender
 from proofserve.fleet.records import StoreUnavailable
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
-from proofserve.remote.node_client import wait_until
+from proofserve.remote.http import wait_until
 from proofserve.rounds.errors import EngineFault
 from proofserve.wiring.fleet_worker import when_answered
 

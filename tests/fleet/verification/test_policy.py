@@ -13,7 +13,7 @@ from fleet.records import (
     member,
     seen,
 )
-from proofserve.fleet.records import DesiredState, FleetModel, FleetView
+from proofserve.fleet.records import DesiredState, FleetView
 from proofserve.fleet.verification import VerificationPolicy, due, is_due, job_of
 from proofserve.fleet.verification_records import AfterConviction, JobCause, VerificationRule
 from proofserve.fleet.watch import Overview
@@ -187,16 +187,17 @@ def test_lanes_of_rounds_that_were_replaced_are_sampled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("served", "queue"),
+    ("digest", "queue"),
     [
         # The fleet may serve other weights by now.
-        (FleetModel(OTHER_DIGEST, "old"), f"weights:{OTHER_DIGEST}"),
-        (FleetModel(None, "old"), "model:old"),
+        (OTHER_DIGEST, f"weights:{OTHER_DIGEST}"),
+        (None, "model:old"),
     ],
 )
 def test_a_lane_is_judged_by_the_weights_that_the_fleet_served_when_it_was_given(
-    served: FleetModel, queue: str
+    digest: str | None, queue: str
 ) -> None:
-    job = job_of(ROUND, lane(served=served, stored=99), RULE, JobCause.POLICY, 5, 1000.0)
+    given = lane(weights_digest=digest, model="old", stored=99)
+    job = job_of(ROUND, given, RULE, JobCause.POLICY, 5, 1000.0)
     assert job.queue == queue
-    assert (job.weights_digest, job.model) == (served.weights_digest, served.model)
+    assert (job.weights_digest, job.model) == (digest, "old")

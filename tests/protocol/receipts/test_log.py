@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import (
+from proofserve.protocol.receipts.record import (
     LogEntry,
     first_entry,
     inclusions,

@@ -12,13 +12,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import first_entry, inclusions
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
-from proofserve.protocol.receipts.signature import (
+from proofserve.protocol.receipts.record import (
+    Receipt,
+    Sampling,
     SignedReceipt,
     SigningKey,
+    first_entry,
+    inclusions,
     is_signed,
     require_signatures,
+    token_hash,
 )
 
 # RFC 8032, section 7.1, TEST 1: the secret key; its public key is below.

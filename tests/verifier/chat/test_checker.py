@@ -1,24 +1,22 @@
 """Verdicts over chats of the trained model, by its packaged calibration."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.suspects import suspect
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.record import Receipt
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile
-from proofserve.verifier.calibration_file import read as read_calibration
-from proofserve.verifier.chat.findings import GapKind
-from proofserve.verifier.chat.statements import NodeFacts
+from proofserve.verifier.chat.statements import GapKind, NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.validator import CheckpointTokenizer, ValidatorSetup
@@ -50,7 +48,7 @@ def served(model: Path) -> Network:
 @pytest.fixture(scope="module")
 def measured() -> CalibrationFile:
     with trained_calibration("receipt-v1") as file:
-        return read_calibration(file)
+        return CalibrationFile.read(file)
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +168,14 @@ def test_without_a_calibration_a_suspect_is_named_and_an_honest_node_cleared(
     assert judged(unsure, *(server.chat(n) for n in range(8))).verdict is HONEST
 
 
+@cache
+def of_kernel(model: Path, kernel: str) -> Network:
+    """One network for all tests, so that a writer decodes an answer with it once."""
+    return with_kernels(load(model, "float32", "cpu"), PROFILES[kernel])
+
+
 def with_kernel(model: Path, honest: Writer, kernel: str) -> Writer:
-    return replace(honest, reads=with_kernels(load(model, "float32", "cpu"), PROFILES[kernel]))
+    return replace(honest, reads=of_kernel(model, kernel))
 
 
 @pytest.mark.parametrize(

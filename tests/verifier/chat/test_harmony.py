@@ -10,8 +10,7 @@ from vllm.parser.harmony import HarmonyParser
 
 from proofserve.reports import ReportedError
 from proofserve.verifier.chat.conversation import ChatChoice
-from proofserve.verifier.chat.findings import FailedCheck
-from proofserve.verifier.chat.statements import NodeFacts, Statement
+from proofserve.verifier.chat.statements import FailedCheck, NodeFacts, Statement
 from proofserve.verifier.validator import CheckpointTokenizer
 from support.harmony import ORDINARY, TOKENS, encoding, write_tokenizer
 from support.provider import Node

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.protocol.receipts.record import SigningKey
 from proofserve.reports import NodeError, ReportedError
-from proofserve.verifier.chat.findings import FailedCheck
-from proofserve.verifier.chat.public_log import LogFollower, PublicLog
+from proofserve.verifier.chat.conversation import PublicLog
+from proofserve.verifier.chat.statements import FailedCheck
+from proofserve.verifier.chat.watching import LogFollower
 from support.provider import Node, provider
 
 

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
-from proofserve.protocol.receipts.record import Sampling, token_hash
-from proofserve.protocol.receipts.signature import SigningKey
-from proofserve.verifier.chat.conversation import ChatChoice, Conversation
-from proofserve.verifier.chat.findings import FailedCheck, Gap, GapKind
-from proofserve.verifier.chat.public_log import PublicLog
-from proofserve.verifier.chat.statements import CheckedChats, NodeFacts, checked_answers
+from proofserve.protocol.receipts.record import Sampling, SigningKey, token_hash
+from proofserve.verifier.chat.conversation import ChatChoice, Conversation, PublicLog
+from proofserve.verifier.chat.statements import (
+    CheckedChats,
+    FailedCheck,
+    Gap,
+    GapKind,
+    NodeFacts,
+    checked_answers,
+)
 from support.provider import END, TOKENIZER, WEIGHTS, Node, with_receipt
 
 KNOWN = NodeFacts(WEIGHTS)

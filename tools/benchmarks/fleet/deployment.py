@@ -3,33 +3,28 @@
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from benchmarks.fleet.member_process import URLS
-from benchmarks.gateway.processes import Service, running
-from proofserve.wire.paths import FLEET
+from benchmarks.fleet.fake_member import URLS
+from measuring.processes import Process, running, wait_until
+from proofserve.wire import FLEET
 from proofserve.wiring.launch import free_port
 
 # The most members of one process.
 _OF_PROCESS = 50
-_START_S = 180.0
-
-
-class FleetFailed(Exception):
-    """The fleet did not start; the text says what ended or is missing."""
+START_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
     """A controller that sees all members as ready, and those members."""
 
-    controller: Service
+    controller: Process
     url: str
     members: Sequence[str]
 
@@ -39,7 +34,7 @@ def deployed(folder: Path, members: int, call_s: float, database: str) -> Iterat
     """A fleet until the context ends. ``database`` is what ``fleet serve`` takes.
 
     With several cores the controller has the first one, the members share the last one. Raises
-    FleetFailed.
+    ProcessFailed.
     """
     cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
@@ -51,9 +46,10 @@ def deployed(folder: Path, members: int, call_s: float, database: str) -> Iterat
         options = ["--port", port, "--database", database, "--members-file", listed]
         lanes = ["--lanes", 2 * members]
         argv = [sys.executable, "-m", "proofserve", "fleet", "serve", *map(str, options + lanes)]
-        controller = stack.enter_context(running(argv, cores[0], home))
+        log = home / "controller.log"
+        controller = stack.enter_context(running(argv, log, cwd=home, core=cores[0]))
         url = f"http://127.0.0.1:{port}"
-        _wait_until(lambda: _ready(url) == members, [controller], "the fleet")
+        wait_until(lambda: _ready(url) == members, "the fleet", [controller], START_S)
         yield Deployed(controller, url, urls)
 
 
@@ -61,18 +57,21 @@ def _start_members(
     stack: ExitStack, folder: Path, members: int, call_s: float, core: int
 ) -> list[str]:
     """Their URLs, once they all answer."""
-    homes, services = [], []
-    # They run in other folders, and find this package by its path.
-    path = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
-    program = ["env", f"PYTHONPATH={path}", sys.executable, "-m", "benchmarks.fleet.member_process"]
+    files, services = list[Path](), list[Process]()
     for first in range(0, members, _OF_PROCESS):
         count = min(_OF_PROCESS, members - first)
-        homes.append(_made(folder / f"members-{first}"))
-        argv = [*program, str(count), str(call_s)]
-        services.append(stack.enter_context(running(argv, core, homes[-1])))
-    files = [home / URLS for home in homes]
-    _wait_until(lambda: all(file.exists() for file in files), services, "a member")
+        home = _made(folder / f"members-{first}")
+        argv = [sys.executable, "-m", "benchmarks.fleet.fake_member", str(count), str(call_s)]
+        service = running(argv, home / "log", env=own_path(), cwd=home, core=core)
+        services.append(stack.enter_context(service))
+        files.append(home / URLS)
+    wait_until(lambda: all(file.exists() for file in files), "a member", services, START_S)
     return [url for file in files for url in json.loads(file.read_text())]
+
+
+def own_path() -> dict[str, str]:
+    """Processes run in other folders, and find this package by its path."""
+    return {"PYTHONPATH": os.pathsep.join(str(Path(each).absolute()) for each in sys.path)}
 
 
 def _made(folder: Path) -> Path:
@@ -86,13 +85,3 @@ def _ready(url: str) -> int:
     except httpx.TransportError:
         return 0
     return int(answer.json()["fleet"]["members"]["ready"]) if answer.is_success else 0
-
-
-def _wait_until(condition: Callable[[], bool], services: Sequence[Service], what: str) -> None:
-    deadline = time.monotonic() + _START_S
-    while not condition():
-        ended = [service for service in services if not service.runs]
-        if ended or time.monotonic() > deadline:
-            last = "; ".join(service.last_log_line() for service in ended or services)
-            raise FleetFailed(f"{what} is not ready: {last}")
-        time.sleep(0.2)

@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from proofserve.fleet.callback_bodies import read
-from proofserve.fleet.records import FleetModel, FleetRound, Lane, MemberSource
+from proofserve.fleet.records import FleetRound, Lane, MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
@@ -66,7 +66,7 @@ async def measure(database: str, members: int, callbacks: int, artifacts: int) -
         for number in range(members):
             member = await store.put_member(f"http://m{number}", f"m{number}", MemberSource.LIST)
             ids.append(member.id)
-        given = await store.give_lanes(opened.id, ids, FleetModel())
+        given = await store.give_lanes(opened.id, ids)
         lanes = [lane for lane in given if isinstance(lane, Lane)]
         made = [bodies(opened, lane, callbacks, artifacts) for lane in lanes]
         cpu, start = time.process_time(), time.perf_counter()

@@ -4,20 +4,25 @@ Members are nodes over the fake engine, slow on purpose: what is measured is the
 """
 
 import asyncio
-import json
-import sys
+import statistics
 import tempfile
 import time
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
+from rich.console import Console
 
-from benchmarks.fleet.deployment import Deployed, FleetFailed, deployed
-from benchmarks.fleet.scale_report import Report, Samples, summarised
-from proofserve.wire.paths import FLEET, PROOFS
+from benchmarks.fleet.deployment import Deployed, deployed
+from measuring.processes import ProcessFailed
+from proofserve.host import machine
+from proofserve.reports import Figure, Limit, Report
+from proofserve.wire import FLEET, PROOFS
+from proofserve_lab.bench.statistics import quantile
 
 _BODY: dict[str, Any] = {
     "block_height": 7,
@@ -30,13 +35,35 @@ _BODY: dict[str, Any] = {
 # Between two readings of the controller, seconds.
 _EVERY_S = 1.0
 _ROUND_S = 60.0
-_CLIENTS = 8
 # The controller's whole page of members, and what a browser asks for.
 _PAGES = {
     "status": f"{PROOFS}/status",
     "snapshot": f"{FLEET}/snapshot?limit=200",
     "dashboard": "/dashboard/snapshot",
 }
+_RECONCILING = 'proofserve_fleet_pass_seconds{pass="last"}'
+# What takes time, and the milliseconds that 95 of 100 shall keep, of 200 members.
+_TIMES: dict[str, tuple[str, float | None]] = {
+    "fan_out": ("from a start call until a member generates", 1500),
+    "start_call": ("a call that starts a round", None),
+    "stop_call": ("a call that stops it", None),
+    "status": (f"GET {_PAGES['status']}", 200),
+    "snapshot": (f"GET {_PAGES['snapshot']}", 100),
+    "dashboard": (f"GET {_PAGES['dashboard']}", 100),
+    "pass": ("a pass of the reconciler", 1000),
+}
+
+
+@dataclass(slots=True)
+class Samples:
+    """Everything that a run measured: ``seconds`` by what took them.
+
+    ``usage`` has (monotonic seconds, CPU seconds, MB).
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    distinct_lanes: list[int] = field(default_factory=list)
+    usage: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 class _Run:
@@ -51,15 +78,15 @@ class _Run:
         """Start a round, and note when each member began to generate."""
         began = time.time()
         await self._call("POST", f"{PROOFS}/init/generate", {**_BODY, "block_hash": f"b{number}"})
-        self.samples.start_call_s.append(time.time() - began)
+        self.samples.seconds["start_call"].append(time.time() - began)
         began_at, lanes = await self._generating(began + _ROUND_S)
-        self.samples.fan_out_s += [at - began for at in began_at]
+        self.samples.seconds["fan_out"] += [at - began for at in began_at]
         self.samples.distinct_lanes.append(len(set(lanes)))
 
     async def stop(self) -> None:
         began = time.monotonic()
         await self._call("POST", f"{PROOFS}/stop")
-        self.samples.stop_call_s.append(time.monotonic() - began)
+        self.samples.seconds["stop_call"].append(time.monotonic() - began)
 
     async def watch(self, seconds: float) -> None:
         """Read the controller each second, for ``seconds``."""
@@ -68,9 +95,9 @@ class _Run:
             for name, path in _PAGES.items():
                 asked = time.perf_counter()
                 await self._call("GET", path)
-                self.samples.reads_s[name].append(time.perf_counter() - asked)
+                self.samples.seconds[name].append(time.perf_counter() - asked)
             text = (await self._http.get(f"{self._fleet.url}{FLEET}/metrics")).text
-            self.samples.pass_s.append(_value(text, 'proofserve_fleet_pass_seconds{pass="last"}'))
+            self.samples.seconds["pass"].append(_value(text, _RECONCILING))
             usage = self._fleet.controller.usage()
             self.samples.usage.append((time.monotonic(), usage.cpu_s, usage.rss_mb))
             await asyncio.sleep(max(0.0, began + _EVERY_S - time.monotonic()))
@@ -80,11 +107,11 @@ class _Run:
         return int((await self._call("GET", _PAGES["status"]))["stats"]["total_processed"])
 
     async def _generating(self, deadline: float) -> tuple[list[float], list[int]]:
-        """When each member began, and its group. Raises FleetFailed if one does not begin."""
+        """When each member began, and its group. Raises ProcessFailed if one does not begin."""
         waiting, began, groups = list(self._fleet.members), [], []
         while waiting:
             if time.time() > deadline:
-                raise FleetFailed(f"{len(waiting)} members have not begun, {waiting[0]} for one")
+                raise ProcessFailed(f"{len(waiting)} members have not begun, {waiting[0]} for one")
             left = []
             for url in waiting:
                 status = (await self._http.get(f"{url}{PROOFS}/status")).json()
@@ -117,6 +144,42 @@ async def measure(fleet: Deployed, minutes: float, rounds: int) -> Report:
     return summarised(run.samples, len(fleet.members), stored)
 
 
+def summarised(samples: Samples, members: int, stored: int) -> Report:
+    lanes = min(samples.distinct_lanes, default=None)
+    figures = [
+        Figure("distinct_lanes", lanes, "of the members in a round, the fewest", Limit(members)),
+        Figure("stored", stored, "artifacts of the last round"),
+        *(figure for name, seconds in samples.seconds.items() for figure in _spread(name, seconds)),
+        *_controller(samples.usage),
+    ]
+    windows = {**samples.seconds, "usage": samples.usage, "distinct_lanes": samples.distinct_lanes}
+    return Report("fleet, scale", tuple(figures), {"members": members}, windows, machine())
+
+
+def _spread(name: str, seconds: Sequence[float]) -> list[Figure]:
+    meaning, aim = _TIMES[name]
+    limit = None if aim is None else Limit(aim, at_most=True)
+    return [
+        Figure(f"{name}_ms", 1e3 * statistics.median(seconds), f"{meaning}, the median"),
+        Figure(f"{name}_ms_p95", 1e3 * (quantile(seconds, 0.95) or 0.0), "the same, p95", limit),
+        Figure(f"{name}_ms_longest", 1e3 * max(seconds), "the same, the longest"),
+    ]
+
+
+def _controller(usage: Sequence[tuple[float, float, float]]) -> list[Figure]:
+    if not (third := len(usage) // 3):
+        return []
+    (first_at, first_cpu, _), (last_at, last_cpu, _) = usage[0], usage[-1]
+    first, last = (
+        statistics.median(mb for _, _, mb in part) for part in (usage[:third], usage[-third:])
+    )
+    return [
+        Figure("cpu_share", (last_cpu - first_cpu) / (last_at - first_at), "of the controller"),
+        Figure("memory_mb", last, "of the controller, in the last third of the run"),
+        Figure("memory_growth", last / first, "that over the first third"),
+    ]
+
+
 def _value(metrics: str, series: str) -> float:
     line = next(each for each in metrics.splitlines() if each.startswith(series))
     return float(line.rpartition(" ")[2])
@@ -140,8 +203,8 @@ def scale(
         try:
             with deployed(Path(folder), members, call_s, file) as fleet:
                 report = asyncio.run(measure(fleet, minutes, rounds))
-        except FleetFailed as error:
+        except ProcessFailed as error:
             raise SystemExit(f"nothing was measured: {error}") from error
-    sys.stdout.write(report.text())
+    Console().print(report.table())
     if json_ is not None:
-        json_.write_text(json.dumps(asdict(report), indent=2) + "\n")
+        report.write(json_)

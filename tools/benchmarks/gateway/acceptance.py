@@ -29,39 +29,29 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """A limit on our figure divided by a peer's."""
+class Criterion:
+    """A limit on our figure, which is divided by that of ``peer`` if one is named.
+
+    ``router`` is vllm-router's figure where a limit in ``unit`` was set.
+    """
 
     text: str
     scenario: str
     figure: str
-    peer: str
     limit: Limit
+    peer: str = ""
     aim: bool = False
-
-    def judge(self, results: Results) -> Judged:
-        """The verdict of a run."""
-        value = results.ratio(self.scenario, self.figure, PROOFSERVE, self.peer)
-        limit = f"{self.limit} x {self.peer}"
-        return Judged(self.text, limit, value, _verdict(value, self.limit, self.aim))
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A limit on our figure. ``router`` is vllm-router's figure where the limit was set."""
-
-    text: str
-    scenario: str
-    figure: str
-    limit: Limit
-    unit: str
+    unit: str = ""
     router: float | None = None
 
     def judge(self, results: Results) -> Judged:
-        """The verdict of a run."""
-        value = results.median(self.scenario, PROOFSERVE, self.figure)
-        limit = f"{self.limit} {self.unit}"
-        verdict = _verdict(value, self.limit)
+        if self.peer:
+            value = results.ratio(self.scenario, self.figure, PROOFSERVE, self.peer)
+            limit = f"{self.limit} x {self.peer}"
+        else:
+            value = results.median(self.scenario, PROOFSERVE, self.figure)
+            limit = f"{self.limit} {self.unit}"
+        verdict = _verdict(value, self.limit, self.aim)
         if verdict == "FAIL" and self._machine_is_slower(results):
             ratio = results.ratio(self.scenario, self.figure, PROOFSERVE, VLLM_ROUTER)
             if ratio is not None:
@@ -74,34 +64,35 @@ class Value:
         return self.router is not None and here is not None and here > self.router
 
 
-def _at_most(bound: float) -> Limit:
-    return Limit(bound, at_most=True)
+def _at_most(
+    bound: float, unit: str, text: str, scenario: str, figure: str, router: float | None = None
+) -> Criterion:
+    return Criterion(text, scenario, figure, Limit(bound, True), unit=unit, router=router)
 
 
-CRITERIA: tuple[Ratio | Value, ...] = (
-    Ratio("requests/s, 32 at a time", "plain-32", "per_second", VLLM_ROUTER, Limit(1.0)),
-    Ratio("requests/s, 100 at a time", "plain-100", "per_second", VLLM_ROUTER, Limit(1.0)),
-    Ratio("requests/s, 32 at a time", "plain-32", "per_second", NGINX, Limit(0.7), aim=True),
-    Ratio("requests/s, 100 at a time", "plain-100", "per_second", NGINX, Limit(0.7), aim=True),
-    Ratio("p99 latency, 32 at a time", "plain-32", "latency_p99", VLLM_ROUTER, NOT_WORSE),
-    Ratio("p99 latency, 100 at a time", "plain-100", "latency_p99", VLLM_ROUTER, NOT_WORSE),
-    Ratio("requests/s, 100 at a time", "plain-100", "per_second", NAIVE, Limit(40.0)),
-    Value("added delay p50, every 20 ms", "streams-20ms", "delay_p50", _at_most(0.2), "ms", 0.10),
-    Value("added delay p99, every 20 ms", "streams-20ms", "delay_p99", _at_most(0.6), "ms", 0.31),
-    Value("first byte p99, every 20 ms", "streams-20ms", "first_p99", _at_most(1.1), "ms", 0.80),
-    Value("added delay p99, every 5 ms", "streams-5ms", "delay_p99", _at_most(1.2), "ms", 0.82),
-    Ratio("chunks/s without a gap", "streams-no-gap", "per_second", VLLM_ROUTER, Limit(1.0)),
-    Value("added delay p99.9, five minutes", "long-20ms", "delay_p999", _at_most(10.0), "ms"),
-    Value("memory at 1,000 open streams", "memory-1000", "rss_mb", _at_most(200.0), "MB"),
+CRITERIA: tuple[Criterion, ...] = (
+    Criterion("requests/s, 32 at a time", "plain-32", "per_second", Limit(1.0), VLLM_ROUTER),
+    Criterion("requests/s, 100 at a time", "plain-100", "per_second", Limit(1.0), VLLM_ROUTER),
+    Criterion("requests/s, 32 at a time", "plain-32", "per_second", Limit(0.7), NGINX, aim=True),
+    Criterion("requests/s, 100 at a time", "plain-100", "per_second", Limit(0.7), NGINX, aim=True),
+    Criterion("p99 latency, 32 at a time", "plain-32", "latency_p99", NOT_WORSE, VLLM_ROUTER),
+    Criterion("p99 latency, 100 at a time", "plain-100", "latency_p99", NOT_WORSE, VLLM_ROUTER),
+    Criterion("requests/s, 100 at a time", "plain-100", "per_second", Limit(40.0), NAIVE),
+    _at_most(0.2, "ms", "added delay p50, every 20 ms", "streams-20ms", "delay_p50", 0.10),
+    _at_most(0.6, "ms", "added delay p99, every 20 ms", "streams-20ms", "delay_p99", 0.31),
+    _at_most(1.1, "ms", "first byte p99, every 20 ms", "streams-20ms", "first_p99", 0.80),
+    _at_most(1.2, "ms", "added delay p99, every 5 ms", "streams-5ms", "delay_p99", 0.82),
+    Criterion("chunks/s without a gap", "streams-no-gap", "per_second", Limit(1.0), VLLM_ROUTER),
+    _at_most(10.0, "ms", "added delay p99.9, five minutes", "long-20ms", "delay_p999"),
+    _at_most(200.0, "MB", "memory at 1,000 open streams", "memory-1000", "rss_mb"),
 )
 
 
 def judge(results: Results) -> Iterator[Judged]:
-    """Judge every line of the acceptance."""
     for criterion in CRITERIA:
         yield criterion.judge(results)
     errors = results.all_errors(PROOFSERVE)
-    none = _at_most(0)
+    none = Limit(0, at_most=True)
     yield Judged("errors in all scenarios", str(none), errors, _verdict(errors, none))
 
 

@@ -4,19 +4,19 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.gateway.contestants import KEYS
-from benchmarks.gateway.errors import Skipped, Unusable
-from benchmarks.gateway.processes import Service, Usage, pinned
+from benchmarks.gateway.programs import Skipped, Unusable
 from benchmarks.gateway.scenarios import Scenario
+from measuring.processes import Process, ProcessFailed, Usage, pinned, wait_until
 
 # Seconds. LiteLLM takes long to import, and all contestants share the machine.
 START_LIMIT_S = 90.0
-POLL_S = 0.1
 # Seconds for the warm-up and the end, beside the measured time.
 EXTRA_S = 150.0
 # Seconds before memory is read, so that each held stream has had a few events.
@@ -27,12 +27,12 @@ CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Are you there
 Outcome = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class Load:
     """The load generator on its core. Its requests use the clients' keys in turn."""
 
-    def __init__(self, program: Path, core: int) -> None:
-        self._program = program
-        self._core = core
+    program: Path
+    core: int
 
     def run(self, scenario: Scenario, port: int, seconds: float) -> Outcome:
         """Send the scenario's load to a gateway for ``seconds``."""
@@ -62,38 +62,31 @@ class Load:
                 process.kill()
 
     def _argv(self, scenario: Scenario, port: int, seconds: float) -> Sequence[str]:
-        options = [str(self._program), *scenario.options(seconds), "--port", str(port)]
+        options = [str(self.program), *scenario.options(seconds), "--port", str(port)]
         for key in KEYS:
             options += ["--key", key]
-        return pinned(options, self._core)
+        return pinned(options, self.core)
 
 
-def wait_until_it_relays(port: int, service: Service) -> None:
-    """Return when a chat request is answered.
+def wait_until_it_relays(port: int, service: Process) -> None:
+    """Return when a chat request is answered. Raises Skipped if it ends, or answers none."""
+    url, answer = f"http://127.0.0.1:{port}/v1/chat/completions", "no answer"
 
-    Raises:
-        Skipped: the service ended, or answers no chat request.
-    """
-    url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    deadline = time.monotonic() + START_LIMIT_S
-    answer = "no answer"
+    def relays() -> bool:
+        nonlocal answer
+        try:
+            response = client.post(url, json=CHAT)
+        except httpx.HTTPError as error:
+            answer = str(error)
+            return False
+        answer = f"status {response.status_code}"
+        return response.status_code == httpx.codes.OK
+
     with httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"}, timeout=5.0) as client:
-        while time.monotonic() < deadline:
-            if not service.runs:
-                raise Skipped(f"it ended at once: {service.last_log_line()}")
-            try:
-                response = client.post(url, json=CHAT)
-            except httpx.HTTPError as error:
-                answer = str(error)
-            else:
-                if response.status_code == httpx.codes.OK:
-                    return
-                answer = f"status {response.status_code}"
-            time.sleep(POLL_S)
-    raise Skipped(
-        f"relays nothing {START_LIMIT_S:.0f} s after its start ({answer}):"
-        f" {service.last_log_line()}"
-    )
+        try:
+            wait_until(relays, "a relayed chat", [service], START_LIMIT_S)
+        except ProcessFailed as error:
+            raise Skipped(f"{error} ({answer})") from error
 
 
 def _parsed(line: str, reason: str) -> Outcome:

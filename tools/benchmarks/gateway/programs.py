@@ -1,12 +1,19 @@
-"""Builds the mock backend and the load generator, which are C so that neither is the limit."""
+"""The programs of a run: gateways of this checkout, the system or the index, and two of our own.
+
+The mock backend and the load generator are C, so that neither is the limit.
+"""
 
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from benchmarks.gateway.errors import Unusable
-
+# Seconds: LiteLLM brings more than a hundred packages.
+INSTALL_LIMIT_S = 900.0
+# Distributions install servers here, and many users do not have these folders on their PATH.
+SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 SOURCES = Path(__file__).with_name("native")
 SHARED = ("http.c", "net.c")
 PROGRAMS = {
@@ -16,20 +23,90 @@ PROGRAMS = {
 OPTIONS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 
 
+class Unusable(RuntimeError):
+    """Nothing can be measured on this machine: the text says what is missing or wrong."""
+
+
+class Skipped(RuntimeError):
+    """One contestant cannot run: the text says why. The others still run."""
+
+
+class Source(Protocol):
+    """Finds a program, or makes it available."""
+
+    def program(self, cache: Path) -> Path:
+        """The path of the program, which may be installed below ``cache``. Raises Skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A program of the environment that runs this benchmark."""
+
+    name: str
+
+    def program(self, cache: Path) -> Path:  # noqa: ARG002 - nothing is installed
+        found = Path(sys.executable).with_name(self.name)
+        if not found.exists():
+            raise Skipped(f"{found} does not exist: make setup")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A program that the distribution provides."""
+
+    name: str
+
+    def program(self, cache: Path) -> Path:  # noqa: ARG002 - nothing is installed
+        for folders in (None, ":".join(SYSTEM_FOLDERS)):
+            if found := shutil.which(self.name, path=folders):
+                return Path(found)
+        raise Skipped(f"not installed: apt install {self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Packages of the index, installed once into their own environment: what pip takes."""
+
+    requirements: str
+    name: str
+    folder: str | None = None
+
+    def program(self, cache: Path) -> Path:
+        home = cache / (self.folder or self.name)
+        # The stamp names the requirements, so that a changed version is installed again.
+        stamp = home / "installed.txt"
+        if not stamp.exists() or stamp.read_text() != self.requirements:
+            shutil.rmtree(home, ignore_errors=True)
+            self._install(home)
+            stamp.write_text(self.requirements)
+        return home / "bin" / self.name
+
+    def _install(self, home: Path) -> None:
+        _run([sys.executable, "-m", "venv", str(home)])
+        pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        _run([*pip, "install", "--quiet", *self.requirements.split()])
+
+
+def _run(argv: list[str]) -> None:
+    try:
+        subprocess.run(argv, check=True, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise Skipped(f"not installed within {INSTALL_LIMIT_S:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
+        why = lines[-1] if lines else error.stderr[-200:]
+        raise Skipped(f"does not install: {why}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The paths of the two programs."""
-
     mock: Path
     load: Path
 
 
 def build(folder: Path) -> Programs:
-    """Compile each program that is older than its sources into ``folder``.
-
-    Raises:
-        Unusable: there is no C compiler, or it refused the sources.
-    """
+    """Compile each program that is older than its sources into ``folder``. Raises Unusable."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise Unusable("a C compiler is needed for the load generator: apt install gcc libc6-dev")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gateway.processes import Usage
+from measuring.processes import Usage
 
 # The names of the load generator's objects in figures.
 DURATIONS = {"latency_ms": "latency", "first_event_ms": "first", "delay_ms": "delay"}
@@ -55,11 +55,9 @@ class Results:
         return list(dict.fromkeys(r.contestant for r in self._of(scenario)))
 
     def scenarios(self) -> list[str]:
-        """The scenarios in the order of their first reading."""
         return list(dict.fromkeys(reading.scenario for reading in self.readings))
 
     def median(self, scenario: str, contestant: str, figure: str) -> float | None:
-        """The median over the rounds; None without readings."""
         return _median(self._by_round(scenario, contestant, figure).values())
 
     def ratio(self, scenario: str, figure: str, ours: str, peer: str) -> float | None:
@@ -70,7 +68,6 @@ class Results:
         return _median(mine[number] / theirs[number] for number in common if theirs[number])
 
     def errors(self, scenario: str, contestant: str) -> int:
-        """The number of wrong or missing answers over all rounds."""
         return sum(r.errors for r in self._of(scenario) if r.contestant == contestant)
 
     def all_errors(self, contestant: str) -> int | None:
@@ -79,7 +76,6 @@ class Results:
         return sum(mine) if mine else None
 
     def first_errors(self) -> dict[str, str]:
-        """The first error of each contestant and scenario that had any."""
         return {
             f"{r.contestant}, {r.scenario}": f"{r.errors} errors, first: {r.first_error}"
             for r in reversed(self.readings)

@@ -47,7 +47,6 @@ COLOURS = {"PASS": "green", "FAIL": "red", "reached": "green", "missed": "yellow
 
 
 def tables(results: Results, plan: Plan, judged: Sequence[Judged]) -> Iterator[Table]:
-    """All tables of the report."""
     read = [s for s in plan.scenarios if results.contestants(s.name)]
     for scenario in read:
         yield _scenario(results, scenario)

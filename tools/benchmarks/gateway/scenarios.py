@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.gateway.errors import Unusable
+from benchmarks.gateway.programs import Unusable
 
 Mode = Literal["plain", "streams", "hold"]
 MS = 1000
@@ -28,7 +28,6 @@ class Scenario:
     once: bool = False
 
     def options(self, seconds: float) -> list[str]:
-        """The load generator's options for this load."""
         return [
             self.mode,
             *("--connections", str(self.connections)),
@@ -39,7 +38,6 @@ class Scenario:
         ]
 
     def includes(self, contestant: str) -> bool:
-        """Whether the contestant runs this scenario."""
         return not self.contestants or contestant in self.contestants
 
 
@@ -77,8 +75,7 @@ LONG = Scenario(
 def chosen(prefixes: Sequence[str], long: bool) -> tuple[Scenario, ...]:
     """The scenarios whose names equal or begin with one of ``prefixes``; without prefixes all.
 
-    Raises:
-        Unusable: a prefix fits no scenario.
+    Raises Unusable for a prefix that fits none.
     """
     every = (*SCENARIOS, LONG) if long else SCENARIOS
     for prefix in prefixes:

@@ -11,7 +11,7 @@ from endurance.fleet import programs
 from endurance.fleet.front import Front
 from endurance.fleet.postgres import Postgres, postgres
 from endurance.fleet.processes import ForkedProcess, ForkedServer
-from proofserve.remote.node_client import wait_until
+from proofserve.remote.http import wait_until
 from proofserve.wiring.launch import free_port
 
 # How long a call of a member's engine takes, in seconds.

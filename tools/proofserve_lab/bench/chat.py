@@ -23,10 +23,12 @@ from proofserve.remote.chats import (
     rate_of_completions,
     reading_chat,
 )
-from proofserve.remote.node_client import NodeClient, computing_round, wait_until
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient, computing_round
 from proofserve.remote.records import Work
-from proofserve.reports import Figure, Limit, Progress, Report, median, quantile
+from proofserve.reports import Figure, Limit, Progress, Report
 from proofserve.rounds.status import EngineGauges
+from proofserve_lab.bench.statistics import median, quantile
 
 R = TypeVar("R")
 AT_ONCE = 8
@@ -87,6 +89,7 @@ def compare_answers(
     """
     plain, with_round = one
     asked = len(plain)
+    alone_s, beside_s = (median([reply.seconds for reply in replies]) for replies in one)
     between_plain = statistics.median(differing(*pair) for pair in combinations(eight_plain, 2))
     across = statistics.median(differing(*pair) for pair in product(eight_plain, eight_round))
     figures = [
@@ -108,15 +111,11 @@ def compare_answers(
             "eight at a time: answers that differ with a round from without, median of six",
             at_most(between_plain),
         ),
-        Figure("latency_s_plain", _latency_s(plain), "median of a chat, no proofs"),
-        Figure("latency_s_round", _latency_s(with_round), "median of a chat, a round running"),
+        Figure("latency_s_plain", alone_s, "median of a chat, no proofs"),
+        Figure("latency_s_round", beside_s, "median of a chat, a round running"),
     ]
     replies = [*plain, *with_round, *chain(*eight_plain, *eight_round)]
     return figures, [reply.error for reply in replies if reply.error]
-
-
-def _latency_s(replies: Sequence[Reply]) -> float | None:
-    return median([reply.seconds for reply in replies])
 
 
 def differing(some: Sequence[Reply], others: Sequence[Reply]) -> int:

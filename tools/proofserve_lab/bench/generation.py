@@ -1,5 +1,6 @@
 """How much of the engine's speed a round keeps, and how that compares with vLLM's prefill."""
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,17 +12,8 @@ from proofserve.host import machine
 from proofserve.remote.chats import Call, ask_all
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import AnyWork, BareSpeed
-from proofserve.reports import (
-    Figure,
-    Limit,
-    Progress,
-    Report,
-    ReportedError,
-    TooSlowError,
-    median,
-    quantile,
-    ratios_to_neighbours,
-)
+from proofserve.reports import Figure, Limit, Progress, Report, ReportedError, TooSlowError
+from proofserve_lab.bench.statistics import median, quantile
 
 # A poll takes milliseconds of a core from the engine: polls 20 ms apart slow a forward by some 5 %.
 POLL_S = 0.05
@@ -126,9 +118,9 @@ def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress)
     # The speed of a first call, which also warms the engine up and is therefore slower.
     first = node.measure(plan.work, 2)
     forwards = min(MAX_FORWARDS, max(2, math.ceil(plan.window_s / first.seconds_per_forward)))
-    progress.step("bare forwards, a round and vLLM's prefill in turns", plan.windows)
     readings.add_bare(node.measure(plan.work, forwards))
-    for number in range(plan.windows):
+    text = "bare forwards, a round and vLLM's prefill in turns"
+    for number in progress.over(text, range(plan.windows)):
         # What a round computes and stores after its first batches.
         results = StoredResults(node, node.last_seq())
         with node.round(plan.work):
@@ -141,7 +133,6 @@ def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress)
             readings.beside_prefill.append(readings.round[-1])
             readings.prefill.append(prefill_speed(node, plan.work, readings.sequences, forwards))
         readings.add_bare(node.measure(plan.work, forwards))
-        progress.advance()
     return report(plan, readings, {**machine(), **node.versions()})
 
 
@@ -212,3 +203,12 @@ def _figures(
         Figure("seconds_per_forward", forward_s, "a bare forward, which does not pause"),
         Figure("sequences_per_forward", readings.sequences, "prompts in one forward"),
     )
+
+
+def ratios_to_neighbours(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Each value over the mean of the references that were measured before and after it.
+
+    Measured in turns (r v r v ... r), so that a machine that slows down evenly changes no ratio.
+    """
+    pairs = zip(values, itertools.pairwise(reference), strict=True)
+    return [value / ((before + after) / 2) for value, (before, after) in pairs]

@@ -49,7 +49,7 @@ from proofserve.verifier.calibration_file import (
 )
 from proofserve.verifier.judges import ALPHA
 from proofserve.verifier.orders import vector_scheme
-from proofserve.verifier.plans.costs import Pass, audit_passes
+from proofserve.verifier.plans import Pass, audit_passes
 from proofserve.verifier.validator import CheckpointValidator
 
 app = typer.Typer()

@@ -12,9 +12,9 @@ from proofserve.cli.session import EXIT_CODES, EXIT_NO_VERDICT, CommandSession
 from proofserve.cli.validator.options import CalibrationOptions, RecomputationOptions
 from proofserve.client.judging import Judging
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import Work
-from proofserve.reports import Progress, ReportedError
+from proofserve.reports import Progress, ReportedError, read_json
 from proofserve.verifier.bundle import (
     Bundle,
     BundledOptions,
@@ -22,7 +22,6 @@ from proofserve.verifier.bundle import (
     digest_of_file,
     digests_of,
     faults_of,
-    read_bundle,
 )
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judging import VerdictReport
@@ -67,7 +66,7 @@ def verify_bundle(given: VerifyBundleOptions, session: CommandSession) -> int:
     if faults := [*faults_of(given.file)]:
         session.tell("\n".join(faults), "red")
         return EXIT_NO_VERDICT
-    bundle = read_bundle(given.file)
+    bundle = read_json(given.file, Bundle)
     session.tell("\n".join(_about(bundle, *bundle.claims())))
     if given.check_only:
         return 0

@@ -21,14 +21,14 @@ from proofserve.cli.validator.options import (
     needed_without_plan,
 )
 from proofserve.client.judging import ClaimsJudge, Judging, challenged
+from proofserve.remote.node_client import Transcript
 from proofserve.remote.records import Work
-from proofserve.remote.transcript import Transcript
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier import challenge
 from proofserve.verifier.bundle import HeardNode, write_bundle
 from proofserve.verifier.calibration_file import calibrated_order
 from proofserve.verifier.judging import JudgingOptions
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.orders import workload_of
 
 app = typer.Typer()
@@ -99,10 +99,9 @@ def challenge_node(given: ChallengeOptions, session: CommandSession) -> int:
     proofserve challenge http://node:8000 --reference http://mine:8000
         --reference http://yours:8000 --reference http://theirs:8000
     """
-    daily = challenge.DailyAlpha(given.alpha, given.every) if given.every is not None else None
-    tally, measured = challenge.Tally(str(given.url), daily), given.measured()
-    of_one = daily.of_one if daily else given.alpha
-    numbers = JudgingOptions((), of_one, given.beta, given.share, threshold=measured)
+    tally = challenge.Tally(str(given.url), given.alpha, given.every)
+    chances, measured = (tally.alpha_of_one, given.beta, given.share), given.measured()
+    numbers = JudgingOptions((), *chances, threshold=measured)
     order, nodes = calibrated_order(measured), given.nodes({given.url})
     how = given.device, given.suspect, given.forward_batch
     judging = Judging(given.model, nodes, numbers, *how)
@@ -143,7 +142,7 @@ def _challenge(
         tally.add(result, time.monotonic())
         if given.every is None and result.report is not None:
             session.show(result.outcome, result.report.lines())
-        left = f"; {tally.alpha_left}" if tally.alpha else ""
+        left = f"; {tally.alpha_left}" if tally.alpha_left else ""
         session.tell(f"{result.line}{left}", COLOURS[result.outcome])
         if given.every is None:
             return

@@ -26,17 +26,20 @@ from proofserve.cli.validator.verify import GIVEN_SEED
 from proofserve.client.judging import validator_setup
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.receipts.signature import PUBLIC_KEY_BYTES, SignedReceipt, is_signed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.receipts.record import PUBLIC_KEY_BYTES, SignedReceipt, is_signed
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.reports import NodeError, ReportedError, write_json
-from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, read, request
-from proofserve.verifier.chat.evidence_file import EvidenceFile
-from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck
-from proofserve.verifier.chat.public_log import LogFollower, PublicLog
-from proofserve.verifier.chat.statements import LATE_MS, NodeFacts
+from proofserve.verifier.chat.conversation import (
+    Conversation,
+    PublicLog,
+    ReceiptClient,
+    read,
+    request,
+)
+from proofserve.verifier.chat.statements import LATE_MS, MOST_GAPS, FailedCheck, NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
-from proofserve.verifier.chat.watching import Watch
+from proofserve.verifier.chat.watching import EvidenceFile, LogFollower, Watch
 from proofserve.verifier.chat.writers import WRITERS
 from proofserve.verifier.judges import ALPHA, Chances
 

@@ -29,7 +29,6 @@ from proofserve.verifier.calibration_file import (
     KernelFacts,
     checkpoint_shape,
     merged,
-    read,
 )
 from proofserve.verifier.claims import (
     ClaimedArtifacts,
@@ -48,13 +47,13 @@ from proofserve.verifier.noise import (
     measured_calibration,
     require_explained,
 )
-from proofserve.verifier.orders import WorkOptions, order_for, workload
+from proofserve.verifier.orders import WorkOptions, order_for, order_of, workload_of
 from proofserve.verifier.populations import nearest
 from proofserve.verifier.target import write_noise
 from proofserve.wiring.experts import config_of, has_experts
 
 if TYPE_CHECKING:
-    from proofserve.verifier.plans.costs import Pass
+    from proofserve.verifier.plans import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 NONCES, EMULATED = 32, 16
@@ -142,7 +141,8 @@ def noise(given: NoiseOptions, session: CommandSession) -> None:
     session.line.step("writing a small model, unless it is in the cache")
     checkpoint = checkpoint_named(given.model, given.size, session.line.step, for_plan=given.plan)
     named = _scheme_for(checkpoint, given.scheme, claimed.scheme)
-    work = workload(claimed, WorkOptions(named, given.k_dim, tokens, None, given.stronger_rng))
+    asked = WorkOptions(named, given.k_dim, tokens, None, given.stronger_rng)
+    work = workload_of(order_of(claimed, asked))
     recompute.warn_of_few_values(work, session)
     measuring = MeasuringPlan(claimed.nonces, given.emulated, given.bank)
     how = {"suspects": given.suspect, "kv_dtype": given.kv_cache}
@@ -160,7 +160,7 @@ def noise(given: NoiseOptions, session: CommandSession) -> None:
     about = _about(work, checkpoint, given.kv_cache)
     made = measured_calibration(validator, measured, measuring, about, session.line)
     for file in given.add:
-        made = merged(made, read(file))
+        made = merged(made, CalibrationFile.read(file))
     require_explained(made, given.trust, given.verifications)
     made = checked(made, session.line, given.verifications)
     session.console.print(_table(made))
@@ -205,7 +205,7 @@ def _tell_plan(
     measuring: MeasuringPlan,
     session: CommandSession,
 ) -> None:
-    from proofserve.verifier.plans.costs import measuring_passes  # noqa: PLC0415 - imports torch
+    from proofserve.verifier.plans import measuring_passes  # noqa: PLC0415 - imports torch
 
     def passes_of(of: "CheckpointValidator") -> Sequence["Pass"]:
         return measuring_passes(measuring, (of.names, of.kernels, of.references))

@@ -11,9 +11,8 @@ from proofserve.cli.command import CommandOptions
 from proofserve.cli.options import Device, ForwardBatch, Json
 from proofserve.reports import ReportedError, write_json
 from proofserve.verifier.calibration_file import NETWORK_P_MISMATCH, CalibrationFile
-from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
+from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.nodes.sources import NodeSource, named
 
 # Options that trusted nodes have no part in, and those that need a checkpoint.
@@ -41,7 +40,7 @@ class CalibrationOptions(CommandOptions):
 
     def measured(self) -> CalibrationFile | None:
         """Raises ReportedError naming the field that is wrong."""
-        return read_calibration(self.calibration) if self.calibration else None
+        return CalibrationFile.read(self.calibration) if self.calibration else None
 
 
 class ThresholdOptions(CalibrationOptions):

@@ -12,7 +12,7 @@ from proofserve.cli.command import verdict_command
 from proofserve.cli.session import COLOURS, CommandSession, worst_exit_code
 from proofserve.cli.validator.options import ReportOptions
 from proofserve.client.judging import reference_extra
-from proofserve.protocol.verdict.sequential import SequentialResult, share_of_alpha
+from proofserve.protocol.verdict.counting import SequentialResult, share_of_alpha
 from proofserve.settings.validation import validation_plan
 from proofserve.verifier.validation.ledger import YEAR_S, Ledger, NodeResult
 from proofserve.verifier.validation.report import ValidationReport

@@ -24,11 +24,9 @@ from proofserve.cli.validator.options import (
 from proofserve.client.judging import Judging, claimed_order, claims_of, is_url, unproved_record
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.owed import UnprovedError
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.remote.node_client import NodeClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
-from proofserve.remote.transcript import Transcript
 from proofserve.reports import ReportedError
 from proofserve.verifier.bundle import HeardNode, write_bundle
 from proofserve.verifier.claims import ClaimedArtifacts, Selection

@@ -41,16 +41,6 @@ class Activity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a core found. ``asked``: an API process waits for an answer of it."""
-
-    steps: float
-    work: bool
-    asked: bool
-    activity: Activity = Activity.UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
 class Wait:
     """For how long a core has had work without a step, in seconds during which we looked.
 
@@ -94,19 +84,20 @@ def has_work(core: CoreRecord, asked: bool, now: float, before: Wait) -> bool:
     return asked or before.asked
 
 
-def after_look(before: Wait, look: Look, elapsed_s: float) -> Wait:
-    """The wait after a look that came ``elapsed_s`` seconds after the one before."""
-    if not look.work or not before.has_work or look.steps != before.steps:
-        return Wait(look.steps, look.work, look.work and look.asked)
+def after_look(before: Wait, found: Wait, elapsed_s: float) -> Wait:
+    """The wait after a look that came ``elapsed_s`` seconds after the one before.
+
+    ``found`` is what that look alone says, without the seconds before it.
+    """
+    if not found.has_work or not before.has_work or found.steps != before.steps:
+        return Wait(found.steps, found.has_work, found.has_work and found.asked)
     elapsed_s = min(elapsed_s, LONGEST_LOOK_S)
-    quiet_s = 0.0 if look.activity is Activity.WORKING else before.quiet_s + elapsed_s
-    return Wait(
-        steps=look.steps,
-        has_work=True,
-        asked=before.asked or look.asked,
+    works = found.activity is Activity.WORKING
+    return replace(
+        found,
+        asked=before.asked or found.asked,
         waited_s=before.waited_s + elapsed_s,
-        quiet_s=quiet_s,
-        activity=look.activity,
+        quiet_s=0.0 if works else before.quiet_s + elapsed_s,
     )
 
 
@@ -195,12 +186,12 @@ class LivenessWatch:
                 continue
             record, now = core.memory.read(), time.monotonic()
             asked = is_asked(core.memory.servers(), now)
-            look = Look(record.steps, has_work(record, asked, now, core.wait), asked)
-            if look.work and look.steps == core.wait.steps and core.wait.waited_s >= SHORT_S:
-                look = replace(look, activity=await self._activity(core))
+            found = Wait(record.steps, has_work(record, asked, now, core.wait), asked)
+            if found.has_work and found.steps == core.wait.steps and core.wait.waited_s >= SHORT_S:
+                found = replace(found, activity=await self._activity(core))
             else:
                 core.use = None
-            core.wait = after_look(core.wait, look, elapsed_s)
+            core.wait = after_look(core.wait, found, elapsed_s)
             before, core.seen = core.seen, self._seen(core, Doing(int(record.doing)))
             if core.seen.stalled and not before.stalled:
                 _logger.error("%s; restart the server if it does not go on", core.seen.reason)

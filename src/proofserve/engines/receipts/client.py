@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from proofserve.engines.receipts.collector import EndedAnswer
-from proofserve.engines.receipts.compat_outputs import RequestNotes
+from proofserve.engines.receipts.compat_answers import RequestNotes
 from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.support import require_receipts
-from proofserve.protocol.receipts.answer import FinishedAnswer
+from proofserve.protocol.receipts.record import FinishedAnswer
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.rounds.records import EngineInfo
 

@@ -1,13 +1,16 @@
-"""vLLM's private names in the engine core for receipts: requests that end, and the workers."""
+"""vLLM's private names for receipts: in the API process, in the engine core and in its workers."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-from proofserve.engines.receipts import tap
 from proofserve.engines.receipts.collector import EndedAnswer, Rows, Wanted
+from proofserve.engines.receipts.tap import SampledRows, Tap
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
@@ -27,7 +30,7 @@ class WatchedCore:
 
         Relies on: EngineCore.collective_rpc taking a callable that the workers can import.
         """
-        tapped = sum(self._engine.collective_rpc(tap.start, None, (scheme, most_rows)))
+        tapped = sum(self._engine.collective_rpc(start_tap, None, (scheme, most_rows)))
         if tapped != 1:
             raise UnsupportedEngine(f"{tapped} workers have the rows that chose tokens, not one")
 
@@ -44,7 +47,7 @@ class WatchedCore:
         in the order in which the core made them.
         """
         args = (list(wanted), list(alive))
-        future = self._engine.model_executor.collective_rpc(tap.fetch, None, args, non_block=True)
+        future = self._engine.model_executor.collective_rpc(fetch_rows, None, args, non_block=True)
         return lambda: next(rows for rows in future.result() if rows is not None)
 
     def watch(self, ended: Callable[[EndedAnswer], None], stepped: Callable[[], None]) -> None:
@@ -144,3 +147,151 @@ def sampling_of(params: Any, restricted: bool = False) -> Sampling:
         repetition_penalty=float(params.repetition_penalty),
         restricted=restricted or budget or any(changes),
     )
+
+
+# Requests of which something is remembered; the oldest go first, as their answers never came.
+MOST_REQUESTS = 16_384
+
+
+class RequestNotes:
+    """Remembers of an engine client's requests what the engine core cannot know.
+
+    A stop string ends an answer in the API process; the core sees a request that was aborted, and
+    may be a token or two ahead. Of a request for several answers the core sees requests that know
+    nothing of each other.
+
+    Relies on: AsyncLLM.output_processor, and its add_request(request, prompt, parent_req, ...) and
+    process_outputs(outputs, ...).reqs_to_abort being looked up on it; its request_states, and
+    their detokenizer.num_output_tokens(); ParentRequest.n.
+    """
+
+    def __init__(self, engine_client: Any) -> None:
+        self._stopped: OrderedDict[str, int] = OrderedDict()
+        self._siblings: OrderedDict[str, int] = OrderedDict()
+        processor = engine_client.output_processor
+        add, process = processor.add_request, processor.process_outputs
+        requests = processor.request_states
+
+        def add_request(
+            request: Any, prompt: Any, parent_req: Any = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            if parent_req is not None:
+                _remember(self._siblings, request.request_id, parent_req.n)
+            return add(request, prompt, parent_req, *args, **kwargs)
+
+        def process_outputs(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # The processor forgets a request as soon as it has ended.
+            states = {each.request_id: requests.get(each.request_id) for each in outputs}
+            processed = process(outputs, *args, **kwargs)
+            for request_id in processed.reqs_to_abort:
+                tokens = states[request_id].detokenizer.num_output_tokens()
+                _remember(self._stopped, request_id, tokens)
+            return processed
+
+        processor.add_request, processor.process_outputs = add_request, process_outputs
+
+    def take(self, request_id: str) -> tuple[int | None, int]:
+        """After how many tokens a stop string ended the request, None if none did.
+
+        Then how many answers it is one of.
+        """
+        return self._stopped.pop(request_id, None), self._siblings.pop(request_id, 1)
+
+
+def _remember(kept: "OrderedDict[str, int]", request_id: str, number: int) -> None:
+    kept[request_id] = number
+    while len(kept) > MOST_REQUESTS:
+        kept.popitem(last=False)
+
+
+def has_rows() -> bool:
+    """Whether this rank keeps the rows: the first of the last pipeline stage.
+
+    Relies on: get_pp_group, get_tp_group; the final norm's output being whole on every rank of a
+    tensor-parallel group.
+    """
+    return bool(get_pp_group().is_last_rank and get_tp_group().is_first_rank)
+
+
+def before_sampling(worker: Any, take: Callable[[SampledRows], None]) -> None:
+    """Call ``take`` in each step, between the forward and the choice of tokens.
+
+    Raises UnsupportedEngine if the worker or its model runner lacks the names.
+
+    Relies on: Worker.sample_tokens being looked up on the worker for each step;
+    WorkerWrapperBase.worker; execute_model_state of either model runner being set from the forward
+    until sample_tokens reads it.
+    """
+    inner = getattr(worker, "worker", worker)
+    runner = inner.model_runner
+    if not hasattr(inner, "sample_tokens") or not hasattr(runner, "execute_model_state"):
+        raise UnsupportedEngine(
+            f"{type(runner).__name__} does not keep the rows that chose the tokens; start without "
+            "--receipts."
+        )
+    sample = inner.sample_tokens
+
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        state = runner.execute_model_state
+        if state is not None:
+            take(sampled_rows(runner, state))
+        return sample(*args, **kwargs)
+
+    inner.sample_tokens = sample_tokens
+
+
+def sampled_rows(runner: Any, state: Any) -> SampledRows:
+    """The rows of a step, from ``state``, the runner's execute_model_state.
+
+    Without speculative decoding a request has one row in a step.
+
+    Relies on: the second runner's state having ``input_batch``, the first one's not.
+    """
+    return _second_runner(state) if hasattr(state, "input_batch") else _first_runner(runner, state)
+
+
+def _first_runner(runner: Any, state: Any) -> SampledRows:
+    """Relies on: ExecuteModelState.sample_hidden_states, .scheduler_output.num_scheduled_tokens;
+    GPUModelRunner.input_batch.req_ids, .num_reqs, .num_computed_tokens_cpu.
+    """
+    batch = runner.input_batch
+    ids = list(batch.req_ids[: batch.num_reqs])
+    scheduled = state.scheduler_output.num_scheduled_tokens
+    added = np.array([scheduled[name] for name in ids], np.int64)
+    positions = batch.num_computed_tokens_cpu[: len(ids)] + added - 1
+    return SampledRows(ids, positions, lambda: state.sample_hidden_states[: len(ids)])
+
+
+def _second_runner(state: Any) -> SampledRows:
+    """Relies on: ExecuteModelState.hidden_states and .input_batch; InputBatch.req_ids,
+    .num_computed_tokens_np, .num_scheduled_tokens, .logits_indices.
+    """
+    batch = state.input_batch
+    ids = list(batch.req_ids)
+    ends = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)]
+    hidden, places = state.hidden_states, batch.logits_indices[: len(ids)]
+    return SampledRows(ids, ends.astype(np.int64) - 1, lambda: hidden[places])
+
+
+def start_tap(worker: Any, scheme: ReceiptScheme, most_rows: int) -> bool:
+    """Tap this worker if its rank has the rows; return whether it has. Runs on every rank.
+
+    Raises UnsupportedEngine for a model runner that lacks the names which the tap reads.
+    """
+    if not has_rows():
+        return False
+    runner = worker.model_runner
+    device = torch.device(runner.device)
+    projection = scheme.rows(runner.model_config.get_hidden_size(), device)
+    tap = Tap(projection, most_rows)
+    before_sampling(worker, tap.take)
+    worker.proofserve_tap = tap
+    return True
+
+
+def fetch_rows(
+    worker: Any, wanted: Sequence[Wanted], alive: Collection[str]
+) -> list[bytes | None] | None:
+    """``Tap.fetch`` on the rank with the rows, None on the others."""
+    tap: Tap | None = getattr(worker, "proofserve_tap", None)
+    return None if tap is None else tap.fetch(wanted, alive)

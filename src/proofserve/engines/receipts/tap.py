@@ -6,18 +6,15 @@ answers are fetched or when many steps have gathered, so that a step waits for n
 
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from proofserve.engines.receipts import compat_tap
 from proofserve.engines.receipts.collector import Wanted
-from proofserve.engines.receipts.compat_tap import SampledRows
-from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
+from proofserve.protocol.receipts.sketches import sketches
 
 _logger = logging.getLogger(__name__)
 # Steps after which their rows are sorted by request although no answer is fetched.
@@ -28,6 +25,20 @@ Part = tuple[NDArray[np.int64], NDArray[np.float16]]
 
 
 @dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The last row of each request in a step, one for each of ``ids``.
+
+    ``states`` gives them as [n, hidden_size] on the device: the final norm's output, from which
+    the logits were made. The row at a position chooses the token at the next one. The last row of
+    an unfinished part of a prompt chooses none.
+    """
+
+    ids: list[str]
+    positions: NDArray[np.int64]
+    states: Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """``rows`` are float16 [n, k_dim] on the host; valid once ``copied`` has happened."""
 
@@ -35,9 +46,6 @@ class Step:
     positions: NDArray[np.int64]
     rows: torch.Tensor
     copied: torch.cuda.Event | None
-
-    def is_copied(self) -> bool:
-        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 
 
 class Tap:
@@ -114,11 +122,13 @@ class Tap:
     def _sort(self, wait: bool) -> None:
         """Sort the rows of copied steps by request; ``wait`` for the copies of the others."""
         steps = []
-        while self._steps and (wait or self._steps[0].is_copied()):
-            step = self._steps.popleft()
-            if step.copied is not None:
-                step.copied.synchronize()
-            steps.append(step)
+        while self._steps:
+            copied = self._steps[0].copied
+            if copied is not None and not wait and not copied.query():  # type: ignore[no-untyped-call]
+                break
+            if copied is not None:
+                copied.synchronize()
+            steps.append(self._steps.popleft())
         if not steps:
             return
         positions = np.concatenate([step.positions for step in steps])
@@ -145,27 +155,3 @@ class Tap:
             made[places[inside]] = rows[inside]
             found[places[inside]] = True
         return made.tobytes() if found.all() else None
-
-
-def start(worker: Any, scheme: ReceiptScheme, most_rows: int) -> bool:
-    """Tap this worker if its rank has the rows; return whether it has. Runs on every rank.
-
-    Raises UnsupportedEngine for a model runner that lacks the names which the tap reads.
-    """
-    if not compat_tap.has_rows():
-        return False
-    runner = worker.model_runner
-    device = torch.device(runner.device)
-    projection = scheme.rows(runner.model_config.get_hidden_size(), device)
-    tap = Tap(projection, most_rows)
-    compat_tap.before_sampling(worker, tap.take)
-    worker.proofserve_tap = tap
-    return True
-
-
-def fetch(
-    worker: Any, wanted: Sequence[Wanted], alive: Collection[str]
-) -> list[bytes | None] | None:
-    """``Tap.fetch`` on the rank with the rows, None on the others."""
-    tap: Tap | None = getattr(worker, "proofserve_tap", None)
-    return None if tap is None else tap.fetch(wanted, alive)

@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 from proofserve.engines.checkpoints import CheckpointFiles, named_errors
 from proofserve.engines.errors import CheckpointError
-from proofserve.engines.reference.formats import PublishedTensors, published_tensors
+from proofserve.engines.reference.formats import PublishedTensors
 from proofserve.engines.reference.rounding import EightBits
 
 # Layers that take less than this together, in bytes, stay in memory once they were read.
@@ -43,9 +43,10 @@ class LayeredCheckpoint:
     were read, and on a card while half of its memory is free. ``published`` says in what format
     weights are stored, ``inputs`` how matrices round what they multiply: for each layer by the
     parameter's name in it; ``served`` the dtype in which servers compute, None for the usual one.
-    Raises CheckpointError if the folder holds no decoder that
-    transformers knows, weights in a format that is not understood, or no complete set of files,
-    unless only the shapes are wanted and ``needs_weights`` is false.
+
+    Raises CheckpointError if the folder holds no decoder that transformers knows, weights in a
+    format that is not understood, or no complete set of files, unless only the shapes are wanted
+    and ``needs_weights`` is false.
     """
 
     def __init__(
@@ -71,9 +72,7 @@ class LayeredCheckpoint:
                 self._model: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
             self._model.eval().requires_grad_(requires_grad=False)
             self._files = CheckpointFiles(path, needed=needs_weights)
-            self.published: PublishedTensors = published_tensors(
-                config, self._files, self.served_dtype
-            )
+            self.published = PublishedTensors(config, self._files, self.served_dtype)
         decoder = self._model.get_decoder()
         if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
             raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")
@@ -115,7 +114,7 @@ class LayeredCheckpoint:
             quantised = self.published.declared_bits < 16
             bits = self.published.declared_bits if quantised else 8 * self.declared_dtype.itemsize
             return sum(each.numel() for each in self.shapes[index].parameters()) * bits // 8
-        return sum(self._files.size(each) for each in self._stored(index))
+        return sum(len(self._files.places[each][1]) for each in self._stored(index))
 
     def _stored(self, index: int) -> list[str]:
         """The names of a layer's tensors in the files."""
@@ -173,7 +172,7 @@ class LayeredCheckpoint:
         if not (stored := self._parts[_EMBEDDINGS]):
             raise CheckpointError(f"{self._path} has no embeddings of tokens")
         if stored[0] in self.published.matrices:
-            return self.published.read(stored[0], self._files)
+            return self.published.read(stored[0])
         return self._files.mapped(stored[0])
 
     def _filled_layer(self, index: int) -> nn.Module:
@@ -196,7 +195,7 @@ class LayeredCheckpoint:
             raise CheckpointError(f"{self._path}: {name} has no {', '.join(missing[:3])}")
 
     def _fill(self, model: Any, names: Sequence[str]) -> None:
-        read = {name: _Unread(partial(self.published.read, name, self._files)) for name in names}
+        read = {name: _Unread(partial(self.published.read, name)) for name in names}
         settings = LoadStateDictConfig(
             device_map={"": self._device},
             dtype=self.dtype,
@@ -236,8 +235,11 @@ class LayeredCheckpoint:
         """
         decoder = self._model.get_decoder()
         layers = f"{names[id(decoder.layers)]}."
-        embeddings = f"{names[id(decoder.get_input_embeddings())]}.weight"
-        around = f"{names[id(decoder)]}."
+        beside = {
+            f"{names[id(decoder.get_input_embeddings())]}.weight": _EMBEDDINGS,
+            self._head: _HEAD,
+            f"{names[id(decoder)]}.": _SHELL,
+        }
         renamings = [each for each in self._mapping if isinstance(each, WeightRenaming)]
         converters = [each for each in self._mapping if isinstance(each, WeightConverter)]
         known = self._model.state_dict()
@@ -248,15 +250,10 @@ class LayeredCheckpoint:
             name, pattern = rename_source_key(
                 stored, renamings, converters, self._model.base_model_prefix, known
             )
-            part: str | int = _UNUSED
             if name.startswith(layers):
-                part = int(name.removeprefix(layers).partition(".")[0])
-            elif name == embeddings:
-                part = _EMBEDDINGS
-            elif name.startswith(self._head):
-                part = _HEAD
-            elif name.startswith(around):
-                part = _SHELL
+                part: str | int = int(name.removeprefix(layers).partition(".")[0])
+            else:
+                part = next((p for start, p in beside.items() if name.startswith(start)), _UNUSED)
             found[part].append(stored)
             if (matrix := self.published.matrices.get(stored)) and matrix.inputs:
                 if pattern in split:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from proofserve.engines.reference.arithmetic import Arithmetic, KernelProfile, Point
+from proofserve.engines.reference.kernels import KernelProfile, Point
 from proofserve.engines.reference.network import IN_EIGHT_BITS
 
 
@@ -58,7 +58,7 @@ def emulated(part: nn.Module, profile: KernelProfile | None, *, is_layer: bool) 
     if profile is None:
         yield
         return
-    kernels = _Kernels(Arithmetic(profile), part)
+    kernels = _Kernels(profile, part)
     with ExitStack() as stack:
         if not is_layer:
             begin = part.register_forward_pre_hook(kernels.begin, with_kwargs=True)
@@ -89,11 +89,12 @@ def _places(part: nn.Module, is_layer: bool) -> dict[nn.Module, _Place]:
 class _Kernels(TorchFunctionMode):
     """Sees every call of a torch function, and knows in which modules it happens."""
 
-    def __init__(self, arithmetic: Arithmetic, part: nn.Module) -> None:
+    def __init__(self, profile: KernelProfile, part: nn.Module) -> None:
         super().__init__()
-        self._does = arithmetic
+        self._profile = profile
         self._stack: list[_Place] = []
-        self._casts = 0
+        # What the norm of this place reads.
+        self._normed: Tensor | None = None
         # Whether positions rotate neighbours rather than halves of a head.
         configs = (getattr(module, "config", None) for module in part.modules())
         self._rotates_pairs = any(getattr(each, "rope_interleave", False) for each in configs)
@@ -141,7 +142,7 @@ class _Kernels(TorchFunctionMode):
         """Embeddings that a scheme draws are given to a node in the format that it serves."""
         drawn = options.get("inputs_embeds")
         if drawn is not None:
-            options = {**options, "inputs_embeds": self._does.as_served(drawn)}
+            options = {**options, "inputs_embeds": self._profile.as_served(drawn)}
         return args, options
 
     def enter(self, place: _Place, _: nn.Module, args: Any) -> Any:
@@ -149,7 +150,8 @@ class _Kernels(TorchFunctionMode):
             # A scheme may have changed what the layer before gave.
             args = (self._at(Point.RESIDUAL, args[0]), *args[1:])
         self._stack.append(place)
-        self._casts = 0
+        if place is _Place.NORM:
+            self._normed = args[0]
         return args
 
     def leave(self, place: _Place, _module: nn.Module, _args: Any, out: Any) -> Any:
@@ -166,7 +168,7 @@ class _Kernels(TorchFunctionMode):
 
     def _at(self, point: Point, values: Tensor) -> Tensor:
         in_experts = self._place is _Place.EXPERTS
-        return self._does.at(_IN_EXPERTS.get(point, point) if in_experts else point, values)
+        return self._profile.at(_IN_EXPERTS.get(point, point) if in_experts else point, values)
 
     # -- handlers of torch functions ---------------------------------------------------------------
 
@@ -176,23 +178,20 @@ class _Kernels(TorchFunctionMode):
 
     def scaled(self, func: Any, one: Tensor, factor: Tensor) -> Tensor:
         """Gemma multiplies embeddings by a factor that it keeps in the served format."""
-        made: Tensor = func(one, self._does.as_served(factor))
-        return self._does.as_served(made)
+        return self._profile.as_served(func(one, self._profile.as_served(factor)))
 
     def cast(self, func: Any, values: Tensor, *args: Any, **options: Any) -> Tensor:
-        """A norm casts its input to float32 first, and its values back before or after the gain."""
-        self._casts += 1
+        """A norm casts its input to float32, and its values back before or after the gain."""
         made: Tensor = func(values, *args, **options)
-        back = self._casts > 1 and Point.GAIN in self._does.points
-        return self._at(self._norm, made) if back else made
+        is_back = values is not self._normed and Point.GAIN in self._profile.points
+        return self._at(self._norm, made) if is_back else made
 
     def gain(self, func: Any, *factors: Tensor) -> Tensor:
         """Of a norm: normalised values times a parameter. Gemma's is a sum with 1, in float32."""
         rounds_once = self._is_minimax and self._norm is Point.HEAD_NORM
         known = not rounds_once and any(isinstance(each, nn.Parameter) for each in factors)
-        made: Tensor = func(
-            *(self._at(Point.VLLM_GAIN, each) if known else each for each in factors)
-        )
+        read = (self._at(Point.VLLM_GAIN, each) if known else each for each in factors)
+        made: Tensor = func(*read)
         return made
 
     def exact(self, func: Any, *args: Any, **options: Any) -> Tensor:
@@ -223,11 +222,11 @@ class _Kernels(TorchFunctionMode):
         single = isinstance(weight, nn.Parameter)
         split = id(weight) in self._split_weights if single else weight.shape in self._split_shapes
         exact = id(weight) in self._eight_bits if single else self._experts_in_eight_bits
-        made = self._does.product(inputs, weight, split=split, as_they_are=exact)
+        made = self._profile.product(inputs, weight, split=split, as_they_are=exact)
         return self._at(Point.OUTPUTS, made if bias is None else made + bias)
 
     def attention(self, func: Any, *args: Any, **options: Any) -> Tensor:
-        return self._does.attention(func, *args, **options)
+        return self._profile.attention(func, *args, **options)
 
     def weights(self, func: Any, *args: Any, **options: Any) -> Tensor:
         self._weighing = True
@@ -236,7 +235,7 @@ class _Kernels(TorchFunctionMode):
     def attend(self, func: Any, one: Tensor, other: Tensor) -> Tensor:
         """Queries times keys, or weights times values: attention as plain products."""
         weighing, self._weighing = self._weighing, False
-        read = self._does.cached(other)
+        read = self._profile.cached(other)
         if weighing:
             return self._at(Point.ATTENTION, func(one, read))
         return self._at(Point.SCORES, func(self._at(Point.OPERANDS, one), read))
@@ -262,16 +261,14 @@ class _Kernels(TorchFunctionMode):
             return self._at(Point.ACTIVATION, func(one, other))
         if one.shape == other.shape:
             return self._at(Point.PRODUCT, func(one, other))
-        weighted = func(one, self._at(Point.EXPERT_STEPS, other))
-        return self._at(Point.EXPERT_STEPS, weighted)
+        return self._at(Point.EXPERT_STEPS, func(one, self._at(Point.EXPERT_STEPS, other)))
 
     def add(self, func: Any, one: Tensor, other: Any) -> Tensor:
         """A sum in an MLP: with a number, with a bias, or of experts' outputs."""
         if not isinstance(other, Tensor):
             return self._at(Point.ACTIVATION, func(one, other))
-        return self._at(
-            Point.MIXTURE if one.shape == other.shape else Point.OUTPUTS, func(one, other)
-        )
+        is_mixture = one.shape == other.shape
+        return self._at(Point.MIXTURE if is_mixture else Point.OUTPUTS, func(one, other))
 
     def add_bias(self, func: Any, one: Tensor, bias: Tensor) -> Tensor:
         return one.copy_(self._at(Point.OUTPUTS, func(one, bias)))

@@ -1,5 +1,6 @@
 """Proofs by networks, several nonces in a forward, and several networks side by side."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -95,39 +96,30 @@ def proof_values(
     """
     inputs = _inputs(block, public_key, seq_len, runs, forward_batch)
     transform = block.layer_transform if block.uses_layer_transforms else None
-    together: dict[int, list[Run]] = {}
+    together: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
-        together.setdefault(id(run.network), []).append(run)
-    parts = [
-        [
-            (run.public_key or public_key, part)
+        together[id(run.network)].append(run)
+    forwards, parts = [], []
+    for of in together.values():
+        network = of[0].network
+        batches = [
+            (run, run.public_key or public_key, part)
             for run in of
             for part in chunks(run.nonces, forward_batch)
         ]
-        for of in together.values()
-    ]
-    forwards = [
-        NetworkForward(
-            of[0].network,
-            (torch.cat([inputs[key, nonce] for nonce in part]) for key, part in of_network),
-            transform,
-            seeded_experts(of[0].network, block, seq_len) or of[0].experts,
-        )
-        for of, of_network in zip(together.values(), parts, strict=True)
-    ]
-    found: dict[int, NDArray[np.float32]] = {}
-    for of, forward, of_network, states in zip(
-        together.values(), forwards, parts, last_states(forwards, passed), strict=True
-    ):
-        read = (each if block.reads_every_position else each[:, -1] for each in states)
-        rows = iter(
-            block.finish(key, part, each).cpu().numpy()
-            for (key, part), each in zip(of_network, read, strict=True)
-        )
+        read = (torch.cat([inputs[key, nonce] for nonce in part]) for _, key, part in batches)
+        experts = seeded_experts(network, block, seq_len) or of[0].experts
+        forwards.append(NetworkForward(network, read, transform, experts))
+        parts.append(batches)
+    found: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
+    for batches, last in zip(parts, last_states(forwards, passed), strict=True):
+        for (run, key, part), states in zip(batches, last, strict=True):
+            read_by_scheme = states if block.reads_every_position else states[:, -1]
+            found[id(run)].append(block.finish(key, part, read_by_scheme).cpu().numpy())
+    for of, forward in zip(together.values(), forwards, strict=True):
         for run in of:
             run.seconds = forward.seconds / len(of)
-            found[id(run)] = np.concatenate([next(rows) for _ in chunks(run.nonces, forward_batch)])
-    return [found[id(run)] for run in runs]
+    return [np.concatenate(found[id(run)]) for run in runs]
 
 
 def _inputs(

@@ -62,19 +62,47 @@ class PublishedMatrix:
     scales: torch.dtype | None = None
 
 
-@dataclass(frozen=True, slots=True)
+def quantization_of(config: Any) -> Settings | None:
+    """What ``config.json`` says of the quantisation; models of images and text have it inside."""
+    for each in (config, config.get_text_config()):
+        for key in ("quantization_config", "compression_config"):
+            if found := getattr(each, key, None):
+                return dict(found if isinstance(found, Mapping) else found.to_dict())
+    return None
+
+
 class PublishedTensors:
     """What a checkpoint holds: ``plain`` tensors, and ``matrices`` by the names they decode to.
 
+    They are those that the unquantised checkpoint would have; nothing but scales is read yet.
     ``cache`` has, by layer, the stored scales of keys and values, where the checkpoint declares
-    that they are kept in fp8; None for a cache in the served dtype. ``declared_bits`` are those of
-    matrices by the configuration alone, 16 if it has no quantisation.
+    that they are kept in fp8; None for a cache in the dtype ``served``, in which servers compute.
+    ``declared_bits`` are those of matrices by the configuration alone, 16 if it has no
+    quantisation. Raises CheckpointError, with the name, for a method or a layout that is not known
+    here.
     """
 
-    plain: tuple[str, ...]
-    matrices: Mapping[str, PublishedMatrix]
-    cache: Mapping[int, Mapping[str, float]] | None
-    declared_bits: int = 16
+    def __init__(self, config: Any, files: CheckpointFiles, served: torch.dtype) -> None:
+        self.config, self.files, self.served = config, files, served
+        self.settings = quantization_of(config) or {}
+        self.matrices: Mapping[str, PublishedMatrix] = {}
+        self.cache: Mapping[int, Mapping[str, float]] | None = None
+        self.declared_bits = 16
+        if self.settings:
+            method = self.settings.get("quant_method")
+            if method not in _METHODS:
+                known = ", ".join(_METHODS)
+                raise CheckpointError(f"quant_method {method!r} cannot be read; known are {known}")
+            self.matrices = dict(_METHODS[method](self))
+            self.cache, self.declared_bits = _cache(self), _bits_of(self.settings)
+        used = {stored for each in self.matrices.values() for stored in each.parts.values()}
+        self.plain = tuple(name for name in files.names if name not in used)
+        for name in self.plain:
+            if _PART.search(name) or files.dtype(name) in _FEW_BITS:
+                stored = f"{name} is stored as {files.dtype(name)}"
+                if not self.settings:
+                    raise CheckpointError(f"{stored}, and config.json has no quantization_config")
+                raise CheckpointError(f"{stored}, and lacks what {method} needs to read it")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,14 +123,14 @@ class PublishedTensors:
             return self.declared_bits
         return max((each.bits for each in self.matrices.values()), default=16)
 
-    def read(self, name: str, files: CheckpointFiles) -> Tensor:
+    def read(self, name: str) -> Tensor:
         """A tensor of ``names``: a decoded matrix in float32, or as it is stored.
 
         Raises CheckpointError if the parts of a matrix do not fit each other.
         """
         if (matrix := self.matrices.get(name)) is None:
-            return files.read(name)
-        parts = {role: files.read(stored) for role, stored in matrix.parts.items()}
+            return self.files.read(name)
+        parts = {role: self.files.read(stored) for role, stored in matrix.parts.items()}
         if matrix.scales is not None and parts["scale"].is_floating_point():
             parts["scale"] = parts["scale"].to(matrix.scales)
         try:
@@ -110,56 +138,7 @@ class PublishedTensors:
         except (ValueError, RuntimeError, IndexError) as error:
             raise CheckpointError(f"{name} cannot be decoded: {error}") from error
 
-
-def quantization_of(config: Any) -> Settings | None:
-    """What ``config.json`` says of the quantisation; models of images and text have it inside."""
-    for each in (config, config.get_text_config()):
-        for key in ("quantization_config", "compression_config"):
-            if found := getattr(each, key, None):
-                return dict(found if isinstance(found, Mapping) else found.to_dict())
-    return None
-
-
-def published_tensors(config: Any, files: CheckpointFiles, served: torch.dtype) -> PublishedTensors:
-    """The tensors that the unquantised checkpoint would have; nothing but scales is read yet.
-
-    ``served`` is the dtype in which servers compute. Raises CheckpointError, with the name, for a
-    method or a layout that is not known here.
-    """
-    settings, method, cache, bits = quantization_of(config), None, None, 16
-    matrices: dict[str, PublishedMatrix] = {}
-    if settings is not None:
-        method = settings.get("quant_method")
-        if method not in _METHODS:
-            known = ", ".join(_METHODS)
-            raise CheckpointError(f"quant_method {method!r} cannot be read; known are {known}")
-        reader = _Reader(config, settings, files, served)
-        matrices, cache, bits = dict(_METHODS[method](reader)), _cache(reader), _bits_of(settings)
-    used = {stored for each in matrices.values() for stored in each.parts.values()}
-    plain = tuple(name for name in files.names if name not in used)
-    for name in plain:
-        if _PART.search(name) or files.dtype(name) in _FEW_BITS:
-            stored = f"{name} is stored as {files.dtype(name)}"
-            if method is None:
-                raise CheckpointError(f"{stored}, and config.json has no quantization_config")
-            raise CheckpointError(f"{stored}, and lacks what {method} needs to read it")
-    return PublishedTensors(plain, matrices, cache, bits)
-
-
-def _bits_of(settings: Settings) -> int:
-    groups = (settings.get("config_groups") or {}).values()
-    said = [each["weights"]["num_bits"] for each in groups if each.get("weights")]
-    return max(said) if said else int(settings.get("bits") or _BITS[settings["quant_method"]])
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """The files of one checkpoint, and what its configuration says of them."""
-
-    config: Any
-    settings: Settings
-    files: CheckpointFiles
-    served: torch.dtype
+    # -- for the formats ---------------------------------------------------------------------------
 
     def modules(self, end: str) -> Iterator[str]:
         """What comes before ``end`` in the names that end so, less what the settings leave out."""
@@ -220,6 +199,14 @@ class _Reader:
         return float(values.float().item())
 
 
+def _bits_of(settings: Settings) -> int:
+    groups = (settings.get("config_groups") or {}).values()
+    said = [each["weights"]["num_bits"] for each in groups if each.get("weights")]
+    # Where the settings do not say it.
+    usual = {"fp8": 8, "mxfp4": 4, "awq": 4}
+    return max(said) if said else int(settings.get("bits") or usual[settings["quant_method"]])
+
+
 def _fits(pattern: str, module: str) -> bool:
     try:
         return re.match(pattern, module) is not None
@@ -230,51 +217,51 @@ def _fits(pattern: str, module: str) -> bool:
 # -- the formats -----------------------------------------------------------------------------------
 
 
-def _fp8(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
+def _fp8(source: PublishedTensors) -> Iterator[tuple[str, PublishedMatrix]]:
     """float8 e4m3 with scales for blocks, outputs, or the whole matrix.
 
     DeepSeek, Qwen3 and MiniMax; see transformers, ``integrations/finegrained_fp8.py``.
     """
-    reader.require("fmt", "e4m3", "float8_e4m3fn", None)
-    scheme = reader.require("activation_scheme", "dynamic", "static", None)
-    powers = reader.require("scale_fmt", None, "float", "ue8m0") == "ue8m0"
-    block = reader.settings.get("weight_block_size")
+    source.require("fmt", "e4m3", "float8_e4m3fn", None)
+    scheme = source.require("activation_scheme", "dynamic", "static", None)
+    powers = source.require("scale_fmt", None, "float", "ue8m0") == "ue8m0"
+    block = source.settings.get("weight_block_size")
     if block and not (len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
         raise CheckpointError(f"quantization_config: weight_block_size is {block!r}, not two sizes")
-    for name in reader.files.names:
-        if reader.files.dtype(name) != "F8_E4M3":
+    for name in source.files.names:
+        if source.files.dtype(name) != "F8_E4M3":
             continue
-        module = reader.included(name.removesuffix(".weight"))
-        parts = reader.parts(name, {"weight": "", "scale": ("_scale_inv", "_scale")})
+        module = source.included(name.removesuffix(".weight"))
+        parts = source.parts(name, {"weight": "", "scale": ("_scale_inv", "_scale")})
         inputs = EightBits("fp8", block[1] if block else None, powers_of_two=powers)
         if scheme == "static":
-            given = reader.parts(module, {"inputs": (".input_scale", ".activation_scale")})
-            inputs = EightBits("fp8", scale=reader.scale(given["inputs"]))
+            given = source.parts(module, {"inputs": (".input_scale", ".activation_scale")})
+            inputs = EightBits("fp8", scale=source.scale(given["inputs"]))
             parts |= given
         decode = partial(from_bytes, block=(*block,) if block else (1, None))
         yield name, PublishedMatrix(parts, decode, 8, inputs if scheme else None)
 
 
-def _mxfp4(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
+def _mxfp4(source: PublishedTensors) -> Iterator[tuple[str, PublishedMatrix]]:
     """The experts of gpt-oss."""
-    kind = reader.config.get_text_config().model_type
+    kind = source.config.get_text_config().model_type
     if kind != "gpt_oss":
         # Another model's experts may not be transposed.
         raise CheckpointError(f"quant_method mxfp4 is known of gpt_oss alone, not of {kind}")
-    for name in reader.modules("_blocks"):
-        parts = reader.parts(name, {"weight": "_blocks", "scale": "_scales"})
+    for name in source.modules("_blocks"):
+        parts = source.parts(name, {"weight": "_blocks", "scale": "_scales"})
         yield name, PublishedMatrix(parts, from_mxfp4, 4)
 
 
-def _compressed(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
+def _compressed(source: PublishedTensors) -> Iterator[tuple[str, PublishedMatrix]]:
     """Matrices of the library compressed-tensors 0.17, as llm-compressor and Kimi publish them."""
-    settings = reader.settings
+    settings = source.settings
     for key in ("sparsity_config", "transform_config"):
         if settings.get(key) and settings[key].get("format") != "dense":
             raise CheckpointError(f"quantization_config: {key} changes weights in an unknown way")
-    modules = chain.from_iterable(map(reader.modules, (".weight_packed", ".weight_scale")))
+    modules = chain.from_iterable(map(source.modules, (".weight_packed", ".weight_scale")))
     for module in dict.fromkeys(modules):
-        yield f"{module}.weight", _compressed_matrix(module, _group_of(module, settings), reader)
+        yield f"{module}.weight", _compressed_matrix(module, _group_of(module, settings), source)
 
 
 def _group_of(module: str, settings: Settings) -> Settings:
@@ -308,7 +295,7 @@ _COMPRESSED: Final[Mapping[Any, tuple[tuple[str, int], ...]]] = {
 }
 
 
-def _compressed_matrix(module: str, group: Settings, reader: _Reader) -> PublishedMatrix:
+def _compressed_matrix(module: str, group: Settings, source: PublishedTensors) -> PublishedMatrix:
     weights, layout = group["weights"], group["format"]
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
     if (kind, bits) not in _COMPRESSED.get(layout, ()):
@@ -320,16 +307,16 @@ def _compressed_matrix(module: str, group: Settings, reader: _Reader) -> Publish
         needed |= {"weight": ".weight_packed", "shape": ".weight_shape"}
     if not weights.get("symmetric", True):
         needed["zero"] = ".weight_zero_point"
-    parts = reader.parts(module, needed, {"groups": ".weight_g_idx"})
+    parts = source.parts(module, needed, {"groups": ".weight_g_idx"})
     expected = "I32" if packed else {"int": "I8", "float": "F8_E4M3"}[kind]
-    if (stored := reader.files.dtype(parts["weight"])) != expected:
+    if (stored := source.files.dtype(parts["weight"])) != expected:
         raise CheckpointError(f"{parts['weight']} is stored as {stored}, not as {expected}")
-    inputs = _declared_inputs(module, group.get("input_activations"), reader, parts)
+    inputs = _declared_inputs(module, group.get("input_activations"), source, parts)
     block = _block_of(module, weights)
     if not packed:
         return PublishedMatrix(parts, partial(from_bytes, block=block), bits, inputs)
     decode = partial(from_packed_integers, bits=bits, block=block)
-    return PublishedMatrix(parts, decode, bits, inputs, reader.served)
+    return PublishedMatrix(parts, decode, bits, inputs, source.served)
 
 
 def _block_of(module: str, weights: Settings) -> Block:
@@ -349,7 +336,7 @@ def _block_of(module: str, weights: Settings) -> Block:
 
 
 def _declared_inputs(
-    module: str, inputs: Settings | None, reader: _Reader, parts: dict[str, str]
+    module: str, inputs: Settings | None, source: PublishedTensors, parts: dict[str, str]
 ) -> EightBits | None:
     """What ``input_activations`` declare; static scales are added to ``parts``."""
     if not inputs:
@@ -363,71 +350,65 @@ def _declared_inputs(
         if dynamic is True and strategy == "group" and isinstance(inputs.get("group_size"), int):
             return EightBits(kind, inputs["group_size"])
         if dynamic is False and strategy == "tensor":
-            parts |= reader.parts(module, {"inputs": ".input_scale"})
-            return EightBits(kind, scale=reader.scale(parts["inputs"]))
+            parts |= source.parts(module, {"inputs": ".input_scale"})
+            return EightBits(kind, scale=source.scale(parts["inputs"]))
     told = ("type", "num_bits", "strategy", "dynamic", "symmetric")
     said = ", ".join(f"{key} {inputs[key]}" for key in told if key in inputs)
     raise CheckpointError(f"{module}: input_activations cannot be computed: {said}")
 
 
-def _cache(reader: _Reader) -> Mapping[int, Mapping[str, float]] | None:
+def _cache(source: PublishedTensors) -> Mapping[int, Mapping[str, float]] | None:
     """The scales of keys, "k", and values, "v", of each layer that has them; others have 1."""
-    scheme = reader.settings.get("kv_cache_scheme")
+    scheme = source.settings.get("kv_cache_scheme")
     if not scheme:
         return None
     known = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
     wrong = {key: scheme.get(key) for key, value in known.items() if scheme.get(key) != value}
     if wrong or scheme.get("dynamic"):
         raise CheckpointError(f"kv_cache_scheme cannot be computed: {wrong or 'dynamic scales'}")
-    if any(".kv_b_proj." in name for name in reader.files.names):
+    if any(".kv_b_proj." in name for name in source.files.names):
         raise CheckpointError("kv_cache_scheme cannot be computed: the cache holds latents of MLA")
     found: dict[int, dict[str, float]] = defaultdict(dict)
-    for name in reader.files.names:
+    for name in source.files.names:
         if place := _CACHE_SCALE.search(name):
             layer, one, other = place.groups()
-            found[int(layer)][one or other] = reader.scale(name)
+            found[int(layer)][one or other] = source.scale(name)
     return found
 
 
 _QWEIGHT: Final = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
 
 
-def _awq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
-    reader.number("bits", 4)
-    reader.require("version", "gemm", "GEMM")
-    if reader.settings.get("backend") == "llm-awq":
+def _awq(source: PublishedTensors) -> Iterator[tuple[str, PublishedMatrix]]:
+    source.number("bits", 4)
+    source.require("version", "gemm", "GEMM")
+    if source.settings.get("backend") == "llm-awq":
         raise CheckpointError(
             "quantization_config: backend llm-awq stores matrices in another layout"
         )
-    size = reader.number("group_size")
-    for module in reader.modules(".qweight"):
-        parts = reader.parts(module, _QWEIGHT)
+    size = source.number("group_size")
+    for module in source.modules(".qweight"):
+        parts = source.parts(module, _QWEIGHT)
         decode = partial(from_awq, size=size)
-        yield f"{module}.weight", PublishedMatrix(parts, decode, 4, scales=reader.served)
+        yield f"{module}.weight", PublishedMatrix(parts, decode, 4, scales=source.served)
 
 
-def _gptq(reader: _Reader) -> Iterator[tuple[str, PublishedMatrix]]:
-    bits, size = reader.number("bits", 4, 8), reader.number("group_size")
-    old = reader.require("checkpoint_format", "gptq", "gptq_v2") == "gptq"
-    reader.require("pack_dtype", "int32", None)
-    reader.require("is_marlin_format", False, None)
-    if any(not rule.startswith("-:") for rule in reader.settings.get("dynamic") or ()):
+def _gptq(source: PublishedTensors) -> Iterator[tuple[str, PublishedMatrix]]:
+    bits, size = source.number("bits", 4, 8), source.number("group_size")
+    old = source.require("checkpoint_format", "gptq", "gptq_v2") == "gptq"
+    source.require("pack_dtype", "int32", None)
+    source.require("is_marlin_format", False, None)
+    if any(not rule.startswith("-:") for rule in source.settings.get("dynamic") or ()):
         raise CheckpointError("quantization_config: dynamic gives modules formats of their own")
     order = {"groups": ".g_idx"}
-    reorders = reader.settings.get("desc_act", False)
-    symmetric = bool(reader.settings.get("sym", False))
-    for module in reader.modules(".qweight"):
-        parts = reader.parts(module, *((_QWEIGHT | order, {}) if reorders else (_QWEIGHT, order)))
+    reorders = source.settings.get("desc_act", False)
+    symmetric = bool(source.settings.get("sym", False))
+    for module in source.modules(".qweight"):
+        parts = source.parts(module, *((_QWEIGHT | order, {}) if reorders else (_QWEIGHT, order)))
         decode = partial(from_gptq, bits=bits, size=size, old=old, symmetric=symmetric)
-        yield f"{module}.weight", PublishedMatrix(parts, decode, bits, scales=reader.served)
+        yield f"{module}.weight", PublishedMatrix(parts, decode, bits, scales=source.served)
 
 
-_METHODS: Final[Mapping[Any, Callable[[_Reader], Iterator[tuple[str, PublishedMatrix]]]]] = {
-    "fp8": _fp8,
-    "mxfp4": _mxfp4,
-    "compressed-tensors": _compressed,
-    "awq": _awq,
-    "gptq": _gptq,
-}
-# Where the settings do not say it.
-_BITS: Final = {"fp8": 8, "mxfp4": 4, "awq": 4}
+_METHODS: Final[
+    Mapping[Any, Callable[[PublishedTensors], Iterator[tuple[str, PublishedMatrix]]]]
+] = {"fp8": _fp8, "mxfp4": _mxfp4, "compressed-tensors": _compressed, "awq": _awq, "gptq": _gptq}

@@ -1,4 +1,4 @@
-"""Forwards of several networks side by side, one layer after the other.
+"""Forwards of several networks side by side, one layer after the other; what they read of chats.
 
 What all of them read of a checkpoint is read once, and one layer is in memory at a time, with one
 changed copy of it.
@@ -16,10 +16,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from proofserve.engines.reference.emulation import emulated
+from proofserve.engines.reference.kernels import Point
 from proofserve.engines.reference.network import CacheRounding, Network
 from proofserve.engines.reference.rounding import in_dtype
 from proofserve.engines.reference.routing import ChoiceOfExperts, choosing
+from proofserve.rounds.errors import EngineFault
 
+# A prompt and the answer to it, as token ids.
+Chat = tuple[Sequence[int], Sequence[int]]
 # Of a layer's index and what it gives [n, seq_len, hidden]: what the next one reads.
 LayerTransform = Callable[[int, Any], Any]
 # Hears of a layer, counted from 1, and how many there are.
@@ -70,6 +74,45 @@ def states(network: Network, read: Tensor, experts: ChoiceOfExperts | None = Non
     """The last hidden states of one batch."""
     ((found,),) = last_states([NetworkForward(network, [read], experts=experts)])
     return found
+
+
+def states_of(
+    network: Network, chats: Sequence[Chat], experts: ChoiceOfExperts | None = None
+) -> Iterator[Tensor]:
+    """For each chat the states float32 [len(output), hidden] that chose each token of its output.
+
+    The state of a position is the output of the final norm; the one before a token chooses it. One
+    forward over each prompt and output, all side by side, so that a layer is read and changed once.
+    Raises EngineFault if one fails, or is longer than the model allows, and CheckpointError if a
+    layer cannot be read.
+    """
+    every = [[*prompt, *output][:-1] for prompt, output in chats]
+    for (prompt, output), ids in zip(chats, every, strict=True):
+        if len(ids) > network.max_seq_len:
+            raise EngineFault(f"{len(ids)} tokens exceed the model's {network.max_seq_len}")
+        if not prompt or not output:
+            raise EngineFault("a chat without a prompt or without an answer has no states")
+    try:
+        batches = [torch.tensor([ids], device=network.device) for ids in every]
+        (found,) = last_states([NetworkForward(network, batches, experts=experts)])
+        for (prompt, _), states in zip(chats, found, strict=True):
+            yield states[0, len(prompt) - 1 :].float()
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise EngineFault(f"the reference forward failed: {error}") from error
+
+
+@torch.inference_mode()
+def logits_of(network: Network, last: Tensor) -> Tensor:
+    """float32 [n, vocabulary] of the ``last`` states [n, hidden], before what sampling changes.
+
+    The product is taken in the network's dtype, as servers do, or by the kernels that it emulates.
+    """
+    head = network.checkpoint.head
+    if (kernels := network.kernels) is not None:
+        made = kernels.product(last.float(), head.weight, split=False)
+        return kernels.at(Point.OUTPUTS, made if head.bias is None else made + head.bias)
+    logits: Tensor = head(last.to(network.dtype)).float()
+    return logits
 
 
 def _through_layer(index: int, of: NetworkForward, batches: Sequence["_Batch"]) -> None:

@@ -13,11 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from proofserve.engines.checkpoints import model_facts
 from proofserve.engines.errors import CheckpointError
-from proofserve.engines.reference.arithmetic import KernelProfile
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
+from proofserve.engines.reference.kernels import KernelProfile
 from proofserve.engines.reference.rounding import EightBits, Rounding, Scaling, in_dtype
-from proofserve.protocol.model import AllowedTokens
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -90,29 +89,18 @@ class Network:
         return replace(self, changes=(*self.changes, change))
 
 
-def load(path: Path, dtype: str | None, device: str, served: str | None = None) -> Network:
+def load(
+    path: Path, dtype: str | None, device: str, served: str | None = None, *, unread: bool = False
+) -> Network:
     """The checkpoint on disk; nothing is downloaded, and layers are read when a forward comes.
 
     A quantised checkpoint is the network that it declares: what its matrices multiply, and what its
     cache keeps, is rounded as its configuration says. ``dtype`` is one of ``DTYPES``, or None for
     the checkpoint's own; ``served`` is the one of servers, which keep scales of weights in it.
-    Raises CheckpointError.
+    ``unread``, for plans, needs the folder or the file of a configuration alone, and has invented
+    facts. Raises CheckpointError.
     """
-    network = _loaded(path, dtype, device, served, needs_weights=True)
-    return replace(network, facts=model_facts(path, network.config.hidden_size))
-
-
-def load_unread(path: Path, dtype: str | None, device: str, served: str | None = None) -> Network:
-    """As ``load``, for plans: of the folder or the file of a configuration, with invented facts."""
-    network = _loaded(path, dtype, device, served, needs_weights=False)
-    tokens = AllowedTokens(((0, network.vocabulary),))
-    return replace(network, facts=ModelFacts(network.config.hidden_size, "00" * 32, tokens))
-
-
-def _loaded(
-    path: Path, dtype: str | None, device: str, served: str | None, *, needs_weights: bool
-) -> Network:
-    if not (path / "config.json").is_file() and (needs_weights or not path.is_file()):
+    if not (path / "config.json").is_file() and not (unread and path.is_file()):
         raise CheckpointError(f"{path} is no checkpoint: it has no config.json")
     if unknown := {dtype, served} - {None, *DTYPES}:
         raise CheckpointError(f"unknown dtype {unknown.pop()!r}; choose from {', '.join(DTYPES)}")
@@ -122,9 +110,19 @@ def _loaded(
         raise CheckpointError(f"unknown device {device!r}; try cpu or cuda") from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError("this torch sees no GPU; choose the device cpu")
-    dtypes = (DTYPES[each] if each else None for each in (dtype, served))
-    checkpoint = LayeredCheckpoint(path, place, *dtypes, needs_weights=needs_weights)
-    return _as_declared(Network(checkpoint, ModelFacts(checkpoint.config.hidden_size), place))
+    dtypes = (DTYPES.get(each or "") for each in (dtype, served))
+    checkpoint = LayeredCheckpoint(path, place, *dtypes, needs_weights=not unread)
+    size = checkpoint.config.hidden_size
+    network = Network(checkpoint, ModelFacts(size), place)
+    if (scales := checkpoint.published.cache) is not None:
+        network = replace(network, cache=_DeclaredCache(scales))
+    if declared := sorted(checkpoint.inputs.items()):
+        inputs = {i: _inputs_by_module(network.shapes[i], how) for i, how in declared}
+        network = network.changed(DeclaredInputs(inputs))
+    if not unread:
+        return replace(network, facts=model_facts(path, size))
+    tokens = AllowedTokens(((0, network.vocabulary),))
+    return replace(network, facts=ModelFacts(size, "00" * 32, tokens))
 
 
 def weights_alone(network: Network) -> Network:
@@ -138,17 +136,19 @@ def weights_alone(network: Network) -> Network:
     return replace(network, changes=tuple(changes), cache=cache)
 
 
-def _as_declared(network: Network) -> Network:
-    """The network with the roundings of activations that its checkpoint declares."""
-    inputs, scales = network.checkpoint.inputs, network.checkpoint.published.cache
-    if scales is not None:
-        network = replace(network, cache=_DeclaredCache(scales))
-    by_module = {
-        index: _inputs_by_module(layer, inputs[index])
-        for index, layer in enumerate(network.shapes)
-        if index in inputs
-    }
-    return network.changed(DeclaredInputs(by_module)) if by_module else network
+def with_kernels(network: Network, profile: KernelProfile | None) -> Network:
+    """``network`` as kernels of ``profile`` compute it; it shares all weights.
+
+    None gives this machine's kernels back. Raises ValueError for a network that is not in float32.
+    """
+    if network.dtype != torch.float32:
+        raise ValueError(f"kernels are emulated in float32, not in {network.dtype}")
+    scaling: Scaling = "division" if profile is None else profile.scaling
+    changes = tuple(
+        replace(each, scaling=scaling) if isinstance(each, DeclaredInputs) else each
+        for each in network.changes
+    )
+    return replace(network, kernels=profile, changes=changes)
 
 
 @dataclass(frozen=True, slots=True)

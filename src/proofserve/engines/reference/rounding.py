@@ -112,8 +112,7 @@ def shifted_integers(bits: int) -> Rounding:
 
 def fp8(values: Tensor) -> Tensor:
     """float8 e4m3 with one scale for the last axis."""
-    scale = _largest(values) / _FP8_MAX
-    return (values / scale).to(torch.float8_e4m3fn).float() * scale
+    return _into_fp8(values, _largest(values) / _FP8_MAX)
 
 
 def fp8_unscaled(values: Tensor, *, cut: bool = False) -> Tensor:
@@ -157,9 +156,8 @@ class EightBits:
             if self.kind == "fp8":
                 return partial(_into_fp8, scale=stored)
             return lambda values: (values / stored).round().clamp(-128, 127) * stored
-        whole = integers(8, scaling) if self.kind == "int8" else fp8
-        if self.powers_of_two:
-            whole = fp8_by_powers
+        by_scale = fp8_by_powers if self.powers_of_two else fp8
+        whole = integers(8, scaling) if self.kind == "int8" else by_scale
         return in_groups(whole, self.group) if self.group else whole
 
 

@@ -10,14 +10,19 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from proofserve.engines.reference.checkpoint import StandIn
+from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import Network, round_input
 from proofserve.engines.reference.rounding import Rounding, in_dtype, integers, redrawn
+from proofserve.engines.reference.routing import Router, has_stacked_experts, routers_in, routers_of
+from proofserve.protocol.scheme import AllowedTokens
 
 
 def without_layers(network: Network, left_out: Collection[int]) -> Network:
@@ -29,7 +34,7 @@ def without_layers(network: Network, left_out: Collection[int]) -> Network:
         if not 0 <= index < len(network.shapes):
             raise ValueError(f"there is no layer {index} among {len(network.shapes)}")
     kept = {*range(len(network.shapes))} - {*left_out}
-    return network.changed(lambda index, layer: layer if index in kept else _SkippedLayer())
+    return network.changed(lambda index, layer: layer if index in kept else StandIn(layer))
 
 
 def last_tokens_only(network: Network, count: int) -> Network:
@@ -60,14 +65,7 @@ def with_matrices(
     ``change`` gets [..., out, in] (experts of a mixture come stacked) and gives the same shape;
     norms and biases stay. ``layers`` are indices, None for all.
     """
-
-    def changed(index: int, layer: nn.Module) -> nn.Module:
-        if layers is None or index in layers:
-            for module, name, weight in _matrices(layer):
-                _replace(module, name, change(weight))
-        return layer
-
-    return network.changed(changed)
+    return _with_matrices(network, lambda _place: change, layers)
 
 
 def with_random_matrices(
@@ -77,15 +75,23 @@ def with_random_matrices(
 
     Its numbers are the same in every forward.
     """
+    # A seed is its place among all matrices: of one above 2^32 torch reads the low bits alone.
+    return _with_matrices(network, lambda place: change(torch.Generator().manual_seed(place)))
 
+
+def _with_matrices(
+    network: Network,
+    change_at: Callable[[int], Callable[[Tensor], Tensor]],
+    layers: Collection[int] | None = None,
+) -> Network:
+    """``change_at`` gives what changes a matrix by its place among those of all layers."""
     counts = (sum(1 for _ in _matrices(layer)) for layer in network.shapes)
     firsts = [0, *accumulate(counts)]
 
     def changed(index: int, layer: nn.Module) -> nn.Module:
-        # A seed is its place among all matrices: of one above 2^32 torch reads the low bits alone.
-        for place, (module, name, weight) in enumerate(_matrices(layer), firsts[index]):
-            generator = torch.Generator().manual_seed(place)
-            _replace(module, name, change(generator)(weight))
+        if layers is None or index in layers:
+            for place, (module, name, weight) in enumerate(_matrices(layer), firsts[index]):
+                _replace(module, name, change_at(place)(weight))
         return layer
 
     return network.changed(changed)
@@ -170,6 +176,63 @@ def share_of_rank(network: Network, share: float) -> float:
     return factored / whole
 
 
+def use_of_experts(network: Network) -> dict[int, Tensor]:
+    """How often the router of a layer chooses each of its experts: int64 [experts] by layer.
+
+    Counted on 16 sequences of 64 ordinary tokens drawn at random, as those of proofs are: a node
+    that prunes what proofs use least shows least.
+    """
+    uses = {r.layer: torch.zeros(r.experts, dtype=torch.int64) for r in routers_of(network)}
+
+    def counted(router: Router, ids: Tensor) -> Tensor:
+        uses[router.layer].add_(torch.bincount(ids.flatten().cpu(), minlength=router.experts))
+        return ids
+
+    allowed = network.facts.tokens or AllowedTokens(((0, network.vocabulary),))
+    places = np.random.default_rng(seed=0).integers(0, len(allowed), (16, 64))
+    tokens = torch.from_numpy(allowed.ids(places)).to(network.device)
+    states(network, tokens, lambda _read: counted)
+    return uses
+
+
+def without_experts(network: Network, share: float) -> Network:
+    """The mixture without the least used ``share`` of each router's experts, as a pruned one.
+
+    They are equally of each of its groups. A router chooses among those that are left, by the
+    model's own rule. Where the block chooses one that is gone, nothing is added in its place.
+    """
+    left: dict[int, Tensor] = {}
+    for router, uses in zip(routers_of(network), use_of_experts(network).values(), strict=True):
+        grouped = uses.view(router.groups, -1)
+        removed = grouped.argsort(dim=-1)[:, : round(share * grouped.shape[-1])]
+        kept = torch.ones_like(grouped, dtype=torch.bool).scatter(-1, removed, value=False)
+        left[router.layer] = kept.flatten().to(network.device)
+
+    def among(router: Router, _: nn.Module, args: Any, output: Any) -> tuple[Tensor, ...]:
+        return router.among(left[router.layer], output, args[1:])
+
+    def changed(index: int, layer: nn.Module) -> nn.Module:
+        for router in routers_in(index, layer):
+            router.module.register_forward_hook(partial(among, router))
+        stacks = filter(has_stacked_experts, layer.modules()) if index in left else ()
+        for module in stacks:
+            for name, stacked in [*module.named_parameters(recurse=False)]:
+                is_left = left[index].view(-1, *[1] * (stacked.ndim - 1))
+                _replace(module, name, torch.where(is_left, stacked.detach(), 0.0))
+        return layer
+
+    return network.changed(changed)
+
+
+def share_of_experts(network: Network) -> float:
+    """The share of the layers' weights that experts have which only some tokens visit."""
+    modules = [module for layer in network.shapes for module in layer.modules()]
+    stacks = filter(has_stacked_experts, modules)
+    of_experts = sum(weight.numel() for each in stacks for weight in each.parameters(recurse=False))
+    every = (weight for module in modules for weight in module.parameters(recurse=False))
+    return of_experts / sum(weight.numel() for weight in every)
+
+
 def _matrices(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """The weights [..., out, in] of a layer, and where they are."""
     for module in layer.modules():
@@ -181,10 +244,3 @@ def _matrices(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 def _replace(module: nn.Module, name: str, made: Tensor) -> None:
     weight = module.get_parameter(name)
     setattr(module, name, nn.Parameter(made.to(weight.dtype), requires_grad=False))
-
-
-class _SkippedLayer(nn.Module):
-    """Returns its input. It replaces a layer, so that the other layers keep their indices."""
-
-    def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:
-        return hidden_states

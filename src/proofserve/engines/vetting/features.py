@@ -1,14 +1,79 @@
-"""The names of vLLM on which we rely, by the feature that an operator loses without them.
+"""The vetted versions of vLLM, and its names on which we rely.
 
-``tests/contract`` checks each in every vetted version, ``start`` in the sources of any other.
+``make matrix`` runs every row of versions live (docs/versions.md). The names stand by the feature
+that an operator loses without them: ``tests/contract`` checks each in every vetted version,
+``start`` in the sources of any other.
 """
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Final
+from typing import Final, Literal
 
-from proofserve.engines.vetting.start import Name, Pin
+Runner = Literal["V1", "V2"]
+MATRIX = "live on CPU by `make matrix`, contract tests"
+
+
+@dataclass(frozen=True, slots=True)
+class Vetting:
+    """A minor version of vLLM, its model runners on which proofs ran, and how it was vetted."""
+
+    minor: str
+    runners: tuple[Runner, ...]
+    how: str
+
+
+# A row is added after `make matrix` has passed for it. docs/versions.md has the results.
+VETTED = (
+    Vetting("0.26", ("V1",), f"{MATRIX}, with torch 2.11"),
+    Vetting("0.29", ("V1",), MATRIX),
+    Vetting("0.30", ("V1",), MATRIX),
+    Vetting("0.31", ("V1",), MATRIX),
+    Vetting("0.32", ("V1", "V2"), f"{MATRIX}; on V1 every test of `make test`"),
+    Vetting("0.33", ("V1", "V2"), f"{MATRIX}, with the libraries of 0.32's CPU build"),
+)
+
+
+def vetting_of(version: str) -> Vetting | None:
+    """The row of a version such as ``0.32.1`` or ``0.32.0rc1+cpu``; None if it has none."""
+    minor = re.match(r"\d+\.\d+", version)
+    return next((row for row in VETTED if minor and row.minor == minor[0]), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """``name``, dotted, in a ``module`` of vLLM, or the module itself, and what it must have.
+
+    ``has``: parameters of a function, or members of a class: methods, fields and attributes that
+    its methods set on ``self``. Members that it inherits belong to the class they are defined in.
+    """
+
+    module: str
+    name: str
+    has: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A name that our function ``used_by`` relies on, in the spelling of the newest version.
+
+    ``feature``: what an operator loses without it; completes "needed by …".
+    ``used_by``: ``module.function``, below ``engines.vllm``, ``engines`` or ``proofserve``.
+    ``older``: what older versions have in its place, if that differs; they have all of it.
+    ``oldest``: the same of versions before those.
+    """
+
+    feature: str
+    used_by: str
+    newest: Name
+    older: tuple[Name, ...] = ()
+    oldest: tuple[Name, ...] = ()
+
+    @property
+    def spellings(self) -> tuple[tuple[Name, ...], ...]:
+        """A version has all names of one of them; the newest comes first."""
+        return tuple(filter(None, ((self.newest,), self.older, self.oldest)))
+
 
 # A feature, then our functions (with a colon), each with what it relies on: a module, names in it,
 # and in brackets what each must have. "older" says what older versions have instead, all of it, and
@@ -131,16 +196,16 @@ receipts
 support.require_receipts:
   vllm.config.vllm VllmConfig(speculative_config)
   vllm.config.parallel ParallelConfig(distributed_executor_backend)
-receipts.compat_tap.has_rows:
+receipts.compat_answers.has_rows:
   vllm.distributed.parallel_state GroupCoordinator(is_first_rank is_last_rank)
-receipts.compat_tap.before_sampling:
+receipts.compat_answers.before_sampling:
   vllm.v1.worker.gpu_worker Worker.sample_tokens
   vllm.v1.worker.worker_base WorkerWrapperBase
-receipts.compat_tap._first_runner:
+receipts.compat_answers._first_runner:
   vllm.v1.worker.gpu_model_runner GPUModelRunner.sample_tokens GPUModelRunner(execute_model_state)
       ExecuteModelState(sample_hidden_states scheduler_output)
   vllm.v1.worker.gpu_input_batch InputBatch(num_computed_tokens_cpu req_ids num_reqs)
-receipts.compat_tap._second_runner:
+receipts.compat_answers._second_runner:
   vllm.v1.worker.gpu.model_runner GPUModelRunner.sample_tokens GPUModelRunner(execute_model_state)
       ExecuteModelState(input_batch hidden_states)
   vllm.v1.worker.gpu.input_batch InputBatch(req_ids num_computed_tokens_np num_scheduled_tokens
@@ -164,7 +229,7 @@ receipts.compat_answers.sampling_of:
   vllm.sampling_params SamplingParams(temperature top_p top_k min_p presence_penalty
       frequency_penalty repetition_penalty structured_outputs logit_bias allowed_token_ids bad_words
       min_tokens thinking_token_budget)
-receipts.compat_outputs.RequestNotes:
+receipts.compat_answers.RequestNotes:
   vllm.v1.engine.output_processor OutputProcessor.add_request(request prompt parent_req)
       OutputProcessor.process_outputs(engine_core_outputs) OutputProcessor(request_states)
       OutputProcessorOutput(reqs_to_abort) RequestState(detokenizer)
@@ -201,7 +266,7 @@ compat_server.running_app:
       supported_tasks)
 
 several API server processes
-compat_serve.main:
+compat_server.serve_by_several_processes:
   vllm.entrypoints.cli.serve ServeSubcommand.subparser_init(subparsers)
       ServeSubcommand.validate(args) ServeSubcommand.cmd(args)
   vllm.utils.argparse_utils FlexibleArgumentParser

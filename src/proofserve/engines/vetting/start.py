@@ -1,15 +1,15 @@
-"""The check of vLLM when a server starts: its version, or every name on which we rely.
+"""What a server checks when it starts: its vLLM, and that every rank has the same proofserve.
 
-A name is a pin. Of a version that was not vetted the pins are searched in its sources without
-importing them: the modules of vLLM's workers would take seconds in the API process, and attributes
-that a constructor sets could not be seen (ADR 29).
+A name on which we rely is a pin. Of a version that was not vetted the pins are searched in its
+sources without importing them: the modules of vLLM's workers would take seconds in the API process,
+and attributes that a constructor sets could not be seen (ADR 29).
 """
 
 import ast
 import gc
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -17,47 +17,13 @@ from typing import Any
 
 import vllm
 
-from proofserve.engines.vetting.versions import VETTED, vetting_of
+from proofserve.engines.vetting.features import VETTED, Name, Pin, vetting_of
+from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.support import UnsupportedEngine
 
 _logger = logging.getLogger(__name__)
 
 Scope = dict[str, ast.AST]
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """``name``, dotted, in a ``module`` of vLLM, or the module itself, and what it must have.
-
-    ``has``: parameters of a function, or members of a class: methods, fields and attributes that
-    its methods set on ``self``. Members that it inherits belong to the class they are defined in.
-    """
-
-    module: str
-    name: str
-    has: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A name that our function ``used_by`` relies on, in the spelling of the newest version.
-
-    ``feature``: what an operator loses without it; completes "needed by …".
-    ``used_by``: ``module.function``, below ``engines.vllm``, ``engines`` or ``proofserve``.
-    ``older``: what older versions have in its place, if that differs; they have all of it.
-    ``oldest``: the same of versions before those.
-    """
-
-    feature: str
-    used_by: str
-    newest: Name
-    older: tuple[Name, ...] = ()
-    oldest: tuple[Name, ...] = ()
-
-    @property
-    def spellings(self) -> tuple[tuple[Name, ...], ...]:
-        """A version has all names of one of them; the newest comes first."""
-        return tuple(filter(None, ((self.newest,), self.older, self.oldest)))
 
 
 def require_vetted(allow_unvetted: bool, pins: Sequence[Pin]) -> str:
@@ -200,3 +166,111 @@ def moved(pins: Iterable[Pin], sources: Sources) -> list[str]:
         text = f"no {place}" if gone is None else f"{place} without {', '.join(gone)}"
         lines.append(f"{text}, needed by {pin.feature} ({pin.used_by})")
     return lines
+
+
+# ruff: noqa: PLC0415 - see ``reporter`` and ``require_equal``
+
+
+RANKS = "proofserve_ranks"
+
+
+async def require_equal_ranks(engine_client: Any) -> tuple[str, str | None]:
+    """Ask every rank of every core. Blocks while it reads the package's sources.
+
+    Returns what all of them have, in words, and the ``obstacle`` as in ``RankReport``.
+
+    Raises EngineFault, by ``require_equal``, if a rank has something else, lacks proofserve
+    or does not answer; and EngineGone.
+    """
+    own = reporter()(None)
+    hosts: set[str] = set()
+    obstacle = None
+    for core in range(compat_client.core_count(engine_client)):
+        found = await compat_client.call_engine(engine_client, RANKS, own, core=core)
+        hosts.update(found["hosts"])
+        obstacle = obstacle or found["obstacle"]
+    text = f"{RankReport(**own)} on every rank, hosts: {', '.join(sorted(hosts))}"
+    return text, obstacle
+
+
+def require_equal(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """The ``hosts`` of all ranks, which must have the proofserve of the API process, ``own``.
+
+    ``obstacle`` is that of the first rank which has one, as in ``RankReport``.
+
+    Raises UnsupportedEngine that names each other rank, its host and both versions, or says that a
+    rank did not answer; and what the executor raises for a worker that failed.
+    """
+    # Only for the core: an API process would wait for the imports of vLLM's workers.
+    from proofserve.engines.vllm.compat_core import ask_ranks, ranks_of
+
+    ranks = [RankReport(**report) for report in ask_ranks(engine, reporter())]
+    if len(ranks) != ranks_of(engine):
+        raise UnsupportedEngine(f"{len(ranks)} of {ranks_of(engine)} ranks answered")
+    mine = RankReport(**own)
+    found = [
+        f"rank {each.rank} on host {each.host} has {each}, and this server on host {mine.host} "
+        f"has {mine}."
+        for each in ranks
+        if (each.version, each.digest) != (mine.version, mine.digest)
+    ]
+    if found:
+        raise UnsupportedEngine(
+            f"{' '.join(found)} Install the same release of proofserve in vLLM's environment on "
+            "every node, and start the server again."
+        )
+    obstacle = next((rank.obstacle for rank in ranks if rank.obstacle), None)
+    return {"hosts": sorted({rank.host for rank in ranks}), "obstacle": obstacle}
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one process has. ``rank`` is None for a process that is no worker.
+
+    ``version`` and ``digest`` (of all source files, 64 hexadecimal digits) are None if it cannot
+    import proofserve. ``obstacle`` says why a block cannot choose the experts of its model; None if
+    it can.
+    """
+
+    rank: int | None
+    host: str
+    version: str | None
+    digest: str | None
+    obstacle: str | None = None
+
+    def __str__(self) -> str:
+        if self.version is None or self.digest is None:
+            return "no proofserve"
+        return f"proofserve {self.version} (sources {self.digest[:12]})"
+
+
+def reporter() -> Callable[[Any], dict[str, Any]]:
+    """A function that takes the worker it runs on, or None, and gives a RankReport's fields.
+
+    It imports what it needs and refers to nothing of this package. So an executor sends it to the
+    workers as code, not by name, and it also runs where proofserve is missing.
+    """
+
+    def report(worker: Any) -> dict[str, Any]:
+        import hashlib
+        import socket
+        from pathlib import Path
+
+        found = {"rank": getattr(worker, "rank", None), "host": socket.gethostname()}
+        try:
+            import proofserve
+        except ImportError:
+            return {**found, "version": None, "digest": None}
+        folder = Path(proofserve.__path__[0])
+        digest = hashlib.sha256()
+        for path in sorted(folder.rglob("*.py")):
+            name = path.relative_to(folder).as_posix()
+            digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        found |= {"version": proofserve.__version__, "digest": digest.hexdigest()}
+        if (runner := getattr(worker, "model_runner", None)) is not None:
+            from proofserve.engines.vllm.compat_worker import obstacle_to_seeded_experts
+
+            found["obstacle"] = obstacle_to_seeded_experts(runner)
+        return found
+
+    return report

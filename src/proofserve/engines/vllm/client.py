@@ -33,7 +33,7 @@ GAUGES = "proofserve_gauges"
 MEASURE = "proofserve_measure"
 TAKE_OVER = "proofserve_take_over"
 LIVENESS = "proofserve_liveness"
-# Calls answered in part that a session remembers; another core may have taken the older ones.
+# Calls that a session remembers until they end; another core may have taken the older ones.
 MOST_PARTS = 16
 
 
@@ -74,12 +74,16 @@ class VllmEngine:
             await asyncio.shield(session.release())
 
     async def gauges(self) -> EngineGauges:
-        return over_cores([_gauges(reply) for reply in await self._call_all(GAUGES)])
+        replies = await self._call_all(GAUGES)
+        lists = ("resume_ms", "forward_counts")
+        return over_cores(
+            [EngineGauges(**{**each, **{n: tuple(each[n]) for n in lists}}) for each in replies]
+        )
 
     async def fit(self, work: Workload) -> None:
         """See ``ProofEngine.fit``: a call without nonces does it, on each core for itself."""
         call = call_for(work, self.engine_info.facts, uuid.uuid4().hex, (), defer_s=0.0)
-        for reply in await self._call_all(PROVE, asdict(call)):
+        for reply in await self._call_all(PROVE, call):
             read_reply((), reply)
 
     async def measure(
@@ -90,9 +94,9 @@ class VllmEngine:
         All cores run ``forwards`` forwards at the same time, and the slowest one counts.
         """
         call = call_for(work, self.engine_info.facts, uuid.uuid4().hex, nonces, self._defer_s)
-        measured = await self._call_all(MEASURE, asdict(call), forwards)
-        proved = sum(each["nonces"] for each in measured)
-        return proved, max(each["seconds"] for each in measured)
+        measured = await self._call_all(MEASURE, call, forwards)
+        seconds = max(each["seconds"] for each in measured)
+        return sum(each["nonces"] for each in measured), seconds
 
     async def take_over(self) -> None:
         """End the calls and leases of an API process that owned the proofs before this one.
@@ -118,7 +122,7 @@ class VllmEngine:
         self.open_calls[core] += 1
         try:
             async with asyncio.timeout(self._defer_s + self._timeout_s):
-                return dict(await self.call(PROVE, asdict(call), core=core))
+                return dict(await self.call(PROVE, call, core=core))
         except TimeoutError:
             raise EngineFault(
                 f"the engine did not answer within {self._timeout_s:g} s; raise "
@@ -140,27 +144,26 @@ class VllmSession:
         self._core, self._stays = core, stays
         self._called: set[int] = set()
         self._lease = uuid.uuid4().hex
-        # The finished parts of calls that the engine answered in parts, by the nonces of the call.
+        # The finished parts of calls that have not ended, by the nonces of the call.
         self._parts: OrderedDict[tuple[int, ...], list[ProofBatch]] = OrderedDict()
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
         wanted = tuple(nonces)
-        parts = self._parts.pop(wanted, [])
+        parts = self._parts.setdefault(wanted, [])
+        self._parts.move_to_end(wanted)
+        if len(self._parts) > MOST_PARTS:
+            self._parts.popitem(last=False)
         while rest := wanted[sum(len(part.nonces) + len(part.failed) for part in parts) :]:
             core = self._core
             self._called.add(core)
-            try:
-                reply = await self._engine.prove(self._work, self._lease, rest, core)
-                outcome = read_reply(rest, reply)
-            except EngineFault:
-                self._keep(wanted, parts)
-                raise
+            reply = await self._engine.prove(self._work, self._lease, rest, core)
+            outcome = read_reply(rest, reply)
             if isinstance(outcome, Deferred):
-                self._keep(wanted, parts)
                 if not self._stays:
                     self._core = (core + 1) % self._engine.cores
                 return outcome
             parts.append(outcome)
+        self._parts.pop(wanted, None)
         return ProofBatch(
             nonces=tuple(nonce for part in parts for nonce in part.nonces),
             values=np.concatenate([part.values for part in parts]),
@@ -172,12 +175,6 @@ class VllmSession:
         for core in self._called:
             with suppress(EngineFault, EngineGone):
                 await self._engine.call(RELEASE, self._lease, core=core)
-
-    def _keep(self, wanted: tuple[int, ...], parts: list[ProofBatch]) -> None:
-        if parts:
-            self._parts[wanted] = parts
-        if len(self._parts) > MOST_PARTS:
-            self._parts.popitem(last=False)
 
 
 async def watch_of(engine_client: Any, engine: VllmEngine, limit_s: float) -> LivenessWatch:
@@ -197,11 +194,6 @@ async def watch_of(engine_client: Any, engine: VllmEngine, limit_s: float) -> Li
         return [count + engine.open_calls[core] for core, count in enumerate(chat)]
 
     return LivenessWatch(cores, unfinished, limit_s)
-
-
-def _gauges(reply: Mapping[str, Any]) -> EngineGauges:
-    lists = {name: tuple(reply[name]) for name in ("resume_ms", "forward_counts")}
-    return EngineGauges(**{**reply, **lists})
 
 
 def served_facts(vllm_config: Any) -> ModelFacts:
@@ -245,14 +237,14 @@ def _instructions() -> str:
         return found
     if torch.cpu._is_amx_tile_supported():
         return f"{found} with AMX"
-    bfloat16 = torch.cpu._is_avx512_bf16_supported()
-    return f"{found} with bfloat16" if bfloat16 else f"{found} without bfloat16"
+    return f"{found} {'with' if torch.cpu._is_avx512_bf16_supported() else 'without'} bfloat16"
 
 
 def call_for(
     work: Workload, facts: ModelFacts, lease: str, nonces: Sequence[int], defer_s: float
-) -> ProveCall:
-    return ProveCall(
+) -> dict[str, Any]:
+    """The fields of a ``ProveCall``."""
+    call = ProveCall(
         lease=lease,
         scheme=work.scheme.to_wire(),
         sequences_per_nonce=work.scheme.sequences_per_nonce,
@@ -265,6 +257,7 @@ def call_for(
         nonces=tuple(nonces),
         defer_s=defer_s,
     )
+    return asdict(call)
 
 
 def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | Deferred:

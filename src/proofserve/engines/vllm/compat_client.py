@@ -68,7 +68,11 @@ def install_orderly_shutdown(
         if threading.get_ident() == loop_thread or not loop.is_running():
             shutdown(timeout=timeout)
             return
-        _wait_for(asyncio.run_coroutine_threadsafe(first(), loop), seconds)
+        ending = asyncio.run_coroutine_threadsafe(first(), loop)
+        if not wait([ending], seconds).done:
+            _logger.warning("proofs did not stop within %g s; the engine ends now", seconds)
+        elif error := ending.exception():
+            _logger.error("proofs failed to stop before the end of the engine", exc_info=error)
         propagate = engine_client.output_processor.propagate_error
         # vLLM's own task may notice the engine's end first, and would report it as a fault.
         engine_client.output_processor.propagate_error = lambda _: propagate(ServerStopping())
@@ -80,13 +84,6 @@ def install_orderly_shutdown(
         loop.call_soon_threadsafe(propagate, ServerStopping())
 
     engine_client.shutdown = orderly_shutdown
-
-
-def _wait_for(step: "Future[None]", seconds: float) -> None:
-    if not wait([step], seconds).done:
-        _logger.warning("proofs did not stop within %g s; the engine ends now", seconds)
-    elif error := step.exception():
-        _logger.error("proofs failed to stop before the end of the engine", exc_info=error)
 
 
 def core_count(engine_client: Any) -> int:

@@ -15,10 +15,11 @@ from proofserve.engines.vllm.worker import prove
 
 
 class VllmCore:
-    """A ``vllm.v1.engine.core.EngineCore`` as a ``CorePort``, which describes the methods.
+    """What the gate needs of an engine core, a ``vllm.v1.engine.core.EngineCore``.
 
     ``wakeup``: name of the EngineCore method under which the plugin installs the gate's
-    ``wake_up``. A forward runs within the context ``proving``.
+    ``wake_up``. A forward runs within the context ``proving``. All methods run on the core's loop
+    thread, except ``post_wakeup``. Times are seconds of ``time.monotonic``.
     """
 
     def __init__(
@@ -30,21 +31,27 @@ class VllmCore:
         self._feed_watchdog = watchdog_feed()
 
     def has_own_loop(self) -> bool:
-        """Whether it is an EngineCoreProc. Relies on: EngineCoreProc.input_queue."""
+        """Whether it runs a loop in a process of its own; otherwise its caller steps it.
+
+        Relies on: EngineCoreProc.input_queue.
+        """
         return hasattr(self._engine, "input_queue")
 
     def is_busy(self) -> bool:
-        """Relies on: EngineCoreProc.has_work; scheduler.has_unfinished_requests."""
+        """Whether there is chat to step, or a chat request in the message queue.
+
+        Relies on: EngineCoreProc.has_work; scheduler.has_unfinished_requests.
+        """
         if self.has_own_loop():
             return bool(self._engine.has_work()) or self.waiting_requests() != []
         return bool(self._engine.scheduler.has_unfinished_requests())
 
     def unfinished_requests(self) -> int:
-        """Relies on: scheduler.get_num_unfinished_requests."""
+        """Those of the scheduler. Relies on: its get_num_unfinished_requests."""
         return int(self._engine.scheduler.get_num_unfinished_requests())
 
     def waiting_requests(self) -> list[str]:
-        """A core without a loop has no message queue, so none wait there.
+        """Ids of the chat requests in the message queue, not yet taken up by the loop.
 
         Relies on: input_queue items being ``(EngineCoreRequestType, (Request, wave))``.
         """
@@ -59,29 +66,37 @@ class VllmCore:
         return [body[0] for kind, body in items if kind == EngineCoreRequestType.ADD]
 
     def waited(self, request_id: str, start: float, end: float) -> None:
+        """Note that a request in the message queue waited for proofs."""
         for request in self._queued():
             if request.request_id == request_id:
                 make_span(request, start, end)
 
     def delayed(self, start: float, end: float) -> None:
-        """Relies on: Scheduler.requests, by request id."""
+        """The same of every unfinished request. Relies on: Scheduler.requests, by request id."""
         for request in self._engine.scheduler.requests.values():
             make_span(request, start, end)
 
     def call_when_idle(self, callback: Callable[[], None]) -> None:
-        """Relies on: EngineCoreProc._idle_state_callbacks. The core pops them until none is left
+        """Call ``callback`` once, as soon as the core has no work.
+
+        Relies on: EngineCoreProc._idle_state_callbacks. The core pops them until none is left
         before it looks at its queue, so a callback must not register itself again.
         """
         self._engine._idle_state_callbacks.append(lambda _engine: callback())
 
     def await_message(self, seconds: float) -> None:
-        """Relies on: input_queue being a ``queue.Queue`` (not_empty, queue)."""
+        """Sleep until a message for the core arrives, at most ``seconds``.
+
+        Relies on: input_queue being a ``queue.Queue`` (not_empty, queue).
+        """
         queue = self._engine.input_queue
         with queue.not_empty:
             queue.not_empty.wait_for(lambda: len(queue.queue) > 0, seconds)
 
     def post_wakeup(self) -> None:
-        """Relies on: input_queue and the utility message ``(client, call id, method, args)``. The
+        """Queue a message that makes the loop call ``ProofGate.wake_up``. Thread-safe.
+
+        Relies on: input_queue and the utility message ``(client, call id, method, args)``. The
         method must return a Future that is never completed, so that no client is answered.
 
         One is enough: between two forwards the core takes one message, so a second one would stay
@@ -100,7 +115,10 @@ class VllmCore:
         stepping: Callable[[], None],
         stepped: Callable[[float, float], None],
     ) -> None:
-        """Relies on: EngineCoreProc.preprocess_add_request being looked up on the instance by the
+        """Call ``arrived(request id)`` for each chat request, from the thread that receives it,
+        ``stepping()`` before each chat step and ``stepped(start, end)`` after it.
+
+        Relies on: EngineCoreProc.preprocess_add_request being looked up on the instance by the
         thread that reads the core's sockets; EngineCore.step_fn being an attribute of the
         instance.
         """
@@ -121,7 +139,11 @@ class VllmCore:
         self._engine.step_fn = watched_step
 
     def run_forward(self, forward: Forward) -> dict[str, Any] | None:
-        """Relies on: EngineCore.collective_rpc taking a callable. It goes by reference, so it must
+        """Run ``forward`` on all workers, until they have computed it.
+
+        A ``proved`` reply, None for a part that is not the last. Raises what a worker raised.
+
+        Relies on: EngineCore.collective_rpc taking a callable. It goes by reference, so it must
         be importable in the workers.
         """
         self._feed_watchdog()
@@ -132,7 +154,9 @@ class VllmCore:
         return next((reply for reply in replies if reply is not None), None)
 
     def layers(self) -> int:
-        """A pipeline's stages have some layers each, and run after each other without a pause.
+        """Decoder layers, between which a forward may pause; 1 if it cannot.
+
+        A pipeline's stages have some layers each, and run after each other without a pause.
 
         Relies on: ModelConfig.hf_text_config.num_hidden_layers, as most models have it;
         ParallelConfig.pipeline_parallel_size.
@@ -143,13 +167,18 @@ class VllmCore:
         return int(getattr(config.model_config.hf_text_config, "num_hidden_layers", 1))
 
     def max_sequences(self, seq_len: int) -> int:
-        """Relies on: scheduler_config.max_num_batched_tokens, .max_num_seqs."""
+        """Sequences of ``seq_len`` tokens that fit one step; may be 0.
+
+        Relies on: scheduler_config.max_num_batched_tokens, .max_num_seqs.
+        """
         scheduler = self._engine.vllm_config.scheduler_config
         fits = int(scheduler.max_num_batched_tokens) // seq_len
         return min(int(scheduler.max_num_seqs), fits)
 
     def block_sizes(self) -> tuple[int, ...]:
-        """Raises UnsupportedEngine for a group that is not an attention cache.
+        """Tokens per KV block of each KV-cache group, in their order.
+
+        Raises UnsupportedEngine for a group that is not an attention cache.
 
         Relies on: scheduler.kv_cache_config.kv_cache_groups[i].kv_cache_spec.
         """
@@ -165,7 +194,10 @@ class VllmCore:
         return tuple(sizes)
 
     def take_blocks(self, count: int) -> list[Any]:
-        """Relies on: block_pool.get_new_blocks raising ValueError if too few."""
+        """Take KV blocks (each has a ``block_id``) from chat's pool. Raises ValueError.
+
+        Relies on: block_pool.get_new_blocks raising it if too few are free.
+        """
         return list(self._pool.get_new_blocks(count))
 
     def return_blocks(self, blocks: Sequence[Any]) -> None:
@@ -173,7 +205,10 @@ class VllmCore:
         self._pool.free_blocks(blocks)
 
     def free_blocks(self) -> int:
-        """Relies on: block_pool.get_num_free_blocks."""
+        """Blocks that neither a request nor a lease holds.
+
+        Relies on: block_pool.get_num_free_blocks.
+        """
         return int(self._pool.get_num_free_blocks())
 
     @property

@@ -1,15 +1,18 @@
-"""vLLM's private names of its API server, for the application in the caller's own process.
+"""vLLM's private names of its command line and its API server.
 
-The steps and their order are those of ``vllm serve`` with one API process, without those that
-belong to the caller: the listening socket and the signal handlers.
+The application in the caller's own process: the steps and their order are those of ``vllm serve``
+with one API process, without those that belong to the caller, the listening socket and the signal
+handlers. And, as a program (``python -m`` with the arguments of ``vllm serve``), a server of
+several API processes: vLLM's module for one can start no more of them, and its command ``vllm``
+asks for a distribution of that name, which the CPU build is not.
 """
 
 import gc
 import logging
+import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final
@@ -39,17 +42,6 @@ except ModuleNotFoundError:  # before 0.29
 CORE_EXIT_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentSteps:
-    """What vLLM's command line does with its arguments; versions keep it in different modules."""
-
-    cli_env_setup: Callable[[], None]
-    make_arg_parser: Callable[[Any], Any]
-    configure_logging: Callable[[Namespace], Any]
-    validate_parsed_serve_args: Callable[[Namespace], None]
-    validate_api_server_args: Callable[[Namespace], None]
-
-
 # The modules of cli_env_setup, of the parser, and of validate_api_server_args: since 0.33, since
 # 0.29, and before.
 _OPENAI, _LAUNCHERS = "vllm.entrypoints.openai", "vllm.entrypoints.launchers"
@@ -61,17 +53,20 @@ _HOMES: Final = (
 )
 
 
-def argument_steps() -> ArgumentSteps:
-    """The steps of the installed version. Raises ModuleNotFoundError if it has no known modules."""
+def argument_steps() -> SimpleNamespace:
+    """What vLLM's command line does with its arguments; versions keep it in different modules.
+
+    Raises ModuleNotFoundError if the installed version has no known modules.
+    """
     for names in _HOMES:
         with suppress(ModuleNotFoundError):
             setup, arguments, checks = map(import_module, names)
-            return ArgumentSteps(
-                setup.cli_env_setup,
-                arguments.make_arg_parser,
-                logging_step(),
-                arguments.validate_parsed_serve_args,
-                checks.validate_api_server_args,
+            return SimpleNamespace(
+                cli_env_setup=setup.cli_env_setup,
+                make_arg_parser=arguments.make_arg_parser,
+                configure_logging=logging_step(),
+                validate_parsed_serve_args=arguments.validate_parsed_serve_args,
+                validate_api_server_args=checks.validate_api_server_args,
             )
     raise ModuleNotFoundError("vLLM's command line lies in none of the modules that are known")
 
@@ -87,7 +82,7 @@ def server_arguments(model: str, options: Sequence[str]) -> Namespace:
     Raises what that command line raises: SystemExit for an unknown option, after writing the usage
     to stderr; ValueError, TypeError or KeyError for options that contradict each other.
 
-    Relies on: ``ArgumentSteps``; cli_env_setup choosing that child processes are spawned.
+    Relies on: ``argument_steps``; cli_env_setup choosing that child processes are spawned.
     """
     steps = argument_steps()
     steps.cli_env_setup()
@@ -144,3 +139,26 @@ async def _application(args: Namespace, client: Any) -> FastAPI:
     # vLLM would end the process with its engine. Here the caller decides that, by /health.
     app.state.server = SimpleNamespace(should_exit=False)
     return app
+
+
+def serve_by_several_processes(argv: Sequence[str]) -> None:
+    """Do what ``vllm serve`` does with ``argv``; returns when the server has ended.
+
+    Relies on: ServeSubcommand.subparser_init, .validate and .cmd; ``argument_steps``; cli_env_setup
+    choosing that child processes are spawned.
+    """
+    from vllm.entrypoints.cli.serve import ServeSubcommand  # noqa: PLC0415 - of this server alone
+
+    steps = argument_steps()
+    steps.cli_env_setup()
+    parser = FlexibleArgumentParser(prog="vllm")
+    serve = ServeSubcommand()
+    serve.subparser_init(parser.add_subparsers(dest="subparser"))
+    args = parser.parse_args(["serve", *argv])
+    steps.configure_logging(args)
+    serve.validate(args)
+    serve.cmd(args)
+
+
+if __name__ == "__main__":
+    serve_by_several_processes(sys.argv[1:])

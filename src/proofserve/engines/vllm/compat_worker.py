@@ -21,7 +21,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from proofserve.engines.vllm.core_messages import Forward
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.model import ExpertLayer
+from proofserve.protocol.scheme import ExpertLayer
 
 # Where models keep their decoder layers; the first three as in protocol A.3.
 LAYER_PLACES = (
@@ -208,12 +208,6 @@ def some_layers(model: torch.nn.Module, forward: Forward) -> Iterator[None]:
         vllm.distributed.parallel_state._PP = group
 
 
-def await_device(device: torch.device) -> None:
-    """Wait until ``device`` has computed everything: a step of chat must not wait for it."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def without_adapters(runner: Any, sequences: int, tokens: int) -> None:
     """Have the next forward use no LoRA adapter, whichever the last step of chat used.
 
@@ -257,7 +251,7 @@ def last_mlp(model: torch.nn.Module) -> torch.nn.Module | None:
 
     Relies on: decoder layers calling ``self.mlp(hidden)``; a mixture of experts having ``experts``.
     """
-    layers = _layer_list(model)
+    _, layers = _layer_owner(model)
     mlp = getattr(layers[-1], "mlp", None) if layers else None
     if not isinstance(mlp, torch.nn.Module) or hasattr(mlp, "experts"):
         return None
@@ -270,7 +264,7 @@ def decoder_layers(model: torch.nn.Module) -> Iterator[tuple[int, torch.nn.Modul
     A pipeline rank's list keeps a placeholder for layers that live elsewhere, so positions in
     the list are global. Raises UnsupportedEngine if the model keeps its layers in no known place.
     """
-    layers = _layer_list(model)
+    _, layers = _layer_owner(model)
     if layers is None:
         raise UnsupportedEngine(
             f"{type(model).__name__} keeps its decoder layers in none of "
@@ -289,7 +283,9 @@ def routers(model: torch.nn.Module) -> Iterator[tuple[int, Any]]:
     them); expert weights being [experts, ., .].
     """
     for index, layer in decoder_layers(model):
-        found = [each for each in layer.modules() if _has_router(each)]
+        # Some models call the matrix of the scores a router.
+        with_router = (each for each in layer.modules() if hasattr(each, "router"))
+        found: list[Any] = [each for each in with_router if hasattr(each.router, "select_experts")]
         for each in found:
             kind = type(each.router).__name__
             if getattr(each, "is_monolithic", True):
@@ -315,11 +311,6 @@ def obstacle_to_seeded_experts(runner: Any) -> str | None:
     except (UnsupportedEngine, ProtocolError) as error:
         return str(error)
     return None
-
-
-def _has_router(module: Any) -> bool:
-    # Some models call the matrix of the scores a router.
-    return hasattr(getattr(module, "router", None), "select_experts")
 
 
 def _weighs_by_its_fields(router: Any) -> bool:
@@ -368,10 +359,6 @@ def with_experts(router: Any, ids: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         del router._compute_routing
-
-
-def _layer_list(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    return _layer_owner(model)[1]
 
 
 def _layer_owner(model: torch.nn.Module) -> tuple[Any, torch.nn.ModuleList | None]:

@@ -7,6 +7,7 @@ for that part at most. All methods run on the core's loop thread, except ``_chat
 which only writes to a dictionary, and ``wake_if_needed``, which only posts a message.
 """
 
+import math
 import os
 import signal
 import threading
@@ -14,23 +15,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proofserve.engines.vllm import core_messages
-from proofserve.engines.vllm.core_port import CorePort
 from proofserve.engines.vllm.core_times import CoreTimes, ShareBudget
 from proofserve.engines.vllm.forwards import (
-    WHOLE,
-    Batch,
     ForwardSize,
     ForwardSizes,
+    Lease,
     LeaseRefused,
     LeaseTable,
-    run_batch,
+    run_layers,
 )
+
+if TYPE_CHECKING:
+    from proofserve.engines.vllm.compat_core import VllmCore
 
 # Seconds between two wakeups of the loop while calls wait or leases are held.
 WAKEUP_S = 1.0
@@ -57,27 +60,14 @@ class GateOptions:
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A call in the gate's queue and what its forwards have produced so far.
-
-    Of a forward that has begun: its ``size``, the next ``layer``, and the seconds of its parts.
-    """
+    """A call in the gate's queue and what its forwards have produced so far."""
 
     call: core_messages.ProveCall
     arrived: float
-    size: ForwardSize | None = None
-    layer: int = 0
-    parts_s: list[float] = field(default_factory=list)
     future: "Future[dict[str, Any]]" = field(default_factory=Future)
     done: int = 0
-    values: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    values: list[NDArray[np.float32]] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
-
-    @property
-    def in_forward(self) -> Sequence[int]:
-        """The nonces of the forward that has begun; none if it finds the size."""
-        if self.size is None or not self.size.is_found:
-            return ()
-        return self.call.nonces[self.done : self.done + self.size.nonces]
 
     def answer(self, reply: dict[str, Any]) -> None:
         if not self.future.done():
@@ -89,11 +79,25 @@ class QueuedCall:
         self.answer(core_messages.proved(values, self.failed, self.done))
 
 
+@dataclass(slots=True)
+class BegunForward:
+    """A forward of ``nonces``, none if it finds the size; ``layer`` is the next one to run.
+
+    ``parts_s``: how long its parts took, seconds.
+    """
+
+    lease: Lease
+    nonces: Sequence[int]
+    size: ForwardSize
+    layer: int = 0
+    parts_s: list[float] = field(default_factory=list)
+
+
 class ProofGate:
     """Queue, leases and times of one engine core. ``now``: the monotonic clock, in seconds."""
 
     def __init__(
-        self, core: CorePort, options: GateOptions, now: Callable[[], float] = time.monotonic
+        self, core: "VllmCore", options: GateOptions, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._core, self._options, self._now = core, options, now
         self._leases = LeaseTable(core)
@@ -101,8 +105,8 @@ class ProofGate:
         self._times = CoreTimes(now, core.waited)
         self._budget = ShareBudget(options.share)
         self._queue: deque[QueuedCall] = deque()
-        # A call that was answered in the middle of a forward; its next call goes on there.
-        self._paused: QueuedCall | None = None
+        # Chat runs between its parts. If its call is answered meanwhile, the next one goes on here.
+        self._begun: BegunForward | None = None
         self._awaits_idle = False
         if core.has_own_loop():
             core.watch(self._chat_arrived, self._chat_stepping, self._chat_stepped)
@@ -139,7 +143,7 @@ class ProofGate:
         for queued in self._queue:
             queued.answer(core_messages.fault("another API process took the proofs over"))
         self._queue.clear()
-        self._leases.release_all()
+        self._leases.release_unused(math.inf, set())
 
     def measure(self, call: core_messages.ProveCall, forwards: int) -> "Future[dict[str, Any]]":
         """Time ``forwards`` bare forwards back to back, once chat is idle; chat waits for all.
@@ -154,11 +158,13 @@ class ProofGate:
                 first = QueuedCall(call, self._now())
                 while not first.done:  # it finds the size and draws the block's tensors
                     self._run_part(first)
-                lease = self._leases.get(call.lease, call, self._sizes.of(call).nonces, self._now())
+                lease = self._leases.get(call, self._sizes.of(call).nonces, self._now())
+                nonces = call.nonces[: lease.nonces]
                 start = self._now()
-                whole = [run_batch(self._core, lease, call, WHOLE) for _ in range(forwards)]
-                nonces = sum(batch.count for batch in whole if batch is not None)
-                future.set_result({"seconds": self._now() - start, "nonces": nonces})
+                for _ in range(forwards):
+                    run_layers(self._core, lease, call, nonces)
+                seconds = self._now() - start
+                future.set_result({"seconds": seconds, "nonces": forwards * len(nonces)})
             except Exception as error:  # noqa: BLE001 - an error here would kill the engine
                 future.set_exception(error)
             finally:
@@ -199,7 +205,7 @@ class ProofGate:
 
         During endless chat no other message may come, and the loop would not check deadlines.
         """
-        if self._queue or len(self._leases):
+        if self._queue or self._leases.held:
             self._core.post_wakeup()
 
     def _answer_overdue(self, queued: QueuedCall) -> None:
@@ -207,11 +213,9 @@ class ProofGate:
 
         Without chat a forward that has begun goes on at once, and would be lost to another call.
         """
-        if not self._core.is_busy() and (queued.layer or not queued.done):
+        if not self._core.is_busy() and (self._begun_of(queued) or not queued.done):
             return
         self._queue.remove(queued)
-        if queued.layer:
-            self._paused = queued
         if queued.done:
             queued.answer_with_rows()
         else:
@@ -263,83 +267,80 @@ class ProofGate:
             self._budget.pause()
 
     def _run_next_part(self) -> None:
-        """Run the next part of a call, and answer it when that was its last."""
-        queued = self._next_call()
+        """Run the next part of a call, and answer it when that was its last.
+
+        It is the call whose forward has begun, or the oldest.
+        """
+        queued = next(filter(self._begun_of, self._queue), self._queue[0])
         try:
-            if queued.call.nonces or not self._sizes.of(queued.call).is_found:
+            size = self._sizes.of(queued.call)
+            if queued.call.nonces or not size.is_found:
                 self._run_part(queued)
-            is_done = queued.done >= len(queued.call.nonces)
-            is_done = is_done and self._sizes.of(queued.call).is_found
+            is_done = queued.done >= len(queued.call.nonces) and size.is_found
         except Exception as error:  # noqa: BLE001 - an error here would kill the engine
-            self._queue.popleft()
+            self._queue.remove(queued)
             self._leases.release(queued.call.lease)
             queued.answer(core_messages.fault(f"{type(error).__name__}: {error}"))
             return
         if is_done:
-            self._queue.popleft()
+            self._queue.remove(queued)
             queued.answer_with_rows()
 
-    def _next_call(self) -> QueuedCall:
-        """The oldest call, or one that goes on with the forward in which another was answered."""
-        if (found := next(filter(self._goes_on, self._queue), None)) is not None:
-            self._queue.remove(found)
-            self._queue.appendleft(found)
-        return self._queue[0]
+    def _begun_of(self, queued: QueuedCall) -> BegunForward | None:
+        """The forward that has begun, if it is the next one of this call.
 
-    def _goes_on(self, queued: QueuedCall) -> bool:
-        paused = self._paused
-        if paused is None or paused.size is None or paused.call.lease != queued.call.lease:
-            return False
-        # A forward that finds the size proves none, so any call of the lease goes on with it.
-        end = queued.done + paused.size.nonces if paused.size.is_found else queued.done
-        return tuple(queued.call.nonces[queued.done : end]) == tuple(paused.in_forward)
+        One that finds the size proves no nonces, so it is one of any call of its lease.
+        """
+        begun = self._begun
+        if begun is None or self._leases.held.get(queued.call.lease) is not begun.lease:
+            return None
+        end = queued.done + len(begun.nonces)
+        is_next = tuple(queued.call.nonces[queued.done : end]) == tuple(begun.nonces)
+        return begun if is_next else None
 
     def _run_part(self, queued: QueuedCall) -> None:
         """Run the next part of a forward, which proves nonces, or padding if it finds the size.
 
         Raises LeaseRefused, or the error that a worker raised.
         """
-        call = queued.call
-        size = queued.size if queued.size and queued.layer else self._begin_forward(queued)
+        begun = self._begun_of(queued) or self._begin_forward(queued)
+        if begun is None:
+            return
+        call, size = queued.call, begun.size
+        end = min(begun.layer + size.per_part, size.layers)
+        layers = begun.layer, end, size.layers
+        with self._times.forward(self._core.waiting_requests):
+            proved = run_layers(self._core, begun.lease, call, begun.nonces, layers)
+        begun.lease.last_used = self._now()
+        begun.parts_s.append(self._times.last_forward_s)
+        begun.layer = end
+        if proved is None:
+            return
+        self._begun = None
+        if size.is_found:
+            size.ran(begun.parts_s)
+            queued.values.append(proved[0])
+            queued.failed.extend(proved[1])
+            queued.done += len(begun.nonces)
+        else:
+            size.measured(begun.parts_s)
+            self._leases.release(call.lease)
+
+    def _begin_forward(self, queued: QueuedCall) -> BegunForward | None:
+        """The next forward of a call; None if chat leaves KV blocks for a smaller one alone."""
+        call, size = queued.call, self._sizes.of(queued.call)
+        if not size.is_found:
+            self._leases.release(call.lease)
         try:
-            lease = self._leases.get(call.lease, call, size.nonces, self._now())
+            lease = self._leases.get(call, size.nonces, self._now())
         except LeaseRefused:
             if size.nonces == 1 or self._options.forward_batch:
                 raise
-            size.halve()
-            return
-        wanted = replace(call, nonces=call.nonces[queued.done :] if size.is_found else ())
-        end = min(queued.layer + size.per_part, size.layers)
-        with self._times.forward(self._core.waiting_requests):
-            batch = run_batch(self._core, lease, wanted, (queued.layer, end, size.layers))
-        queued.parts_s.append(self._times.last_forward_s)
-        queued.layer = end % size.layers
-        if batch is not None:
-            self._end_forward(queued, size, batch)
-
-    def _begin_forward(self, queued: QueuedCall) -> ForwardSize:
-        """Begin a forward at its first layer, or go on with the one in which a call was answered.
-
-        Otherwise a forward of more parts than chat leaves within a call's time would never end.
-        """
-        goes_on, paused, self._paused = self._goes_on(queued), self._paused, None
-        size = queued.size = self._sizes.of(queued.call)
-        if paused is not None and goes_on and paused.size is size:
-            queued.layer, queued.parts_s = paused.layer, paused.parts_s
-        elif not size.is_found:
-            self._leases.release(queued.call.lease)
-        return size
-
-    def _end_forward(self, queued: QueuedCall, size: ForwardSize, batch: Batch) -> None:
-        if size.is_found:
-            size.ran(queued.parts_s)
-            queued.values.append(batch.rows)
-            queued.failed.extend(batch.failed)
-            queued.done += batch.count
-        else:
-            size.measured(queued.parts_s)
-            self._leases.release(queued.call.lease)
-        queued.parts_s.clear()
+            size.nonces //= 2
+            return None
+        nonces = call.nonces[queued.done :][: lease.nonces] if size.is_found else ()
+        self._begun = BegunForward(lease, nonces, size)
+        return self._begun
 
     def _run_inline(self, queued: QueuedCall) -> None:
         """The core has no loop, its caller steps it: the call runs to its end, or is deferred."""
@@ -362,11 +363,7 @@ def wake_until_orphaned(
     parent_id: Callable[[], int] = os.getppid,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Call ``wake`` every ``WAKEUP_S`` seconds until the parent of this process has ended.
-
-    An engine core whose API process was killed receives no more requests, but it would keep its
-    memory, on a GPU the whole card, so that the next server could not start.
-    """
+    """Call ``wake`` every ``WAKEUP_S`` seconds until the parent of this process has ended."""
     parent = parent_id()
     while parent_id() == parent:
         sleep(WAKEUP_S)
@@ -374,7 +371,11 @@ def wake_until_orphaned(
 
 
 def start_wakeups(wake: Callable[[], None]) -> None:
-    """Call ``wake`` each second in a thread of its own; end this process once it is an orphan."""
+    """Call ``wake`` each second in a thread of its own; end this process once it is an orphan.
+
+    An engine core whose API process was killed receives no more requests, but it would keep its
+    memory, on a GPU the whole card, so that the next server could not start.
+    """
 
     def run() -> None:
         wake_until_orphaned(wake)

@@ -1,102 +1,86 @@
 """Forwards from the core's side: their KV blocks, and how chat does not wait too long (ADR 48)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.engines.vllm.core_messages import Forward, ProveCall, values_of
-from proofserve.engines.vllm.core_port import CorePort
 from proofserve.protocol.nonces import pad
+
+if TYPE_CHECKING:
+    from proofserve.engines.vllm.compat_core import VllmCore
 
 
 class LeaseRefused(RuntimeError):
     """The pool cannot lend the blocks of one forward. The text says which option to change."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
-    """Blocks for ``nonces`` nonces in every KV-cache group.
+    """KV blocks for forwards of ``nonces``, which ``tables`` has as ``Forward.blocks``.
 
-    Each has ``sequences_per_nonce`` sequences of ``seq_len`` tokens. ``last_used`` is in seconds of
-    the monotonic clock.
+    ``last_used`` is in seconds of the monotonic clock.
     """
 
     nonces: int
-    sequences_per_nonce: int
-    seq_len: int
     block_sizes: tuple[int, ...]
-    held: list[Any]
+    tables: tuple[tuple[tuple[int, ...], ...], ...]
+    blocks: list[Any]
     last_used: float
-    tables: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        ids = iter([block.block_id for block in self.held])
-        self.tables = tuple(
-            tuple(
-                tuple(next(ids) for _ in range(ceil(self.seq_len / size)))
-                for _ in range(self.nonces * self.sequences_per_nonce)
-            )
-            for size in self.block_sizes
-        )
 
 
 class LeaseTable:
-    """All leases of one engine core. Not thread-safe: only the core's loop uses it."""
+    """All leases of one engine core, ``held`` by name. Only the core's loop may change it."""
 
-    def __init__(self, core: CorePort) -> None:
+    def __init__(self, core: "VllmCore") -> None:
         self._core = core
-        self._leases: dict[str, Lease] = {}
-
-    def __len__(self) -> int:
-        return len(self._leases)
+        self.held: dict[str, Lease] = {}
 
     @property
     def held_blocks(self) -> int:
-        return sum(len(lease.held) for lease in self._leases.values())
+        return sum(len(lease.blocks) for lease in self.held.values())
 
-    def get(self, name: str, call: ProveCall, nonces: int, now: float) -> Lease:
-        """The lease ``name``, taken now for ``nonces`` of the call if it is new.
-
-        Raises LeaseRefused.
-        """
-        if name not in self._leases:
-            self._leases[name] = self._take(call, nonces, now)
-        lease = self._leases[name]
+    def get(self, call: ProveCall, nonces: int, now: float) -> Lease:
+        """The lease of the call, taken now for ``nonces`` if it is new. Raises LeaseRefused."""
+        if call.lease not in self.held:
+            self.held[call.lease] = self._take(call, nonces, now)
+        lease = self.held[call.lease]
         lease.last_used = now
         return lease
 
     def release(self, name: str) -> None:
         """Give the blocks of ``name`` back; an unknown name is no error: releases may repeat."""
-        lease = self._leases.pop(name, None)
-        if lease is not None:
-            self._core.return_blocks(lease.held)
-
-    def release_all(self) -> None:
-        for name in list(self._leases):
-            self.release(name)
+        if lease := self.held.pop(name, None):
+            self._core.return_blocks(lease.blocks)
 
     def release_unused(self, before: float, except_for: set[str]) -> None:
         """Give back each lease that no call has used since ``before``: its API process is gone."""
-        for name, lease in list(self._leases.items()):
+        for name, lease in list(self.held.items()):
             if lease.last_used < before and name not in except_for:
                 self.release(name)
 
     def _take(self, call: ProveCall, nonces: int, now: float) -> Lease:
         sizes, sequences = self._core.block_sizes(), nonces * call.sequences_per_nonce
-        count = sequences * sum(ceil(call.seq_len / size) for size in sizes)
+        lengths = [ceil(call.seq_len / size) for size in sizes]
+        count = sequences * sum(lengths)
         try:
-            held = self._core.take_blocks(count)
+            blocks = self._core.take_blocks(count)
         except ValueError as error:
             raise LeaseRefused(
                 f"a forward of {nonces} nonces of {call.seq_len} tokens needs {count} KV blocks, "
                 f"{self._core.free_blocks()} are free. Lower --poc-forward-batch or give "
                 "vLLM more KV cache."
             ) from error
-        return Lease(nonces, call.sequences_per_nonce, call.seq_len, sizes, held, now)
+        ids = iter([block.block_id for block in blocks])
+        tables = tuple(
+            tuple(tuple(islice(ids, length)) for _ in range(sequences)) for length in lengths
+        )
+        return Lease(nonces, sizes, tables, blocks, now)
 
 
 # As many as a call has unless its request says otherwise: the rest would be padding.
@@ -151,10 +135,6 @@ class ForwardSize:
         self.forwards += 1
         self._plan()
 
-    def halve(self) -> None:
-        """Chat leaves no KV blocks for so many nonces."""
-        self.nonces //= 2
-
     def _plan(self) -> None:
         fit = AIM * self.max_wait_s * self.layers / max(self.seconds, 1e-9)
         self.per_part = int(min(self.layers, max(1.0, fit)))
@@ -167,7 +147,7 @@ class ForwardSizes:
     does not chat while it proves runs forwards without a pause.
     """
 
-    def __init__(self, core: CorePort, fixed: int | None, max_wait_s: float) -> None:
+    def __init__(self, core: "VllmCore", fixed: int | None, max_wait_s: float) -> None:
         self._core, self._max_wait_s = core, max_wait_s
         chats = core.has_own_loop()
         self._fixed = fixed or (None if chats else MOST_NONCES)
@@ -215,31 +195,23 @@ def _shape(call: ProveCall) -> object:
     return call.seq_len, tuple(sorted(call.scheme.items()))
 
 
-# The first layer of a part, the one behind its last, and how many a forward has.
-Layers = tuple[int, int, int]
-WHOLE: Layers = (0, 1, 1)
+def run_layers(
+    core: "VllmCore",
+    lease: Lease,
+    call: ProveCall,
+    nonces: Sequence[int],
+    layers: tuple[int, int, int] = (0, 1, 1),
+) -> tuple[NDArray[np.float32], list[int]] | None:
+    """Run some ``layers`` of a forward that proves ``nonces``, padded to those of the lease.
 
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """``count`` nonces were taken; ``rows`` float32 [count - len(failed), width] in order."""
-
-    count: int
-    rows: NDArray[np.float32]
-    failed: list[int]
-
-
-def run_batch(core: CorePort, lease: Lease, call: ProveCall, layers: Layers) -> Batch | None:
-    """Prove as many of the call's first nonces as one forward holds, on all workers.
-
-    ``layers``: from which to below which of how many run. None unless they are the last ones.
-    Raises the error that a worker raised.
+    They are from one to below another of so many. Values float32 [nonces - failed, width] in the
+    order of the nonces, and those that failed; None unless the layers are the last ones. Raises the
+    error that a worker raised.
     """
-    wanted = call.nonces[: lease.nonces]
-    padded = replace(call, nonces=pad(wanted, lease.nonces))
+    padded = replace(call, nonces=pad(nonces, lease.nonces))
     reply = core.run_forward(Forward(padded, lease.tables, lease.block_sizes, *layers))
     if reply is None:
         return None
     failed = [nonce for nonce in reply["failed"] if nonce >= 0]
     # Padding nonces follow the wanted ones, so the wanted ones' rows come first.
-    return Batch(len(wanted), values_of(reply)[: len(wanted) - len(failed)], failed)
+    return values_of(reply)[: len(nonces) - len(failed)], failed

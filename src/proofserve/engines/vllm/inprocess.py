@@ -7,7 +7,6 @@ without advice.
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -47,9 +46,9 @@ class SyncProver:
 
         call = call_for(work, self._facts, uuid.uuid4().hex, nonces, defer_s=0.0)
         try:
-            return read_reply(nonces, call_engine_sync(self._engine, PROVE, asdict(call)))
+            return read_reply(nonces, call_engine_sync(self._engine, PROVE, call))
         finally:
-            call_engine_sync(self._engine, RELEASE, call.lease)
+            call_engine_sync(self._engine, RELEASE, call["lease"])
 
 
 @asynccontextmanager

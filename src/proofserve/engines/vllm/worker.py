@@ -14,8 +14,7 @@ import torch
 from proofserve.engines.vllm import compat_worker
 from proofserve.engines.vllm.core_messages import Forward, proved
 from proofserve.protocol.identity import Block
-from proofserve.protocol.model import AllowedTokens
-from proofserve.protocol.scheme import BlockScheme, ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, BlockScheme, ModelFacts
 from proofserve.protocol.schemes import from_wire
 
 
@@ -30,7 +29,6 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
         worker.proofserve_block = lru_cache(maxsize=4)(
             lambda scheme, *bound_to: from_wire(dict(scheme)).for_block(*bound_to)
         )
-    scheme = tuple(sorted(call.scheme.items()))
     # A message that crossed processes has lists where ranges were tuples.
     ranges = tuple((first, end) for first, end in call.token_ranges)
     tokens = AllowedTokens(ranges) if ranges else None
@@ -38,7 +36,8 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
     of_block = Block(call.block_hash, call.block_height)
     compat_worker.require_plain_inputs(runner)
     with compat_worker.step_stream(runner):
-        block = worker.proofserve_block(scheme, of_block, facts, torch.device(runner.device))
+        device, scheme = torch.device(runner.device), tuple(sorted(call.scheme.items()))
+        block = worker.proofserve_block(scheme, of_block, facts, device)
         values = run_forward(runner, block, forward)
         if values is None:
             return None
@@ -83,10 +82,11 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     runner.proofserve_halfway = None
     if pauses and not forward.is_last:
         runner.proofserve_halfway = output, mixtures
-        compat_worker.await_device(device)
+        if device.type != "cpu":
+            # A step of chat must not wait for it.
+            torch.accelerator.synchronize(device)
         return None
-    hidden = compat_worker.send_stage(output)
-    if hidden is None:
+    if (hidden := compat_worker.send_stage(output)) is None:
         return None
     states = hidden.view(n, seq_len, -1)
     read = states if block.reads_every_position else states[:, -1]

@@ -27,7 +27,7 @@ from proofserve.api.response_models import documented, refused
 from proofserve.api.schemas import Body
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.client import MemberError
-from proofserve.fleet.conditions import MemberCondition
+from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.reconciler import Reconciler
 from proofserve.fleet.records import MemberSource, MemberState, StoreUnavailable, Wish
 from proofserve.fleet.routes import snapshot as answers
@@ -43,8 +43,8 @@ from proofserve.receiver.app import MAX_BODY_BYTES
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.status import NodeTotals
+from proofserve.wire import FLEET, GENERATED
 from proofserve.wire.callbacks import KEY_HEADER
-from proofserve.wire.paths import FLEET, GENERATED
 from proofserve.wire.records import UnicodeText, problems
 
 _logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from proofserve.api.response_models import ResponseModel
-from proofserve.fleet.conditions import MemberCondition
+from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.records import MemberSource, MemberState, Wish
 from proofserve.fleet.verification_records import (
     RECENT,

@@ -36,13 +36,12 @@ from proofserve.fleet.sql.tables import (
     deleted_spans,
     deliveries,
     insert_into,
-    kept,
     lanes,
     roots,
     round_about,
     rounds,
 )
-from proofserve.outbox.database import StorePart, reads, writes
+from proofserve.outbox.database import StorePart, kept, reads, writes
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import StoredResult, Winner
@@ -71,6 +70,11 @@ class NewBatch:
     found: MemberFindings
     indices: NDArray[np.int64]
     counts: NDArray[np.int64]
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """What no two stored batches have in common."""
+        return self.round_number, self.lane, self.callback_key
 
     @property
     def nonces(self) -> NDArray[np.int64]:

@@ -8,14 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext, MigrationStep
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from proofserve.fleet.records import StoreUnavailable
-from proofserve.fleet.sql.tables import VERSION_TABLE
+from proofserve.fleet.sql.tables import batches, counters, desired, metadata, versions
 
 _POSTGRESQL = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
 _HOW = "give postgresql://user@host/name, sqlite:///file, or the path of a file"
@@ -39,8 +46,6 @@ _SQLITE_WRITE = "BEGIN IMMEDIATE"
 # The execution option that holds the statement with which a transaction of SQLite begins.
 _BEGIN = "fleet_begin"
 _LOG_AGAIN_S = 0.02
-# Alembic's steps from one version of the tables to the next.
-_STEPS = Path(__file__).parent.parent / "migrations"
 # An advisory lock of PostgreSQL: several controllers may start at the same time.
 _MIGRATING = 0x70726F6F66_01
 
@@ -240,36 +245,50 @@ def migrate(connection: Connection) -> None:
 
     Raises StoreUnavailable for tables of a newer proofserve and for a file of another program.
     """
-    if connection.dialect.name == "postgresql":
+    is_file = connection.dialect.name == "sqlite"
+    if not is_file:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATING})
-    elif (
-        # Other parts of proofserve number the versions of their files in this place.
-        connection.execute(text("PRAGMA user_version")).scalar_one()
-        and VERSION_TABLE not in inspect(connection).get_table_names()
-    ):
+    found = version_of(connection)
+    # Other parts of proofserve number the versions of their files in this place.
+    if is_file and not found and connection.execute(text("PRAGMA user_version")).scalar_one():
         raise StoreUnavailable(
             "the file is a database of another program, an outbox for example: name another file"
         )
-    script = ScriptDirectory(str(_STEPS), version_locations=[str(_STEPS)])
-    found, newest = version_of(connection), script.get_current_head()
-    if found not in {None, *(each.revision for each in script.walk_revisions())}:
+    numbers = {None: 0, **{str(number): number for number in range(1, len(_STEPS) + 1)}}
+    if found not in numbers:
         raise StoreUnavailable(
             f"the fleet's database has version {found}, this proofserve knows up to"
-            f" {newest}: use the newer proofserve or another database"
+            f" {len(_STEPS)}: use the newer proofserve or another database"
         )
-
-    def steps(_heads: object, _context: MigrationContext) -> list[MigrationStep]:
-        newest_first, known = script.iterate_revisions("head", found or "base"), script.revision_map
-        made = [MigrationStep.upgrade_from_script(known, each) for each in newest_first]
-        return [*reversed(made)]
-
-    options = {"version_table": VERSION_TABLE, "transactional_ddl": True, "fn": steps}
-    context = MigrationContext.configure(connection, opts=options)
-    with Operations.context(context):
-        context.run_migrations()
+    for step in _STEPS[numbers[found] :]:
+        step(connection)
 
 
 def version_of(connection: Connection) -> str | None:
     """The version of the tables; None for a database without them."""
-    options = {"version_table": VERSION_TABLE}
-    return MigrationContext.configure(connection, opts=options).get_current_revision()
+    if not inspect(connection).has_table(versions.name):
+        return None
+    return connection.execute(select(versions.c.version_num)).scalar()
+
+
+def _create_tables(connection: Connection) -> None:
+    """All tables as ``sql.tables`` has them: nothing was released with earlier ones.
+
+    Once this version is released it must stay as it is: before the tables change again, write
+    them out here, and add a step.
+    """
+    versions.create(connection)
+    connection.execute(versions.insert().values(version_num="1"))
+    metadata.create_all(connection, checkfirst=False)
+    connection.execute(desired.insert().values(id=1, state="IDLE"))
+    connection.execute(counters.insert().values(id=1, last_batch=0, last_seq=0))
+    if connection.dialect.name == "postgresql":
+        # Vectors do not compress: trying it would take most of the time of an insert. And of a
+        # value stored like this a part is read without the rest.
+        for column in ("nonces", "found"):
+            storage = f"ALTER COLUMN {column} SET STORAGE EXTERNAL"
+            connection.execute(text(f"ALTER TABLE {batches.name} {storage}"))
+
+
+# From one version of the tables to the next; each notes in ``versions`` what it leads to.
+_STEPS = (_create_tables,)

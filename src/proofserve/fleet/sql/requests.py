@@ -5,10 +5,11 @@ import json
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, delete, func, select, update
 
-from proofserve.fleet.sql.callbacks import queue_callback
+from proofserve.fleet.sql.callbacks import DeliveryStore
 from proofserve.fleet.sql.database import FleetDatabase
-from proofserve.fleet.sql.tables import desired, kept, read_work, record_text, requests
-from proofserve.outbox.database import StorePart, announces, reads, writes
+from proofserve.fleet.sql.tables import desired, read_work, record_text, requests
+from proofserve.outbox.database import StorePart, announces, kept, reads, writes
+from proofserve.outbox.planning import callback_text
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.records import (
@@ -20,6 +21,7 @@ from proofserve.rounds.records import (
     Outcome,
     StatTest,
 )
+from proofserve.wire.callbacks import callback
 
 _OPEN = requests.c.ended_at.is_(None)
 _OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
@@ -86,7 +88,9 @@ class RequestStore(StorePart[FleetDatabase]):
         outcome = json.dumps(_OUTCOME.dump_python(about.outcome, mode="json"))
         ended = self._end(connection, about.request_id, JobState.COMPLETED, outcome=outcome)
         if ended and about.job.url is not None:
-            queue_callback(connection, about.job.url, about, self.clock())
+            endpoint, body = callback(about)
+            text = callback_text(endpoint, body)
+            DeliveryStore.add(connection, endpoint, about.job.url, self.clock(), text)
         return ended
 
     @writes

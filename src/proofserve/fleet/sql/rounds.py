@@ -3,20 +3,19 @@
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from proofserve.fleet.records import (
     DesiredState,
-    FleetModel,
     FleetRound,
     Lane,
     Member,
     MemberLook,
     MemberSource,
-    MemberStatus,
     Wish,
 )
 from proofserve.fleet.sql.database import FleetDatabase
@@ -24,7 +23,6 @@ from proofserve.fleet.sql.tables import (
     AnyRow,
     desired,
     insert_into,
-    kept,
     kept_if,
     lanes,
     members,
@@ -33,9 +31,9 @@ from proofserve.fleet.sql.tables import (
     round_about,
     rounds,
 )
-from proofserve.outbox.database import StorePart, announces, reads, writes
+from proofserve.outbox.database import StorePart, announces, kept, reads, writes
 from proofserve.rounds.errors import Refusal, Refused
-from proofserve.rounds.prover import lane_of
+from proofserve.rounds.generation import lane_of
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import Move, State, step
 
@@ -44,12 +42,13 @@ MOST_MEMBERS = 10_000
 STATUS_BYTES = 16 * 1024
 MOST_LANES = 4096
 
+_LOOK = TypeAdapter(MemberLook)
 _KNOWN = members.c.removed_at.is_(None)
 _OPENS = frozenset({Move.INIT, Move.START, Move.INIT_VALIDATE})
 _LANE = (
     *(each for each in lanes.c if each.name in {field.name for field in fields(Lane)}),
     *(rounds.c.id.label("round_id"), lanes.c.member.label("member_id")),
-    *(lanes.c.member_round.label("member_round_id"), lanes.c.weights_digest, lanes.c.model),
+    lanes.c.member_round.label("member_round_id"),
 )
 _OPEN = lanes.c.ended_at.is_(None)
 
@@ -194,12 +193,17 @@ class RoundStore(StorePart[FleetDatabase]):
 
     @writes
     def give_lanes(
-        self, connection: Connection, round_id: str, member_ids: Sequence[str], served: FleetModel
+        self,
+        connection: Connection,
+        round_id: str,
+        member_ids: Sequence[str],
+        weights_digest: str | None = None,
+        model: str | None = None,
     ) -> list[Lane | Refused]:
         """A lane for each of ``member_ids``, once and for ever, or why it gets none.
 
         That is that the round has ended or all lanes were given, that the member has one which was
-        not ended, or that there is no such member. ``served`` is what the fleet serves now.
+        not ended, or that there is no such member. The last two are what the fleet serves now.
         """
         # Locks the round: two controllers give lanes of it one after the other.
         row = connection.execute(
@@ -212,6 +216,7 @@ class RoundStore(StorePart[FleetDatabase]):
         open_lanes = select(lanes.c.member, lanes.c.lane).where(lanes.c.round == row.number, _OPEN)
         held: dict[str, int] = {each.member: each.lane for each in connection.execute(open_lanes)}
         now, found, new = self.clock(), list[Lane | Refused](), list[Lane]()
+        served = {"weights_digest": weights_digest, "model": model}
         for member_id in member_ids:
             why, given = None, row.given + len(new)
             if member_id not in known:
@@ -225,10 +230,10 @@ class RoundStore(StorePart[FleetDatabase]):
                 )
             else:
                 held[member_id] = given
-                new.append(Lane(row.id, given, member_id, now, served=served))
+                new.append(Lane(row.id, given, member_id, now, **served))
             found.append(Refused(Refusal.NO_LANE, why) if why else new[-1])
         if new:
-            fixed = {"round": row.number, "lanes": row.lanes, "given_at": now} | asdict(served)
+            fixed = {"round": row.number, "lanes": row.lanes, "given_at": now} | served
             rows = [{**fixed, "lane": each.lane, "member": each.member_id} for each in new]
             connection.execute(lanes.insert(), rows)
             of_round = update(rounds).where(rounds.c.number == row.number)
@@ -302,12 +307,8 @@ def rounds_where(
 def lanes_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Lane]:
     """The given lanes, by round and number."""
     joined = select(*_LANE).join_from(lanes, rounds, rounds.c.number == lanes.c.round)
-    found = []
-    for row in connection.execute(joined.where(*conditions).order_by(lanes.c.round, lanes.c.lane)):
-        columns = dict(row._mapping)
-        served = FleetModel(columns.pop("weights_digest"), columns.pop("model"))
-        found.append(Lane(**columns, served=served))
-    return found
+    ordered = joined.where(*conditions).order_by(lanes.c.round, lanes.c.lane)
+    return [Lane(**row._mapping) for row in connection.execute(ordered)]
 
 
 def _locked(connection: Connection) -> DesiredState:
@@ -361,12 +362,10 @@ def _member(row: AnyRow, look: MemberLook | None = None) -> Member:
     if look is None and row.seen is not None:
         facts = json.loads(row.seen)
         try:
-            if facts["status"] is not None:
-                facts["status"] = MemberStatus.model_validate(facts["status"])
-        except ValueError:
+            look = _LOOK.validate_python(facts)
+        except ValidationError:
             # A controller of another version stored it; the next look replaces it.
-            facts["status"] = None
-        look = MemberLook(**facts)
+            look = _LOOK.validate_python(facts | {"status": None})
     wish, source = Wish(row.wish), MemberSource(row.source)
     return Member(row.id, row.name, row.url, source, wish, row.wish_reason, row.added_at, look)
 
@@ -384,9 +383,5 @@ def _as_stored(look: MemberLook) -> tuple[str, MemberLook]:
 
 
 def _look_text(look: MemberLook) -> str:
-    status = None if look.status is None else look.status.model_dump()
-    facts = {"at": look.at, "answered": look.answered, "clock_offset_s": look.clock_offset_s}
     # ASCII only: a text of a member may hold what a database does not store.
-    return json.dumps(
-        facts | {"error": look.error, "status": status}, allow_nan=False, separators=(",", ":")
-    )
+    return json.dumps(_LOOK.dump_python(look), allow_nan=False, separators=(",", ":"))

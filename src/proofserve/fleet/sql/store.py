@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -84,7 +84,6 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
 _MOST = 256
 _MOST_NONCES = 1_000_000
 
-_Place = tuple[int, int]
 # Whether it was new, or why it is not stored.
 Stored = bool | Refused
 
@@ -157,16 +156,6 @@ class BatchWriter:
                 stored.set_result(outcome)
 
 
-@dataclass(slots=True)
-class _LaneRow:
-    """A lane in this transaction: what it had, and what is added."""
-
-    next_index: int
-    keys: set[str] = field(default_factory=set)
-    batches: int = 0
-    stored: int = 0
-
-
 def add_all(
     connection: Connection, group: Sequence[NewBatch], now: float
 ) -> tuple[list[Stored], bool]:
@@ -188,56 +177,58 @@ class _Adding:
         # has therefore seen all smaller ones.
         last = connection.execute(select(counters).with_for_update()).one()
         self._last_batch, self._last_seq = last.last_batch, last.last_seq
-        self._lanes = self._read_lanes(group)
+        self._read_lanes(group)
         self._rows: list[dict[str, Any]] = []
+        self._advances: list[dict[str, Any]] = []
         # Of each round: the nonces added, and its last batch.
         self._rounds: dict[int, tuple[int, int]] = {}
 
+    def _read_lanes(self, group: Sequence[NewBatch]) -> None:
+        """The lanes of ``group``, and those keys of ``group`` that were stored before."""
+        place = (lanes.c.round, lanes.c.lane)
+        places = {(each.round_number, each.lane) for each in group}
+        found = select(*place, lanes.c.next_index).where(tuple_(*place).in_(places))
+        self._next_index = {(row[0], row[1]): row[2] for row in self._connection.execute(found)}
+        key = (batches.c.round, batches.c.lane, batches.c.callback_key)
+        known = select(*key).where(tuple_(*key).in_([each.key for each in group]))
+        self._keys = {tuple(row) for row in self._connection.execute(known)}
+
     def add(self, batch: NewBatch) -> Stored:
-        lane = self._lanes.get((batch.round_number, batch.lane))
-        if lane is None:
+        place = (batch.round_number, batch.lane)
+        next_index = self._next_index.get(place)
+        if next_index is None:
             return Refused(
                 Refusal.UNKNOWN_LANE, f"round {batch.round_number} has given no lane {batch.lane}"
             )
-        if batch.callback_key in lane.keys:
+        if batch.key in self._keys:
             return False
-        if len(batch.indices) and int(batch.indices.min()) < lane.next_index:
+        if len(batch.indices) and int(batch.indices.min()) < next_index:
             batch = batch.without(self._known_near(batch))
         add_roots(self._connection, batch)
         self._last_batch += 1
         row = batch.columns(self._last_batch, self._last_seq + 1, self._now)
         self._last_seq = row["last_seq"]
         self._rows.append(row)
-        lane.keys.add(batch.callback_key)
-        lane.batches += 1
+        self._keys.add(batch.key)
         if row["count"]:
-            lane.stored += row["count"]
-            lane.next_index = max(lane.next_index, row["last_index"] + 1)
+            next_index = max(next_index, row["last_index"] + 1)
             so_far, _ = self._rounds.get(batch.round_number, (0, 0))
             self._rounds[batch.round_number] = (so_far + row["count"], self._last_batch)
+        self._next_index[place] = next_index
+        added = {"more": row["count"], "next": next_index, "at": self._now}
+        self._advances.append({"of_round": batch.round_number, "of_lane": batch.lane, **added})
         return True
 
     def finish(self) -> bool:
         """Write what was added. Returns whether the sender has new work."""
         self._flush()
-        self._update_lanes()
+        if self._advances:
+            # In one order, so that no two transactions wait for each other.
+            in_order = sorted(self._advances, key=itemgetter("of_round", "of_lane"))
+            self._connection.execute(_ADVANCE_LANE, in_order)
         values = {"last_batch": self._last_batch, "last_seq": self._last_seq}
         self._connection.execute(update(counters).values(**values))
         return self._update_rounds()
-
-    def _read_lanes(self, group: Sequence[NewBatch]) -> dict[_Place, _LaneRow]:
-        """The lanes of ``group``, with those keys of ``group`` that were stored before."""
-        places = {(each.round_number, each.lane) for each in group}
-        keys = [(each.round_number, each.lane, each.callback_key) for each in group]
-        place = tuple_(lanes.c.round, lanes.c.lane)
-        known = select(lanes.c.round, lanes.c.lane, lanes.c.next_index).where(place.in_(places))
-        rows = {(row[0], row[1]): _LaneRow(row[2]) for row in self._connection.execute(known)}
-        columns = (batches.c.round, batches.c.lane, batches.c.callback_key)
-        for number, lane, key in self._connection.execute(
-            select(*columns).where(tuple_(*columns).in_(keys))
-        ):
-            rows[number, lane].keys.add(key)
-        return rows
 
     def _known_near(self, batch: NewBatch) -> NDArray[np.int64]:
         """Nonces of the lane's other batches, stored or deleted, in the range of ``batch``."""
@@ -262,22 +253,6 @@ class _Adding:
             self._connection.execute(insert(batches), self._rows)
             self._rows = []
 
-    def _update_lanes(self) -> None:
-        changed = [
-            {
-                "of_round": number,
-                "of_lane": lane,
-                "more_batches": row.batches,
-                "more": row.stored,
-                "next": row.next_index,
-                "at": self._now,
-            }
-            for (number, lane), row in sorted(self._lanes.items())
-            if row.batches
-        ]
-        if changed:
-            self._connection.execute(_ADVANCE_LANE, changed)
-
     def _update_rounds(self) -> bool:
         changed = [
             {"of": number, "more": more, "last": last, "now": self._now}
@@ -299,7 +274,7 @@ _ADVANCE_LANE = (
     update(lanes)
     .where(lanes.c.round == bindparam("of_round"), lanes.c.lane == bindparam("of_lane"))
     .values(
-        batches=lanes.c.batches + bindparam("more_batches"),
+        batches=lanes.c.batches + 1,
         stored=lanes.c.stored + bindparam("more"),
         next_index=bindparam("next"),
         last_stored_at=bindparam("at"),

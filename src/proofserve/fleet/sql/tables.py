@@ -17,7 +17,9 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     Row,
+    String,
     Table,
     Text,
     UniqueConstraint,
@@ -25,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from proofserve.outbox.database import kept
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.scheme import Scheme
@@ -33,7 +36,6 @@ from proofserve.rounds.records import Job, RoundSpec, Target, Workload
 
 # Other programs, the one with durable jobs for example, may use the same database.
 PREFIX = "fleet_"
-VERSION_TABLE = f"{PREFIX}version"
 
 AnyRow = Row[*tuple[Any, ...]]
 
@@ -46,6 +48,13 @@ metadata = MetaData(
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     }
 )
+# The version of all others, as Alembic makes this table, which earlier versions used.
+versions = Table(
+    f"{PREFIX}version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{PREFIX}version_pkc"),
+)
 # SQLite numbers rows by itself only if their key is a plain INTEGER, which has 64 bits there.
 NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
@@ -54,11 +63,6 @@ def partial_index(name: str, *columns: Column[Any], where: str, unique: bool = F
     """An index of the rows for which ``where`` holds."""
     condition = text(where)
     return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
-
-
-def kept(text: str, most: int = 500) -> str:
-    """The first ``most`` characters. PostgreSQL stores no NUL, no database half a surrogate."""
-    return text[:most].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def kept_if(text: str | None) -> str | None:

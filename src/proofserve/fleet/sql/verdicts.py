@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, delete, func, select, update
 
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, Member, Wish
 from proofserve.fleet.sql.batches import integers, vectors
-from proofserve.fleet.sql.callbacks import add_callback
+from proofserve.fleet.sql.callbacks import DeliveryStore
 from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.locks import is_held
 from proofserve.fleet.sql.rounds import active_members, find_member, lanes_where, rounds_where
@@ -24,7 +24,6 @@ from proofserve.fleet.sql.tables import (
     deleted_spans,
     insert_into,
     jobs,
-    kept,
     kept_if,
     lanes,
     members,
@@ -48,10 +47,10 @@ from proofserve.fleet.verification_records import (
     VerificationTask,
     VerificationView,
 )
-from proofserve.outbox.database import StorePart, announces, reads, writes
+from proofserve.outbox.database import StorePart, announces, kept, reads, writes
 from proofserve.protocol.nonces import NonceLane, draw
-from proofserve.protocol.verdict.sequential import share_of_alpha
-from proofserve.wire.paths import CONVICTED
+from proofserve.protocol.verdict.counting import share_of_alpha
+from proofserve.wire import CONVICTED
 
 # The newest rounds that are looked at, however fast they follow each other.
 _MOST_ENDED = 8
@@ -375,7 +374,7 @@ def _convict(
         _cordon(connection, job.member_id, text)
     if rule.conviction is AfterConviction.CALLBACK and rule.callback_url is not None:
         body = json.dumps(stored.model_dump(), allow_nan=False)
-        add_callback(connection, CONVICTED, rule.callback_url, now, body=body)
+        DeliveryStore.add(connection, CONVICTED, rule.callback_url, now, body)
 
 
 def _cordon(connection: Connection, member_id: str, text: str) -> None:

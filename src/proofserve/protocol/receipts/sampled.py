@@ -71,8 +71,7 @@ def _nucleus(scaled: Floats, top_p: float) -> Floats:
     below[:, -1] = False
     dropped = np.zeros_like(below)
     np.put_along_axis(dropped, order, below, axis=1)
-    kept: Floats = np.where(dropped, -np.inf, scaled)
-    return kept
+    return np.where(dropped, -np.inf, scaled)
 
 
 def _normalised(scaled: Floats) -> Floats:

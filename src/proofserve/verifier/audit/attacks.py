@@ -3,19 +3,21 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.counting import rate_interval
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.reports import Progress
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
 from proofserve.verifier.judges import Recompute, Vectors, as_sent
 from proofserve.verifier.noise import LEAST_LENGTH
-from proofserve.verifier.populations import RunFigures
+from proofserve.verifier.populations import HonestPopulations, RunFigures
+from proofserve.verifier.simulation import NodeFigures, node_figures
 
 # Tokens; a quarter and a half of the sequence are added.
 CONTEXTS: Final = (1, 4, 16)
@@ -188,23 +190,30 @@ def mixtures(
     if not cheap:
         return []
     best = min(cheap, key=lambda each: (each.interval[0], each.mean))
-    counts, both = (len(honest.errors), len(best.errors)), (honest, best)
-    made = []
+    both, made = (honest, best), []
     for share in FORGED_SHARES:
         rate, low, high = (
             (1.0 - share) * of_honest + share * of_forged
             for of_honest, of_forged in zip(*((e.rate, *e.interval) for e in both), strict=True)
         )
+        errors, chances = mixed(honest.errors, best.errors, share)
         mixture = ProverMeasurement(
             name=f"honest on {1.0 - share:.1%}, else {best.name}".replace(".0%", "%"),
             saving=share * best.saving,
-            errors=np.concatenate([honest.errors, best.errors]),
+            errors=errors,
             rate=rate,
             interval=(low, high),
-            chances=np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts),
+            chances=chances,
         )
         made.append(mixture)
     return made
+
+
+def mixed(honest: Errors, forged: Errors, share: float) -> tuple[Errors, Floats]:
+    """The errors of both, and how often each is met if a ``share`` of the nonces is forged."""
+    counts = len(honest), len(forged)
+    chances = np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts)
+    return np.concatenate([honest, forged]), chances
 
 
 def vectors_by(prover: AuditedProver, nonces: Sequence[int], progress: Progress) -> Vectors:
@@ -226,41 +235,136 @@ def errors_of(made: Vectors, truth: Vectors) -> Errors:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """Our own run of a kernel, by its name: its errors float32 [m, width] in two orders."""
+class Beside:
+    """What provers are compared with: our own run of the kernel ``name``, and suspects.
+
+    Errors float32 [m, width] of our run, the same added up ``in_another_order``, and what the
+    ``predictions`` of each suspect are.
+    """
 
     name: str
     errors: Errors
     in_another_order: Errors
+    predictions: Mapping[str, Errors]
+
+    @property
+    def width(self) -> int:
+        return len(self.errors[0])
 
     @property
     def twins(self) -> list[float]:
-        """Cosines [m] of the two."""
-        pairs = zip(self.errors, self.in_another_order, strict=True)
-        return [cosine(one, other) for one, other in pairs]
+        """Cosines [m] of our run's errors in two orders."""
+        return [cosine(*two) for two in zip(self.errors, self.in_another_order, strict=True)]
+
+    @property
+    def lengths(self) -> dict[str, Floats]:
+        """Of the predictions, float64 [m] each."""
+        of = self.predictions.items()
+        return {name: np.linalg.norm(each, axis=1).astype(np.float64) for name, each in of}
+
+    def figures(self, errors: Errors) -> RunFigures:
+        """Of ``errors`` [n, width], NaN rows of nonces without a vector included.
+
+        Where n is a multiple of m, those nonces come again and again.
+        """
+        rows = np.arange(len(errors)) % len(self.errors)
+        broken = np.isnan(errors).any(axis=1)
+        lengths = np.linalg.norm(errors, axis=1).astype(np.float64)
+
+        def cosines(of: Errors) -> Floats:
+            found = [cosine(*two) for two in zip(errors, of[rows], strict=True)]
+            return np.where(broken, np.nan, np.array(found, dtype=np.float64))
+
+        both = cosines(self.errors) + cosines(self.in_another_order)
+        return RunFigures(
+            lengths=np.where(broken, np.inf, np.maximum(lengths, LEAST_LENGTH)),
+            footprints={self.name: both / 2},
+            cosines={suspect: cosines(of) for suspect, of in self.predictions.items()},
+            rows=rows,
+        )
+
+    def of_node(self, errors: Errors, null: HonestPopulations) -> NodeFigures:
+        """Of a node with these ``errors``, for simulated verifications by ``null``."""
+        ours = {null.reference: self.figures(self.errors)}
+        return node_figures(self.figures(errors), ours, null, self.lengths)
 
 
-def figures_of(
-    errors: Errors, reference: Reference, predictions: Mapping[str, Errors]
-) -> RunFigures:
-    """The figures of ``errors`` [n, width], NaN rows of nonces without a vector included.
+# Nonces of a verification, for each of which there is a price.
+SAMPLES: Final = (24, 66, 200)
+# Shares of verifications above this clear a lie too often.
+CLEARED_AT_MOST: Final = 0.001
+# Of the layers, from the last one and from the first one on; of the nonces; and the length of the
+# noise in that of an honest error.
+_PARTS: Final = (1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0)
+_SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05)
+_NOISES: Final = (0.0, 0.5)
 
-    ``predictions`` [m, width] are by suspect; where n is a multiple of m, those nonces come again
-    and again.
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """Errors float32 [n, width] of a way to save the share ``saving`` (0 to 1) of the work."""
+
+    name: str
+    saving: float
+    errors: Errors
+
+
+@dataclass(frozen=True, slots=True)
+class ClearedLie:
+    """The lie of most worth among those that verifications of ``nonces`` clear too often.
+
+    ``name`` is empty, and ``saving`` 0, if they clear none. ``cleared`` is the share that do.
     """
-    rows = np.arange(len(errors)) % len(reference.errors)
-    broken = np.isnan(errors).any(axis=1)
-    lengths = np.linalg.norm(errors, axis=1).astype(np.float64)
 
-    def cosines(of: Errors) -> Floats:
-        found = [cosine(e, o) for e, o in zip(errors, of[rows], strict=True)]
-        return np.where(broken, np.nan, np.array(found, dtype=np.float64))
+    nonces: int
+    name: str = ""
+    saving: float = 0.0
+    cleared: float = 0.0
 
-    return RunFigures(
-        lengths=np.where(broken, np.inf, np.maximum(lengths, LEAST_LENGTH)),
-        footprints={
-            reference.name: (cosines(reference.errors) + cosines(reference.in_another_order)) / 2
-        },
-        cosines={suspect: cosines(predicted) for suspect, predicted in predictions.items()},
-        rows=rows,
-    )
+    @property
+    def text(self) -> str:
+        if not self.name:
+            return f"{self.nonces} nonces: none of the lies that were tried is cleared"
+        return f"{self.nonces} nonces: {self.saving:.0%} ({self.name}; {self.cleared:.1%} clear it)"
+
+
+def lies(
+    deployment: CheckpointDeployment, truth: Vectors, typical: float, progress: Progress
+) -> Iterator[Lie]:
+    """All that are tried in every nonce; noise is ``typical`` times as long as ``_NOISES``."""
+    layers, nonces = deployment.price.layers, tuple(truth)
+    counts = sorted({max(1, round(part * layers)) for part in _PARTS})
+    places = {f"the last {n}": range(layers - n, layers) for n in counts}
+    places |= {f"the first {n}": range(n) for n in counts[:-1]}
+    drawn = np.random.default_rng(0)
+    # What rounds less leaves a lie room for errors of its own.
+    for (where, some), how in product(places.items(), ("", ", these in float16", ", in float16")):
+        finer = {"": (), ", these in float16": some}.get(how, range(layers))
+        rotated = deployment.rotated(some, finer)
+        name = f"private int8 in {where} of {layers} layers{how}"
+        saving = deployment.price.bits(8) * len(some) / layers
+        prover = AuditedProver(name, saving, lambda rotated=rotated: rotated)  # type: ignore[misc]
+        errors = errors_of(vectors_by(prover, nonces, progress), truth)
+        if not np.isfinite(errors).all():
+            continue
+        noise = drawn.normal(size=errors.shape).astype(np.float32)
+        noise *= typical / np.linalg.norm(noise, axis=1, keepdims=True)
+        for times in _NOISES:
+            said = f"{name}, noise of {times:g} honest errors" if times else name
+            yield Lie(said, saving, errors + np.float32(times) * noise)
+
+
+def dearest(
+    tried: Sequence[Lie], nonces: int, clearing: Callable[[Lie, float, int], float]
+) -> ClearedLie:
+    """The price at ``nonces``: lies are tried from the one that saves most.
+
+    ``clearing`` gives the share of verifications that clear a lie in a share of so many nonces.
+    """
+    every = [(share * lie.saving, share, lie) for lie in tried for share in _SHARES]
+    for saving, share, lie in sorted(every, key=lambda each: -each[0]):
+        cleared = clearing(lie, share, nonces)
+        if cleared > CLEARED_AT_MOST:
+            where = "" if share == 1.0 else f", on {share:.0%} of the nonces"
+            return ClearedLie(nonces, f"{lie.name}{where}", saving, cleared)
+    return ClearedLie(nonces)

@@ -7,24 +7,32 @@ from functools import cache, partial
 import numpy as np
 from scipy import special
 
-from proofserve.protocol.verdict.counting import check_inside, convicting_count, sample_size
+from proofserve.protocol.verdict.counting import (
+    SequentialTest,
+    check_inside,
+    convicting_count,
+    sample_size,
+)
 from proofserve.protocol.verdict.scale import fitted
-from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.audit.attacks import (
+    SAMPLES,
+    Beside,
+    ClearedLie,
     Errors,
     Floats,
+    Lie,
     ProverMeasurement,
-    Reference,
     attacks,
+    dearest,
     errors_of,
-    figures_of,
+    lies,
     measured,
+    mixed,
     mixtures,
     vectors_by,
 )
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
-from proofserve.verifier.audit.lies import SAMPLES, ClearedLie, LieDetector, lies
 from proofserve.verifier.judges import ALPHA, Chances, Vectors, few
 from proofserve.verifier.populations import (
     LEAST_FIGURES,
@@ -33,7 +41,7 @@ from proofserve.verifier.populations import (
     RunFigures,
     populations,
 )
-from proofserve.verifier.simulation import Endings, NodeFigures, draws, node_figures, simulated
+from proofserve.verifier.simulation import Endings, draws, simulated
 
 # The settings of ``p_fraud`` that are tried, from the test with the fewest nonces to the one with
 # the most. The first is the default of ``proofserve verify``.
@@ -84,14 +92,15 @@ class Sequential:
 class Conviction:
     """The tests that convict a node with one rate of mismatches.
 
-    ``fixed`` is the number of nonces of the fixed test, ``sequential`` the setting of the
+    ``fixed_nonces`` is the number of nonces of the fixed test, ``sequential`` the setting of the
     sequential test with the fewest nonces; each is None if ``max_nonces`` are not enough.
-    ``default_convicts`` is the chance that the sequential test convicts at its default setting.
+    ``default_sequential_convicts`` is the chance that the sequential test convicts at its default
+    setting.
     """
 
-    fixed: int | None
+    fixed_nonces: int | None
     sequential: Sequential | None
-    default_convicts: float
+    default_sequential_convicts: float
 
 
 @cache
@@ -250,31 +259,6 @@ class AuditOptions:
     price: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What provers are compared with: our run of the ``reference``, and suspects' predictions."""
-
-    reference: Reference
-    predictions: Mapping[str, Errors]
-
-    @property
-    def width(self) -> int:
-        return len(self.reference.errors[0])
-
-    def figures(self, errors: Errors) -> RunFigures:
-        return figures_of(errors, self.reference, self.predictions)
-
-    def of_node(self, errors: Errors, null: HonestPopulations) -> NodeFigures:
-        ours = {null.reference: self.figures(self.reference.errors)}
-        return node_figures(self.figures(errors), ours, null, self.lengths)
-
-    @property
-    def lengths(self) -> dict[str, Floats]:
-        """Of the predictions, float64 [nonces] each."""
-        of = self.predictions.items()
-        return {name: np.linalg.norm(each, axis=1).astype(np.float64) for name, each in of}
-
-
 def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Progress) -> Audit:
     """Run every attack on the same nonces, and work out what convicts it.
 
@@ -287,16 +271,17 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
     deployed = AuditedProver(DEPLOYED, 0.0, lambda: deployment.deployed)
     validator = AuditedProver("the validator", 0.0, lambda: deployment.truth)
     truth = _all_of(validator, nonces, progress)
+
+    def errors_by(prover: AuditedProver) -> Errors:
+        return errors_of(vectors_by(prover, nonces, progress), truth)
+
     honest = {deployed: errors_of(_all_of(deployed, nonces, progress), truth)}
-    for kernel in deployment.kernels():
-        errors = errors_of(vectors_by(kernel, nonces, progress), truth)
-        # Kernels that give no numbers, such as float16 for some models, serve no client.
-        if np.isfinite(errors).all():
-            honest[kernel] = errors
+    # Kernels that give no numbers, such as float16 for some models, serve no client.
+    computed = ((kernel, errors_by(kernel)) for kernel in deployment.kernels())
+    honest |= {kernel: errors for kernel, errors in computed if np.isfinite(errors).all()}
     (own,) = (errors for prover, errors in honest.items() if prover.name == deployment.reference)
-    again = errors_of(vectors_by(deployment.own_again, nonces, progress), truth)
-    reference = Reference(deployment.reference, own, again)
-    beside = Beside(reference, _predictions(deployment, nonces, progress))
+    again, predictions = errors_by(deployment.own_again), _predictions(deployment, nonces, progress)
+    beside = Beside(deployment.reference, own, again, predictions)
     shown = {prover.name: beside.figures(errors) for prover, errors in honest.items()}
     limit = options.dist_threshold or max(
         fitted(each.lengths).quantile(1.0 - options.rule.p_mismatch) for each in shown.values()
@@ -304,7 +289,7 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
     null = _null(deployment, options, shown, beside)
     kernels = [measured(prover, errors, limit) for prover, errors in honest.items()]
     seen = [
-        measured(prover, errors_of(vectors_by(prover, nonces, progress), truth), limit)
+        measured(prover, errors_by(prover), limit)
         for prover in attacks(deployment, kernels[0].mean)
         if options.only is None or prover.name in options.only
     ]
@@ -317,9 +302,7 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
         runs=options.runs,
         honest=judged(kernels),
         attacks=judged([*seen, *mixtures(kernels[0], seen)]),
-        prices=_prices(deployment, options, null, beside, (truth, kernels[0]), progress)
-        if options.price
-        else (),
+        prices=_prices(deployment, options, null, beside, (truth, kernels[0]), progress),
     )
 
 
@@ -331,20 +314,22 @@ def _prices(
     honest: tuple[Vectors, ProverMeasurement],
     progress: Progress,
 ) -> tuple[ClearedLie, ...]:
+    if not options.price:
+        return ()
     truth, deployed = honest
     tried = list(lies(deployment, truth, deployed.mean, progress))
-    detector = LieDetector(
-        null,
-        beside.reference,
-        beside.predictions,
-        deployed.errors,
-        options.rule.alpha,
-        options.runs,
-    )
+    chances = Chances(alpha=options.rule.alpha).of_vectors(beside.width)
+
+    def clearing(lie: Lie, share: float, nonces: int) -> float:
+        errors, met = mixed(deployed.errors, lie.errors, share)
+        node = beside.of_node(errors, null)
+        drawn = draws(len(node), options.runs, nonces, met)
+        return simulated(node, null, chances, drawn).cleared / options.runs
+
     progress.step("the price of a cleared lie", len(SAMPLES))
     found = []
     for nonces in SAMPLES:
-        found.append(detector.dearest(tried, nonces))
+        found.append(dearest(tried, nonces, clearing))
         progress.advance()
     return tuple(found)
 
@@ -359,7 +344,7 @@ def _null(
     runs = HonestRuns(shown, {DEPLOYED}, beside.lengths, deployment.width)
     here = populations(runs, deployment.reference)
     known = options.honest(deployment.reference) if options.honest else here
-    kept = here.expecting(beside.reference.twins, deployment.width).footprints
+    kept = here.expecting(beside.twins, deployment.width).footprints
     return replace(known, footprints={DEPLOYED: kept.get(DEPLOYED, kept[deployment.reference])})
 
 

@@ -14,9 +14,8 @@ from typing import Final, Self
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.kernels import PROFILES, with_kernels
-from proofserve.engines.reference.network import Network, load
-from proofserve.engines.reference.pruning import share_of_experts, without_experts
+from proofserve.engines.reference.kernels import PROFILES
+from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.rounding import (
     Rounding,
     in_dtype,
@@ -25,19 +24,21 @@ from proofserve.engines.reference.rounding import (
     rotated,
     stochastic,
 )
-from proofserve.engines.reference.routers import routers_of
+from proofserve.engines.reference.routing import routers_of
 from proofserve.engines.reference.suspects import SUSPECTS, suspect, weight_bits
 from proofserve.engines.reference.variants import (
     first_tokens_only,
     last_tokens_only,
     of_rank,
     pruned,
+    share_of_experts,
     share_of_rank,
     with_cache,
     with_int8_attention,
     with_matrices,
     with_random_matrices,
     with_redrawn_matrices,
+    without_experts,
     without_layers,
 )
 from proofserve.protocol.identity import Block

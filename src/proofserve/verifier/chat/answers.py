@@ -4,7 +4,6 @@ The errors of neighbouring tokens are alike, and one token says little. A block 
 much as a nonce of ``sketch-v1``, so the same tests judge both.
 """
 
-import base64
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofserve.protocol.codec import to_float16
+from proofserve.protocol.codec import encode
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from proofserve.protocol.verdict.comparison import Claim
@@ -93,9 +92,7 @@ class Blocks:
         """What the receipts claim, in the form in which proofs are verified."""
         numbers = range(len(self))
         theirs = {index: answer.sketches for index, answer in enumerate(self.answers)}
-        vectors = to_float16(self.vectors(theirs, numbers))
-        texts = (base64.b64encode(vector.tobytes()).decode("ascii") for vector in vectors)
-        claims = tuple(Claim(n, text) for n, text in zip(numbers, texts, strict=True))
+        claims = tuple(map(Claim, numbers, encode(self.vectors(theirs, numbers))))
         return ClaimedArtifacts("", "", tuple(numbers), claims, width=self.width)
 
     def conversations(self) -> dict[int, int]:
@@ -127,7 +124,7 @@ class Blocks:
         if scheme not in self._rows:
             self._rows[scheme] = scheme.rows(network.facts.hidden_size, network.device)
         # This import takes seconds, and --help needs none of it.
-        from proofserve.engines.reference.reading import states_of  # noqa: PLC0415
+        from proofserve.engines.reference.forward import states_of  # noqa: PLC0415
 
         (states,) = states_of(network, [(answer.prompt, answer.output)], run.experts)
         made: NDArray[np.float32] = sketches(states, self._rows[scheme]).cpu().numpy()

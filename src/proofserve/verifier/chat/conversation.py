@@ -6,30 +6,35 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
+from proofserve.protocol.receipts.record import (
+    LogEntry,
+    SignedEntry,
+    SignedReceipt,
+    is_signed,
+    require_chain,
+)
 from proofserve.remote.chats import prompt
+from proofserve.remote.http import JsonClient, object_of
 from proofserve.remote.recorder import NOT_YET, now_ms
 from proofserve.reports import NodeError, Progress, ReportedError, read_json, write_json
-from proofserve.wire.paths import RECEIPTS
-from proofserve.wire.receipts import signed_entry, signed_receipt, signed_receipt_body
+from proofserve.wire import RECEIPTS
 from proofserve.wire.records import first_problem
+from proofserve.wire.signed import signed_entry, signed_receipt, signed_receipt_body
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
 # A gateway's path for its own clients, then a node's.
 RECEIPT_PATHS = ("/v1/receipts", RECEIPTS)
-TIMEOUT_S = 300.0
 # A receipt enters the log within a second or two of its answer's end. A server that has it, and is
 # too busy to sign it yet, says so.
 RECEIPT_S, EXPECTED_S = 10.0, 120.0
 POLL_S = 0.25
-LONGEST_TEXT = 300
 ENTRIES_AT_ONCE = 1000
 
 
@@ -146,9 +151,7 @@ def conversation(
 
 def read(path: Path) -> Conversation:
     """The chat in a file of ``write``. Raises ReportedError naming the field that is wrong."""
-    found = read_json(path, _File)
-    kept = (found.request, found.response, found.receipts, found.ended_ms, found.seen_ms)
-    return conversation(path.name, *kept)
+    return conversation(path.name, **dict(read_json(path, _File)))
 
 
 def write(path: Path, chat: Conversation) -> None:
@@ -181,43 +184,25 @@ def request(model: str, number: int, max_tokens: int, *, greedy: bool) -> Mappin
     }
 
 
-class ReceiptClient:
-    """A client of a gateway or a node; ``api_key`` is the client's own.
-
-    Raises ReportedError for a URL that is none. Its methods raise NodeError with the server's own
-    text.
-    """
-
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        try:
-            self._http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=headers)
-        except httpx.InvalidURL as error:
-            raise ReportedError(f"{url}: {error}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._http.close()
+class ReceiptClient(JsonClient):
+    """A client of a gateway or a node."""
 
     def model(self) -> str:
         """The first of the models that the server names."""
-        found = _object(self._good("GET", "/v1/models"))
+        found = self.object("GET", "/v1/models")
         try:
             return str(found["data"][0]["id"])
         except (LookupError, TypeError) as error:
             raise NodeError(f"GET {self.url}/v1/models: it names no model") from error
 
-    def chat(self, name: str, request: Mapping[str, Any], path: str = CHAT) -> Conversation:
+    def chat(self, name: str, request: Mapping[str, Any]) -> Conversation:
         """The answer to ``request`` and its receipts; without them if none come in time.
 
         The request also asks for token ids, which a text alone does not tell. Raises ReportedError,
         naming the field, for an answer or a receipt that is none.
         """
         body = {**request, "return_token_ids": True}
-        response = _object(self._good("POST", path, body))
+        response = self.object("POST", CHAT, body)
         ended_ms = now_ms()
         answered = conversation(name, body, response, [])
         receipts = self.receipts(answered.response_id)
@@ -239,16 +224,16 @@ class ReceiptClient:
 
     def receipts(self, response_id: str, wait_s: float = RECEIPT_S) -> list[Any]:
         """The signed receipts of a response, as the server sent them; none if none come in time."""
-        began = time.monotonic()
+        name, began = quote(response_id, safe=""), time.monotonic()
         while True:
-            statuses = []
+            statuses = set()
             for path in RECEIPT_PATHS:
-                response = self._sent("GET", f"{path}/{quote(response_id, safe='')}")
+                response = self.send("GET", f"{path}/{name}")
                 if response.is_success:
-                    return _list(response, "receipts")
-                statuses.append(response.status_code)
+                    return _list(object_of(response), "receipts", response.url)
+                statuses.add(response.status_code)
             longest = EXPECTED_S if httpx.codes.TOO_EARLY in statuses else wait_s
-            if not NOT_YET.issuperset(statuses) or time.monotonic() - began > longest:
+            if not statuses <= NOT_YET or time.monotonic() - began > longest:
                 return []
             time.sleep(POLL_S)
 
@@ -257,7 +242,7 @@ class ReceiptClient:
         entries: list[SignedEntry] = []
         while True:
             path = f"{RECEIPTS}/log?after={after}&limit={ENTRIES_AT_ONCE}"
-            found = _list(self._good("GET", path), "entries")
+            found = _list(self.object("GET", path), "entries", self.url)
             try:
                 entries += [signed_entry(each) for each in found]
             except ProtocolError as error:
@@ -268,33 +253,65 @@ class ReceiptClient:
                 raise NodeError(f"{self.url}: log: it does not go on after entry {after}")
             after = entries[-1].entry.index
 
-    def _good(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        response = self._sent(method, path, body)
-        if response.is_error:
-            status, text = response.status_code, response.text[:LONGEST_TEXT]
-            raise NodeError(f"{method} {self.url}{path}: {status} {text}", status)
-        return response
 
-    def _sent(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        try:
-            return self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise NodeError(f"{method} {self.url}{path}: {reason}") from error
+def _list(found: Mapping[str, Any], field: str, url: object) -> list[Any]:
+    if not isinstance(listed := found.get(field), list):
+        raise NodeError(f"{url}: {field} is no list")
+    return listed
 
 
-def _object(response: httpx.Response) -> dict[str, Any]:
-    try:
-        found = response.json()
-    except ValueError as error:
-        raise NodeError(f"{response.url}: the answer is not JSON") from error
-    if not isinstance(found, dict):
-        raise NodeError(f"{response.url}: the answer is no object")
-    return found
+class PublicLog:
+    """Entries in a row, signed by ``public_key``; the first may be any. Raises as ``add``.
 
+    ``seen_ms`` says when the client's side first saw an entry, by its own clock.
+    """
 
-def _list(response: httpx.Response, field: str) -> list[Any]:
-    found = _object(response).get(field)
-    if not isinstance(found, list):
-        raise NodeError(f"{response.url}: {field} is no list")
-    return found
+    def __init__(
+        self,
+        entries: Sequence[SignedEntry],
+        public_key: bytes,
+        seen_ms: Mapping[int, int] | None = None,
+    ) -> None:
+        self.public_key = public_key
+        self.seen_ms = dict(seen_ms or {})
+        self._entries: dict[int, LogEntry] = {}
+        self.add(entries)
+
+    @property
+    def first(self) -> int | None:
+        """The least index; None without entries."""
+        return min(self._entries, default=None)
+
+    @property
+    def last(self) -> int | None:
+        return max(self._entries, default=None)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, shown: Sequence[SignedEntry]) -> None:
+        """Add ``shown``, which have the last known entry among them.
+
+        Raises ProtocolError, and adds nothing, if they do not follow each other, a signature is
+        not the node's, the node now shows another entry in the place of a known one (the log
+        forks), or the last known one is gone.
+        """
+        require_chain([each.entry for each in shown])
+        places = {each.entry.index for each in shown}
+        if self.last is not None and self.last not in places:
+            raise ProtocolError("log", f"it forks: entry {self.last} is gone")
+        for each in shown:
+            index, known = each.entry.index, self._entries.get(each.entry.index)
+            if known is not None and known.hash != each.entry.hash:
+                raise ProtocolError("log", f"it forks: the node showed another entry {index}")
+            if known is None and not is_signed(each.entry.hash, each.signature, self.public_key):
+                raise ProtocolError("entry_signature", f"entry {index} is not signed by this node")
+        self._entries |= {each.entry.index: each.entry for each in shown}
+
+    def require(self, entry: LogEntry) -> None:
+        """Raise ProtocolError unless ``entry`` is the one in its place here."""
+        known = self._entries.get(entry.index)
+        if known is None:
+            raise ProtocolError("log", f"it has no entry {entry.index}")
+        if known.hash != entry.hash:
+            raise ProtocolError("log", f"it forks: it has another entry {entry.index}")

@@ -7,22 +7,67 @@ may do too, now and then, is a gap: it is counted by its name, and too much of i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.receipts.log import require_inclusion
-from proofserve.protocol.receipts.record import Sampling, token_hash
-from proofserve.protocol.receipts.signature import SignedReceipt, require_signatures
+from proofserve.protocol.receipts.record import (
+    LogEntry,
+    Sampling,
+    SignedReceipt,
+    require_inclusion,
+    require_signatures,
+    token_hash,
+)
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 from proofserve.reports import ReportedError
 from proofserve.verifier.chat.answers import Answer
-from proofserve.verifier.chat.conversation import ChatChoice, Conversation
-from proofserve.verifier.chat.endings import why_cut, why_late
-from proofserve.verifier.chat.findings import FailedCheck, Gap, GapKind
-from proofserve.verifier.chat.public_log import PublicLog
+from proofserve.verifier.chat.conversation import ChatChoice, Conversation, PublicLog
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer
+
+# Of all answers, with a gap: beyond it no node is cleared.
+MOST_GAPS = 0.05
+
+
+@dataclass
+class FailedCheck(Exception):
+    """A statement of a receipt does not hold; ``text`` says what does not fit, for a reader."""
+
+    check: str
+    text: str
+
+
+class GapKind(StrEnum):
+    """Why an answer shows nothing."""
+
+    MISSING = "missing"
+    # The client's side did not see the receipt, or a root over it, soon after the answer.
+    LATE = "late"
+    # It ends where neither the model nor the request ended it.
+    CUT = "cut"
+    # The receipt is of an adapter or of weights that the client did not ask for.
+    OTHER = "other weights"
+    UNCHECKED = "not checked"
+
+
+@dataclass
+class Gap(Exception):
+    """An answer that shows nothing, or its receipt; ``text`` says why, for a reader."""
+
+    kind: GapKind
+    text: str
+
+
+def leave_open(gaps: Mapping[GapKind, int], choices: int, most: float) -> str:
+    """Why the ``gaps`` of so many ``choices`` keep a node from being cleared; empty if not."""
+    named = ", ".join(f"{count} {kind}" for kind, count in sorted(gaps.items()) if count)
+    if gaps.get(GapKind.OTHER):
+        return f"{named}, of {choices} answers: receipts are of weights that were not asked for"
+    share = sum(gaps.values()) / max(1, choices)
+    return f"{named}, of {choices} answers: {share:.0%}, more than {most:.0%}" * (share > most)
+
 
 # Fields by which a prompt has other tokens, in ways that depend on the server.
 PROMPT_SHAPING = frozenset(
@@ -119,19 +164,17 @@ class Statement:
         return f"{self.chat.name} choice {self.signed.receipt.choice}"
 
     def checked(self) -> Answer:
-        receipt, known = self.signed.receipt, self.known
+        receipt = self.signed.receipt
         self._signed_by_the_node()
-        self._in_the_log()
+        entry = self._entry()
         self._of_the_weights()
         choice = self._choice()
         prompt, output = self._prompt_ids(), self.output_ids(choice)
         self._sampled_as_asked()
         self._require_readable(prompt, output)
-        room = None if known.longest is None else known.longest - len(prompt)
-        reason = receipt.finish_reason
-        if cut := why_cut(self.chat.request, choice, reason, output, room, self.tokenizer):
+        if cut := self._cut(choice, prompt, output):
             raise self._gap(GapKind.CUT, cut)
-        self._made_at_once()
+        self._seen_in_time(entry)
         scheme = ReceiptScheme(receipt.sketch_key, receipt.weights_digest, receipt.k_dim)
         return Answer(self.name, prompt, output, receipt.sampling, scheme, receipt.vectors)
 
@@ -149,7 +192,8 @@ class Statement:
         except ProtocolError as error:
             raise FailedCheck("signature", str(error)) from error
 
-    def _in_the_log(self) -> None:
+    def _entry(self) -> LogEntry:
+        """Of the log, which has the receipt."""
         receipt, inclusion, log = self.signed.receipt, self.signed.inclusion, self.known.log
         if isinstance(log, FailedCheck):
             raise log
@@ -161,6 +205,7 @@ class Statement:
                 log.require(inclusion.entry)
         except ProtocolError as error:
             raise FailedCheck("log", str(error)) from error
+        return inclusion.entry
 
     def _of_the_weights(self) -> None:
         receipt, ours = self.signed.receipt, self.known.weights_digest
@@ -176,15 +221,23 @@ class Statement:
         merged = "give a checkpoint with the adapter merged into its weights"
         raise self._unsure(f"adapter: {receipt.adapter} cannot be checked; {merged}")
 
-    def _made_at_once(self) -> None:
-        known = self.known
-        log = known.log if isinstance(known.log, PublicLog) else None
-        try:
-            late = why_late(self.chat, self.signed, log, known.late_ms)
-        except ReportedError as error:
-            raise self._unsure(str(error)) from error
-        if late:
-            raise self._gap(GapKind.LATE, late)
+    def _seen_in_time(self, entry: LogEntry) -> None:
+        """The client's side saw the receipt, or the ``entry`` over it, soon after the end.
+
+        By its own clocks: the node's may be wrong, or lie.
+        """
+        chat, log, late_ms = self.chat, self.known.log, self.known.late_ms
+        times = (chat.seen_ms, log.seen_ms.get(entry.index) if isinstance(log, PublicLog) else None)
+        seen = min((each for each in times if each is not None), default=None)
+        at = entry.time_ms if seen is None else seen
+        if chat.ended_ms is not None and at > chat.ended_ms + late_ms:
+            after, within = (at - chat.ended_ms) / 1e3, late_ms / 1e3
+            which = "entered the log" if seen is None else "was there"
+            text = f"its receipt {which} {after:g} s after its end, not within {within:g} s"
+            raise self._gap(GapKind.LATE, text)
+        if chat.ended_ms is None or seen is None:
+            text = '"ended_ms" of the answer and "seen_ms" of its receipt'
+            raise self._unsure(f"the client did not note by its own clock {text}")
 
     def _gap(self, kind: GapKind, text: str) -> Gap:
         return Gap(kind, f"{self.name}: {text}")
@@ -259,6 +312,35 @@ class Statement:
         self._require_shown(choice, ids)
         return ids
 
+    def _cut(self, choice: ChatChoice, prompt: Sequence[int], output: tuple[int, ...]) -> str:
+        """Empty if the model or the request ended the answer as the receipt says.
+
+        A server may have a limit of its own, beside what the model leaves for an answer.
+        """
+        limit, count = _limit(self.chat.request), len(output)
+        reason, longest = self.signed.receipt.finish_reason, self.known.longest
+        if choice.finish_reason not in {None, reason, *CALLED}:
+            return f"the receipt says that it ended by {reason}, the answer {choice.finish_reason}"
+        if limit is not None and count > limit:
+            return f"it has {count} tokens, of which the request asked for {limit} at most"
+        if reason == "stop":
+            before = "it stopped before a token or a text that ends an answer"
+            return "" if self._stopped(output) else before
+        if reason != "length":
+            return f"it ended by {reason}"
+        full = limit is None if longest is None else count >= longest - len(prompt)
+        return "" if full or count == limit else f"it ends at {count} of {limit} tokens"
+
+    def _stopped(self, output: tuple[int, ...]) -> bool:
+        request, tokenizer = self.chat.request, self.tokenizer
+        ends = (*tokenizer.end_ids, *(request.get("stop_token_ids") or ()))
+        stop = request.get("stop") or ()
+        texts = [stop] if isinstance(stop, str) else stop
+        # Formats that answer in parts have marks of their own, which servers stop at.
+        known = bool(ends) and not tokenizer.has_channels
+        whole = tokenizer.text(output)
+        return not known or output[-1] in ends or any(str(each) in whole for each in texts)
+
     def _require_shown(self, choice: ChatChoice, ids: tuple[int, ...]) -> None:
         """The client read the text of its tokens, or what a server may honestly make of it."""
         if choice.text is None:
@@ -332,3 +414,18 @@ def _trimmed(text: str) -> str:
 
 def _has_any(request: Mapping[str, Any], fields: frozenset[str]) -> bool:
     return any(request.get(field) not in (None, [], {}) for field in fields)
+
+
+# How and when answers end: an honest node may fail there, now and then.
+# The completions API's own limit of tokens.
+COMPLETION_TOKENS = 16
+# What servers say of an answer that ended in a call of a tool.
+CALLED = frozenset({"tool_calls", "function_call"})
+
+
+def _limit(request: Mapping[str, Any]) -> int | None:
+    """The most tokens that the request asked for; None for as many as there is room for."""
+    for field in ("max_completion_tokens", "max_tokens"):
+        if isinstance(asked := request.get(field), int):
+            return asked
+    return None if "messages" in request else COMPLETION_TOKENS

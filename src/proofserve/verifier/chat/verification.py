@@ -11,14 +11,22 @@ from typing_extensions import TypedDict
 
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import vectors_of
 from proofserve.reports import FieldsOf, Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
 from proofserve.verifier.chat.answers import BLOCK_TOKENS, Answer, Blocks
 from proofserve.verifier.chat.conversation import Conversation
-from proofserve.verifier.chat.findings import MOST_GAPS, FailedCheck, Gap, GapKind, leave_open
-from proofserve.verifier.chat.statements import CheckedChats, NodeFacts, checked_answers
+from proofserve.verifier.chat.statements import (
+    MOST_GAPS,
+    CheckedChats,
+    FailedCheck,
+    Gap,
+    GapKind,
+    NodeFacts,
+    checked_answers,
+    leave_open,
+)
 from proofserve.verifier.chat.writers import WRITERS, WriterFinding, Writers, written
 from proofserve.verifier.judges import Chances, Judge, Opinion, OpinionRecord
 from proofserve.verifier.judging import JudgingOptions, judges_of, orders_by
@@ -74,21 +82,16 @@ class ChatRecord(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatVerification:
+class ChatVerification(CheckedChats):
     """``sketches`` say who read the answers; None if these together have no whole block of tokens.
 
-    ``writer`` says who wrote them. Of all ``choices``, ``answers`` were checked, and ``gaps`` say
-    why others show nothing: beyond a share of ``most_gaps`` no node is cleared. ``notes`` are for a
-    reader. ``origin`` says where the honest figures come from, and ``seed`` chose parts of long
-    answers.
+    ``writer`` says who wrote them. Beyond a share of ``most_gaps`` no node is cleared. ``notes``
+    are for a reader. ``origin`` says where the honest figures come from, and ``seed`` chose parts
+    of long answers.
     """
 
-    failures: tuple[FailedCheck, ...]
-    sketches: Verification | None
-    writer: WriterFinding | None
-    answers: tuple[Answer, ...]
-    gaps: tuple[Gap, ...]
-    choices: int
+    sketches: Verification | None = None
+    writer: WriterFinding | None = None
     notes: tuple[str, ...] = ()
     most_gaps: float = MOST_GAPS
     origin: str = NO_CALIBRATION
@@ -224,16 +227,15 @@ class ChatChecker:
     def readers(
         self, chats: Sequence[Conversation], known: NodeFacts, chances: Chances, progress: Progress
     ) -> ChatVerification:
-        """Who read the answers of all ``chats``. Raises EngineFault if a forward fails."""
+        """Who read the answers of all ``chats``.
+
+        Raises EngineFault if a forward fails, and ReportedError if our own recomputation is not
+        complete.
+        """
         checked, measured = self.checked(chats, known), self._measured
         answers, repeated = distinct(checked.answers)
         found = ChatVerification(
-            failures=checked.failures,
-            sketches=None,
-            writer=None,
-            answers=answers,
-            gaps=checked.gaps,
-            choices=checked.choices,
+            *(answers, checked.failures, checked.gaps, checked.choices),
             notes=tuple(repeated),
             most_gaps=self._most_gaps,
             origin=measured.origin if measured else NO_CALIBRATION,
@@ -243,12 +245,15 @@ class ChatChecker:
             return found
         self._require_fit(answers)
         blocks = Blocks(answers, self._seed)
-        validator = self.validator.with_other(blocks.forwards)
         if not len(blocks):
             count = sum(len(answer.output) for answer in blocks.answers)
             fewer = f"{count} tokens are fewer than a block of {BLOCK_TOKENS}"
             return replace(found, notes=(*found.notes, fewer))
-        sketches = self._of_sketches(blocks, validator, chances, progress)
+        validator, claimed = self.validator.with_other(blocks.forwards), blocks.claims()
+        unit = f"blocks of {BLOCK_TOKENS} tokens"
+        ours = Truth(validator.truth, blocks.width, AT_ONCE, validator=validator, unit=unit)
+        judges = self.sketch_judges(blocks, ours, chances)
+        sketches = verify(claimed, claimed.nonces, ours, judges, progress)
         return replace(found, sketches=sketches)
 
     def calibration(
@@ -286,16 +291,6 @@ class ChatChecker:
             theirs = {"scheme": SCHEME, "seq_len": BLOCK_TOKENS, "k_dim": lengths[0]}
             model, digest = self._setup.model, self.weights_digest
             self._measured.require_fields(theirs, [model.name], checkpoint_shape(model), digest)
-
-    def _of_sketches(
-        self, blocks: Blocks, validator: "CheckpointValidator", chances: Chances, progress: Progress
-    ) -> Verification:
-        """Raises ReportedError if our own recomputation is not complete."""
-        claimed = blocks.claims()
-        unit = f"blocks of {BLOCK_TOKENS} tokens"
-        ours = Truth(validator.truth, blocks.width, AT_ONCE, validator=validator, unit=unit)
-        judges = self.sketch_judges(blocks, ours, chances)
-        return verify(claimed, claimed.nonces, ours, judges, progress)
 
     def sketch_judges(
         self, blocks: Blocks, ours: Truth, chances: Chances

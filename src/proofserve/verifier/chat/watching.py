@@ -3,19 +3,128 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from typing_extensions import TypedDict
 
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.chat.conversation import Conversation
-from proofserve.verifier.chat.evidence_file import EvidenceFile, line_of, reads_in
-from proofserve.verifier.chat.findings import MOST_GAPS, GapKind, leave_open
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.record import Sampling
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.remote.recorder import now_ms
+from proofserve.reports import ReportedError
+from proofserve.verifier.chat.conversation import Conversation, PublicLog, ReceiptClient
+from proofserve.verifier.chat.statements import MOST_GAPS, FailedCheck, GapKind, leave_open
 from proofserve.verifier.chat.verification import ChatRecord, ChatVerification
 from proofserve.verifier.chat.writers import Writers, written
 from proofserve.verifier.judges import Chances
-from proofserve.verifier.written.readings import AnyRead
+from proofserve.verifier.written.readings import ReadAnswer, SuspectReading, WrittenAnswer
+
+Line = dict[str, Any]
+
+
+class EvidenceFile:
+    """What a watch knows of a provider, in JSON lines: a watch that ends goes on later.
+
+    Lines are added and never changed. A line that a crash cut is dropped, and its answers with it:
+    they count when they are read again. The first line says what the others rest on: ``rests_on``
+    are the checkpoint and the options, which have to be those of earlier lines.
+
+    Raises ReportedError for a file that cannot be used, naming it and what is wrong.
+    """
+
+    def __init__(self, path: Path, rests_on: Mapping[str, object]) -> None:
+        self._path = path
+        first = {"format": "proofserve-evidence", "version": 1, **rests_on}
+        try:
+            self.lines = self._read()
+            if not self.lines:
+                path.write_text(f"{json.dumps(first)}\n", encoding="utf-8")
+        except OSError as error:
+            raise ReportedError(f"--evidence: {path}: {error.strerror}") from error
+        theirs = self.lines[0] if self.lines else first
+        for name, value in first.items():
+            if theirs.get(name) != value:
+                text = f"{name}: the file has {theirs.get(name)}, this watch {value}"
+                raise ReportedError(f"--evidence: {path}: {text}; give another file")
+        del self.lines[:1]
+
+    def _read(self) -> list[Line]:
+        if not self._path.exists():
+            return []
+        raw = self._path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        if len(whole) < len(raw):
+            self._path.write_bytes(whole)
+        try:
+            lines = [json.loads(each) for each in whole.splitlines()]
+        except ValueError as error:
+            raise ReportedError(f"--evidence: {self._path} is not a file of watch-chat") from error
+        if not all(isinstance(each, dict) for each in lines):
+            raise ReportedError(f"--evidence: {self._path} is not a file of watch-chat")
+        return lines
+
+    def add(self, line: Line) -> None:
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps(line)}\n")
+        except OSError as error:
+            raise ReportedError(f"--evidence: {self._path}: {error.strerror}") from error
+
+
+def line_of(read: ReadAnswer, by_writers: Mapping[str, SuspectReading]) -> Line:
+    """An answer and what was read of it, by the published weights and by others."""
+    answer = read.answer
+    return {
+        "prompt": list(answer.prompt_ids),
+        "output": list(answer.output_ids),
+        "first": answer.first,
+        "sampling": asdict(answer.sampling),
+        "log_factors": read.log_factors.tolist(),
+        "gaps": [gap for gap in read.gaps.tolist() if gap > 0.0] if read.is_greedy else [],
+        "rounding": float(read.rounding.max()),
+        "noise": read.noise,
+        "excluded": read.excluded,
+        "writers": {
+            name: [by.log_ratio, by.against, by.divergence] for name, by in by_writers.items()
+        },
+    }
+
+
+def read_of(line: Line) -> tuple[ReadAnswer, dict[str, SuspectReading]]:
+    """What ``line_of`` wrote, as far as the judges of tokens need it."""
+    ids = tuple(line["prompt"]), tuple(line["output"])
+    answer = WrittenAnswer(*ids, Sampling(**line["sampling"]), line["first"])
+    tokens = len(answer.read[1])
+    read = ReadAnswer(
+        answer,
+        np.zeros(tokens),
+        # Their places in the answer do not matter.
+        np.array([*line["gaps"], *[0.0] * (tokens - len(line["gaps"]))]),
+        np.array([line["rounding"]]),
+        line["noise"],
+        line["excluded"],
+        np.array(line["log_factors"]),
+    )
+    by = {
+        name: SuspectReading(log_ratio, against, divergence, np.zeros(0))
+        for name, (log_ratio, against, divergence) in line["writers"].items()
+    }
+    return read, by
+
+
+def reads_in(lines: Sequence[Line]) -> Iterator[tuple[ReadAnswer, dict[str, SuspectReading]]]:
+    """Raises ReportedError for a line that is none."""
+    for line in lines:
+        for each in line.get("answers", ()):
+            try:
+                yield read_of(each)
+            except (LookupError, TypeError, ValueError) as error:
+                raise ReportedError(f"--evidence: a line is damaged: {error!r}") from error
+
 
 Judge = Callable[[Sequence[Conversation], Chances], ChatVerification]
 
@@ -119,7 +228,7 @@ class Watch:
         self.convicted |= self._writers.finding().convicts
         self._keep(compared)
 
-    def _keep(self, compared: Sequence[AnyRead]) -> None:
+    def _keep(self, compared: Sequence[ReadAnswer]) -> None:
         """Chats are kept together with their answers, once all is known of these."""
         if self._file is None:
             return
@@ -147,3 +256,40 @@ def key_of(chat: Conversation) -> str:
     """The same for the same request and response, whatever their file is called."""
     text = json.dumps([chat.request, chat.response], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class LogFollower:
+    """Reads the log of the node at ``url``, from the first entry that a receipt needs."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._log: PublicLog | None = None
+
+    def seen(self, chats: Sequence[Conversation]) -> PublicLog | FailedCheck | None:
+        """The log with its new entries; None if no receipt yet was in one.
+
+        A failure if the log forks, or its entries do not follow each other or are not signed by
+        the key of the receipts. Raises NodeError and ReportedError as ``ReceiptClient``.
+        """
+        logged = [each for chat in chats for each in chat.receipts if each.inclusion]
+        places = [each.inclusion.entry.index for each in logged if each.inclusion]
+        if not places:
+            return self._log
+        needed = min(places)
+        if self._log is not None and self._log.first is not None and self._log.last is not None:
+            # Receipts do not come in the order of the log. The last known entry comes once more,
+            # because the new ones have to follow it.
+            needed = needed if needed < self._log.first else self._log.last
+        with ReceiptClient(self._url) as node:
+            entries = node.log(after=needed - 1)
+        try:
+            if self._log is None:
+                self._log = PublicLog(entries, logged[0].public_key)
+            else:
+                self._log.add(entries)
+        except ProtocolError as error:
+            return FailedCheck("log", f"{self._url}: {error}")
+        now = now_ms()
+        for each in entries:
+            self._log.seen_ms.setdefault(each.entry.index, now)
+        return self._log

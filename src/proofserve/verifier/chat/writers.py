@@ -4,25 +4,21 @@ The real model may read what a cheap one wrote, so sketches do not tell. What co
 ``verifier.written``. A writer of the bank is ruled out as soon as the tokens would have shown it.
 """
 
-import hashlib
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
-from proofserve.protocol.receipts.record import Sampling
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.written.judges import GreedyJudge, LikelihoodJudge, TokenJudge
 from proofserve.verifier.written.readings import (
-    AnyRead,
+    ReadAnswer,
     Readings,
     SuspectReading,
-    TopLogs,
+    WrittenAnswer,
     without_likely,
 )
 
@@ -35,34 +31,6 @@ MOST_TOKENS: Final = 128
 AT_ONCE: Final = 8
 # Tokens and likelihood ratios; the test of greedy tokens is a bound and has no alpha.
 _TESTS: Final = 2
-# Evidence for each answer, below which no number of answers is told.
-_NO_GROWTH: Final = 1e-9
-# Evidence (a natural logarithm) that shows how fast it grows.
-_LIKELY: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenAnswer:
-    """As ``written.readings.Written``; ``output_ids`` end with the last token that is read."""
-
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    sampling: Sampling
-    first: int = 0
-
-    @property
-    def number(self) -> int:
-        """Of its tokens: the same chat again is the same answer."""
-        ids = np.array([*self.prompt_ids, -1, *self.output_ids], "<i8").tobytes()
-        return int.from_bytes(hashlib.sha256(ids).digest()[:8], "big")
-
-    @property
-    def read(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (*self.prompt_ids, *self.output_ids[: self.first]), self.output_ids[self.first :]
-
-    @property
-    def tops(self) -> tuple[TopLogs, ...]:
-        return ()
 
 
 def written(answer: Answer, seed: str) -> WrittenAnswer:
@@ -107,34 +75,35 @@ class Writers:
     def __init__(self, readings: Readings, chances: Chances, bits: int) -> None:
         shared = replace(chances, alpha=chances.alpha / _TESTS)
         self._readings = readings
-        self._chances = shared
         self._wanted = [name for name in readings.names if WRITERS[name] <= bits]
         self._greedy = GreedyJudge(readings)
         self._tokens = TokenJudge(readings, shared, all_fields=True)
-        self._likelihood = (
-            LikelihoodJudge(readings, shared, goes_on=True) if readings.names else None
-        )
-        self._reads: dict[int, AnyRead] = {}
+        self._judges: list[Judge[ReadAnswer]] = [self._tokens, self._greedy]
+        self._likelihood: LikelihoodJudge | None = None
+        if readings.names:
+            self._likelihood = LikelihoodJudge(readings, shared, goes_on=True)
+            self._judges.append(self._likelihood)
+        self._reads: dict[int, ReadAnswer] = {}
         # Not yet read with the alternatives.
-        self.waiting: list[AnyRead] = []
+        self.waiting: list[ReadAnswer] = []
 
-    def add(self, answers: Sequence[WrittenAnswer]) -> list[AnyRead]:
+    def add(self, answers: Sequence[WrittenAnswer]) -> list[ReadAnswer]:
         """Read those that are new and whose tokens are free. Returns what ``compare`` does."""
         free = {a.number: a for a in answers if not a.sampling.restricted and a.output_ids}
         new = [answer for number, answer in free.items() if number not in self._reads]
-        reads: list[AnyRead] = [*self._readings.read(new)] if new else []
+        reads: list[ReadAnswer] = [*self._readings.read(new)] if new else []
         for read in reads:
             self.take(without_likely(read))
         self.waiting += reads
         group = min(AT_ONCE, 1 + len(self._reads) // 4)
         return self.compare() if len(self.waiting) >= group else []
 
-    def take(self, read: AnyRead) -> None:
+    def take(self, read: ReadAnswer) -> None:
         self._reads[read.answer.number] = read
         self._tokens.add(read)
         self._greedy.add(read)
 
-    def compare(self) -> list[AnyRead]:
+    def compare(self) -> list[ReadAnswer]:
         """Read what waits with the alternatives; these answers, of which all is known now."""
         done, self.waiting = self.waiting, []
         if self._likelihood is not None and done:
@@ -143,25 +112,20 @@ class Writers:
                 self._likelihood.add(without_likely(read))
         return done
 
-    def by_writers(self, read: AnyRead) -> dict[str, SuspectReading]:
+    def by_writers(self, read: ReadAnswer) -> dict[str, SuspectReading]:
         """What is known of an answer by the alternatives."""
         known, number = self._readings.known, read.answer.number
         return {
             name: known[name, number] for name in self._readings.names if (name, number) in known
         }
 
-    def restore(self, read: AnyRead, by: Mapping[str, SuspectReading]) -> None:
+    def restore(self, read: ReadAnswer, by: Mapping[str, SuspectReading]) -> None:
         """Take an answer that was read before, and with alternatives."""
         for name, each in by.items():
             self._readings.known[name, read.answer.number] = each
         self.take(read)
         if self._likelihood is not None:
             self._likelihood.add(read)
-
-    @property
-    def _judges(self) -> list[Judge[AnyRead]]:
-        every: tuple[Judge[AnyRead] | None, ...] = (self._tokens, self._greedy, self._likelihood)
-        return [each for each in every if each is not None]
 
     @property
     def convicts(self) -> bool:
@@ -178,29 +142,10 @@ class Writers:
 
     def _missing(self, name: str, kinds: set[bool]) -> str:
         """What rules out a writer, in answers; empty if it is ruled out in all ``kinds``."""
-        parts = {"sampled": self._sampled_more(name), "greedy": self._greedy_more(name)}
-        found = [
-            f"{more:,.0f} more {kind} answers" if math.isfinite(more) else f"more {kind} answers"
-            for kind, more in parts.items()
-            if more and (kind == "greedy") in kinds
-        ]
+        found = []
+        for is_greedy, kind in ((False, "sampled"), (True, "greedy")):
+            more = self._likelihood.answers_more(name, is_greedy) if self._likelihood else math.inf
+            if more and is_greedy in kinds:
+                number = f"{more:,.0f} " if math.isfinite(more) else ""
+                found.append(f"{number}more {kind} answers")
         return " and ".join(found) or "no answer" * (not kinds)
-
-    def _sampled_more(self, name: str) -> float:
-        if self._likelihood is None or not (answers := self._compared(greedy=False)):
-            return math.inf
-        needed, growth = self._likelihood.missing(name)
-        return math.ceil(needed * answers / max(growth, _NO_GROWTH))
-
-    def _greedy_more(self, name: str) -> float:
-        """By the evidence so far, as nothing else says how fast it grows."""
-        if self._likelihood is None or not (answers := self._compared(greedy=True)):
-            return math.inf
-        against = self._likelihood.greedy_against[name]
-        needed = max(0.0, self._chances.clears_at - against)
-        return math.ceil(needed * answers / against) if against > _LIKELY else math.inf
-
-    def _compared(self, greedy: bool) -> int:
-        """How many answers were read with the alternatives."""
-        waiting = sum(each.is_greedy == greedy for each in self.waiting)
-        return sum(each.is_greedy == greedy for each in self._reads.values()) - waiting

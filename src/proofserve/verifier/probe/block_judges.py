@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.protocol.verdict.evidence import RareEvidence
-from proofserve.protocol.verdict.footprint import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
-from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import (
     OWN,
@@ -29,10 +29,15 @@ from proofserve.verifier.judges import (
     evidence_text,
 )
 from proofserve.verifier.noise import RunMeasurement
-from proofserve.verifier.own_run import OwnRun
-from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, HonestRuns, populations
+from proofserve.verifier.populations import (
+    LEAST_REACH,
+    HonestPopulations,
+    HonestRuns,
+    OwnRun,
+    populations,
+)
 from proofserve.verifier.simulation import convictions, draws, node_figures
-from proofserve.verifier.written.readings import AnyRead, Readings
+from proofserve.verifier.written.readings import ReadAnswer, Readings
 
 # Tokens in a block: enough that errors have a direction, few enough that an answer has several.
 SIZE = 16
@@ -58,8 +63,6 @@ EXPLAINING_COSINE: Final = 0.5
 # How many times as wide margins may become until none of them is convicted so.
 _ROOMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0)
 
-Floats = NDArray[np.float64]
-
 
 class ProbeBlocks:
     """The tokens of all answers in a row, cut into blocks of ``SIZE``, numbered from 0.
@@ -74,11 +77,11 @@ class ProbeBlocks:
         self.references: Sequence[str] = readings.references
         self.parallel: Mapping[str, Mapping[int, str]] = {}
         self._readings = readings
-        self._answers: list[AnyRead] = []
+        self._answers: list[ReadAnswer] = []
         self._waiting: list[_Place] = []
         self._blocks: list[tuple[_Place, ...]] = []
 
-    def add(self, answer: AnyRead) -> list[ClaimError]:
+    def add(self, answer: ReadAnswer) -> list[ClaimError]:
         """The errors of the blocks that this answer completes."""
         index = len(self._answers)
         self._answers.append(answer)
@@ -175,7 +178,7 @@ class BlockJudges:
         self._errors: list[ClaimError] = []
         self.ratios: list[float] = []
 
-    def add(self, answer: AnyRead) -> None:
+    def add(self, answer: ReadAnswer) -> None:
         """Judge the blocks that this answer completes. Raises EngineFault."""
         errors = self._blocks.add(answer)
         own = self._blocks.errors(OWN, [error.nonce for error in errors])

@@ -1,7 +1,6 @@
 """An OpenAI-compatible endpoint: prompts and its answers, and waiting when it says so."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ import httpx
 from pydantic import AliasPath, BaseModel, Field, FiniteFloat, ValidationError
 
 from proofserve.remote.chats import unless_exit
+from proofserve.remote.http import TIMEOUT_S, authorization, reason_of, refusal
 from proofserve.reports import NodeError, Progress, ReportedError
 from proofserve.wire.records import first_problem
 
@@ -31,11 +31,9 @@ _MORE_FIELDS: Final = {
 LONGEST_WAIT_S: Final = 120.0
 ALL_WAITS_S: Final = 900.0
 _FIRST_WAIT_S: Final = 1.0
-TIMEOUT_S: Final = 300.0
 # Attempts at a request that is answered by 429 or 503, and at one that fails.
 BUSY_ATTEMPTS: Final = 6
 ATTEMPTS: Final = 3
-LONGEST_TEXT: Final = 300
 _BUSY: Final = frozenset({429, 503})
 _FAILURES: Final = frozenset({500, 502, 504})
 # Statuses with which endpoints refuse a field that they do not have.
@@ -340,7 +338,7 @@ class Endpoint:
         return [found[prompt.number] for prompt in prompts]
 
     async def _settle(self, http: httpx.AsyncClient, prompt: ProbePrompt) -> RawAnswer | LeftOut:
-        kind, response = prompt.kind, None
+        kind, refused = prompt.kind, ""
         # The best first; an endpoint that refuses one is asked for the next.
         tops = (20, 5, 0) if self.logprobs else (0,)
         for extras in (Extras(more, top) for top in tops for more in (True, False)):
@@ -349,11 +347,10 @@ class Endpoint:
                 self.settled[kind] = extras
                 self.progress.advance()
                 return _answer(prompt, response)
+            refused = refusal(response)
             if response.status_code not in _REFUSALS:
-                raise NodeError(f"{self._base}{PATHS[kind]}: {_shown(response)}")
-        if response is None:
-            raise AssertionError("a ladder has a step")
-        self.refused[kind] = f"the endpoint refuses {PATHS[kind]}: {_shown(response)}"
+                raise NodeError(f"{self._base}{PATHS[kind]}: {refused}")
+        self.refused[kind] = f"the endpoint refuses {PATHS[kind]}: {refused}"
         return LeftOut(prompt, self.refused[kind])
 
     async def _asked(
@@ -365,39 +362,34 @@ class Endpoint:
     async def _sent(
         self, http: httpx.AsyncClient, method: str, path: str, content: Any = None
     ) -> httpx.Response:
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             await self.limit.passed()
             last, wanted = attempt >= ATTEMPTS - 1, None
             try:
                 response = await http.request(method, self._base + path, json=content)
             except httpx.TransportError as error:
                 if last:
-                    reason = str(error) or type(error).__name__
-                    raise NodeError(f"{method} {self._base}{path}: {reason}") from error
+                    raise NodeError(f"{method} {self._base}{path}: {reason_of(error)}") from error
             else:
                 status, wanted = response.status_code, response.headers.get("retry-after")
                 if status in {401, 403}:
                     hint = "" if self.api_key else "; give --api-key"
-                    raise NodeError(f"{self._base}{path}: {_shown(response)}{hint}")
+                    raise NodeError(f"{self._base}{path}: {refusal(response)}{hint}")
                 last = attempt >= BUSY_ATTEMPTS - 1 if status in _BUSY else last
                 if last or status not in _BUSY | _FAILURES:
                     return response
             self.limit.hold(wanted, attempt, self._base)
-        raise AssertionError("the loop ends by an answer or an error")
+            attempt += 1
 
     def _http(self) -> httpx.AsyncClient:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers)
+        return httpx.AsyncClient(timeout=TIMEOUT_S, headers=authorization(self.api_key))
 
 
 def _answer(prompt: ProbePrompt, response: httpx.Response) -> RawAnswer | LeftOut:
     if not response.is_success:
-        return LeftOut(prompt, f"the endpoint answered {_shown(response)}")
+        return LeftOut(prompt, f"the endpoint answered {refusal(response)}")
     try:
         return read_answer(prompt, response.content)
     except ValueError as error:
         return LeftOut(prompt, f"the answer cannot be read: {error}")
-
-
-def _shown(response: httpx.Response) -> str:
-    return f"{response.status_code} {response.text[:LONGEST_TEXT]}"

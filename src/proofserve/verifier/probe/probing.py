@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.chats import WORDS
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.probe.block_judges import BlockJudges
 from proofserve.verifier.probe.endpoint import Endpoint, Kind, LeftOut, ProbePrompt, RawAnswer
-from proofserve.verifier.probe.readings import ProbeAnswer, ReadProbe, resolved
+from proofserve.verifier.probe.readings import ProbeAnswer, resolved
 from proofserve.verifier.verification import CERTAIN, verdict_of
 from proofserve.verifier.written.judges import GreedyJudge, LikelihoodJudge, TokenJudge
-from proofserve.verifier.written.readings import Readings
+from proofserve.verifier.written.readings import ReadAnswer, Readings
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
@@ -73,7 +73,7 @@ def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePromp
         yield ProbePrompt(number, kind, text, greedy=number // len(kinds) % 2 == 1)
 
 
-def _score(readings: Readings, name: str, answers: Sequence[ReadProbe]) -> float | None:
+def _score(readings: Readings, name: str, answers: Sequence[ReadAnswer]) -> float | None:
     """By how much the tokens are likelier with the suspect; None if it does not explain them."""
     greedy = [each for each in answers if each.is_greedy]
     sampled = [each for each in answers if not each.is_greedy]
@@ -89,7 +89,7 @@ def _score(readings: Readings, name: str, answers: Sequence[ReadProbe]) -> float
     return likelier + gaps - left
 
 
-def surprise_of(answers: Sequence[ReadProbe]) -> float | None:
+def surprise_of(answers: Sequence[ReadAnswer]) -> float | None:
     """That of all sampled tokens; None without any."""
     sampled = [each for each in answers if not each.is_greedy]
     tokens = sum(len(each.log_p) for each in sampled)
@@ -184,7 +184,9 @@ class Probing:
         self._tokens = tokens
         self._chances = chances
         self.readings = Readings(reader)
-        self.answers: list[ReadProbe] = []
+        # The answers that were judged, and what was read of each.
+        self.judged: list[ProbeAnswer] = []
+        self.answers: list[ReadAnswer] = []
         self.left_out: list[LeftOut] = []
         self.evidence: list[float] = []
         self.prompt_tokens = self.output_tokens = 0
@@ -211,7 +213,8 @@ class Probing:
         reads = self.readings.read(answers)
         if self._likelihood is not None:
             self._likelihood.prepare(reads)
-        for read in reads:
+        for answer, read in zip(answers, reads, strict=True):
+            self.judged.append(answer)
             self._judge(read)
             if self._verdict in CERTAIN:
                 break
@@ -262,7 +265,7 @@ class Probing:
         else:
             self._likelihood = LikelihoodJudge(self.readings, shared)
 
-    def _judge(self, read: ReadProbe) -> None:
+    def _judge(self, read: ReadAnswer) -> None:
         self.answers.append(read)
         self._drawn.add(read)
         self.greedy.add(read)

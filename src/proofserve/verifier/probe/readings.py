@@ -8,7 +8,7 @@ import numpy as np
 
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.verifier.probe.endpoint import Alternatives, LeftOut, ProbePrompt, RawAnswer
-from proofserve.verifier.written.readings import ReadAnswer, TopLogs
+from proofserve.verifier.written.readings import TopLogs, WrittenAnswer
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer
@@ -22,35 +22,20 @@ _LEAST_LOG: Final = -1000.0
 FROM_SERVER, FROM_LOGS, FROM_TEXT = "token ids", "log-probabilities", "the text"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeAnswer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswer(WrittenAnswer):
     """An answer whose token ids are known; ``ids_from`` says by what.
 
-    There is an id of the prompt, and of the answer, at least. ``tops`` has one entry for each token
-    of the answer, none without log-probabilities.
+    There is an id of the prompt, and of the answer, at least. All tokens are read.
     """
 
     prompt: ProbePrompt
     text: str
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
     ids_from: str
-    tops: tuple[TopLogs, ...] = ()
-    # All tokens are read.
-    first: int = 0
 
     @property
     def number(self) -> int:
         return self.prompt.number
-
-    @property
-    def sampling(self) -> Sampling:
-        return _GREEDY if self.prompt.greedy else _SAMPLED
-
-    @property
-    def read(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What a model reads."""
-        return self.prompt_ids, self.output_ids
 
 
 def resolved(raw: RawAnswer, tokens: "CheckpointTokenizer") -> ProbeAnswer | LeftOut:
@@ -73,7 +58,9 @@ def resolved(raw: RawAnswer, tokens: "CheckpointTokenizer") -> ProbeAnswer | Lef
         return LeftOut(prompt, "the log-probabilities are of other tokens than the answer")
     pairs = zip(raw.alternatives, output, strict=True) if raw.alternatives else ()
     tops = tuple(_top_logs(each, token, tokens) for each, token in pairs)
-    return ProbeAnswer(prompt, raw.text, prompt_ids, output, ids_from, tops)
+    sampling = _GREEDY if prompt.greedy else _SAMPLED
+    known = (prompt_ids, output, sampling)
+    return ProbeAnswer(*known, tops=tops, prompt=prompt, text=raw.text, ids_from=ids_from)
 
 
 def _other_prompt(raw: RawAnswer, ids: tuple[int, ...]) -> str:
@@ -128,6 +115,3 @@ def _id_of(name: str, tokens: "CheckpointTokenizer") -> int | None:
         token = int(name.removeprefix(_ID_PREFIX))
         return token if token < tokens.size else None
     return tokens.pieces.get(name)
-
-
-ReadProbe = ReadAnswer[ProbeAnswer]

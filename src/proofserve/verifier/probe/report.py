@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from typing_extensions import TypedDict
 
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import BLUE, GREEN, RED, drawn
 from proofserve.verifier.judges import OpinionRecord
 from proofserve.verifier.probe.endpoint import Kind, ProbePrompt
 from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult, surprise_of
-from proofserve.verifier.probe.readings import ReadProbe
+from proofserve.verifier.probe.readings import ProbeAnswer
+from proofserve.verifier.written.readings import ReadAnswer
 from proofserve.web import rendered
 
 if TYPE_CHECKING:
@@ -137,26 +138,27 @@ class ProbeReport:
     def rows(self) -> list[PromptRecord]:
         """The evidence of every prompt, in the order in which they were asked."""
         seen = self.probed.seen
-        pairs = zip(seen.answers, seen.evidence, strict=True)
-        rows = [_row(read.answer.prompt, read, log) for read, log in pairs]
+        judged = zip(seen.judged, seen.answers, seen.evidence, strict=True)
+        rows = [_row(answer.prompt, (answer, read), log) for answer, read, log in judged]
         rows += [_row(each.prompt, left_out=each.reason) for each in seen.left_out]
-        return sorted(rows, key=lambda row: int(row["number"]))
+        return sorted(rows, key=lambda row: row["number"])
 
 
 def _row(
     prompt: ProbePrompt,
-    read: ReadProbe | None = None,
+    judged: tuple[ProbeAnswer, ReadAnswer] | None = None,
     log_evidence: float | None = None,
     left_out: str | None = None,
 ) -> PromptRecord:
+    answer, read = judged or (None, None)
     return {
         "number": prompt.number,
         "kind": prompt.kind,
         "greedy": prompt.greedy,
         "prompt": prompt.text,
-        "answer": read.answer.text if read else None,
-        "tokens": len(read.answer.output_ids) if read else None,
-        "ids_from": read.answer.ids_from if read else None,
+        "answer": answer.text if answer else None,
+        "tokens": len(answer.output_ids) if answer else None,
+        "ids_from": answer.ids_from if answer else None,
         "largest_gap": float(read.gaps.max()) if read and prompt.greedy else None,
         "surprise_nats": read.surprise if read and not prompt.greedy else None,
         "log_evidence_so_far": log_evidence,

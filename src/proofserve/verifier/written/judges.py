@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.chosen_tokens import TILTS
 from proofserve.protocol.verdict.evidence import SHARES, RenewedEvidence, mixed
 from proofserve.verifier.judges import Chances, Figures, Judge, Standing, evidence_text, few
-from proofserve.verifier.written.readings import AnyRead, Readings
+from proofserve.verifier.written.readings import ReadAnswer, Readings
 
 # A greedy token may lie so many times as far below the likeliest as honest kernels move two
 # likeliest tokens apart at most, over all greedy answers so far.
@@ -25,6 +25,8 @@ GREEDY_TOKENS, GREEDY_ANSWERS = 3, 2
 GREEDY_LEAST: Final = 32
 # Divergence of a suspect that text never rules out, nats.
 _NO_GROWTH: Final = 1e-9
+# Evidence (a natural logarithm) that shows how fast it grows.
+_LIKELY: Final = 1.0
 # Who clears: tokens drawn at another temperature, 5/6 or 5/4 of the right one, would have shown.
 _CLEARED_OF: Final = [TILTS.index(-0.2), TILTS.index(0.2)]
 
@@ -34,7 +36,7 @@ _BETS: Final = 3 * len(SHARES)
 Floats = NDArray[np.float64]
 
 
-class TokenJudge(Judge[AnyRead]):
+class TokenJudge(Judge[ReadAnswer]):
     """Bets on sampled tokens that are too likely or too unlikely (``verdict.chosen_tokens``).
 
     An endpoint that does not take ``all_fields`` of a request may have a top-k, top-p or min-p of
@@ -49,7 +51,7 @@ class TokenJudge(Judge[AnyRead]):
         self._chances = chances
         self._bets = [place for place, tilt in enumerate(TILTS) if all_fields or tilt > 0.0]
         self._cleared_of = [place for place in _CLEARED_OF if place in self._bets]
-        self._reads: list[AnyRead] = []
+        self._reads: list[ReadAnswer] = []
         self._logs: Floats = np.zeros(len(TILTS))
         self._evidence = RenewedEvidence(len(self._bets))
         self._rounding = 0.0
@@ -57,7 +59,7 @@ class TokenJudge(Judge[AnyRead]):
         self._impossible = 0.0
         self._lost = 0
 
-    def add(self, read: AnyRead) -> None:
+    def add(self, read: ReadAnswer) -> None:
         if read.is_greedy:
             return
         self._reads.append(read)
@@ -101,7 +103,7 @@ class TokenJudge(Judge[AnyRead]):
             return text, figures
         return evidence_text(log_evidence), figures
 
-    def _most(self, read: AnyRead) -> Floats:
+    def _most(self, read: ReadAnswer) -> Floats:
         """What the kernel that gives most gives to each bet by this answer, 0 at least."""
         means = (each.log_means for each in self._readings.by_kernels(read).values())
         most: Floats = np.maximum.reduce([np.zeros(len(TILTS)), *means])
@@ -117,7 +119,7 @@ class TokenJudge(Judge[AnyRead]):
         return -float(self._logs[self._cleared_of].max()) - self._allowance
 
 
-class GreedyJudge(Judge[AnyRead]):
+class GreedyJudge(Judge[ReadAnswer]):
     """Counts greedy tokens that no honest rounding makes the likeliest; see ``GAP_ROOM``."""
 
     name = "greedy"
@@ -125,13 +127,13 @@ class GreedyJudge(Judge[AnyRead]):
 
     def __init__(self, readings: Readings) -> None:
         self._readings = readings
-        self._reads: list[AnyRead] = []
+        self._reads: list[ReadAnswer] = []
         self._rounding = 0.0
         # Of each token beyond the bound the number of its prompt, and its gap.
         self._beyond: list[tuple[int, float]] = []
         self._largest = 0.0
 
-    def add(self, read: AnyRead) -> None:
+    def add(self, read: ReadAnswer) -> None:
         if not read.is_greedy:
             return
         self._reads.append(read)
@@ -177,7 +179,7 @@ class GreedyJudge(Judge[AnyRead]):
         return convicts and self.nonces >= GREEDY_LEAST
 
 
-class LikelihoodJudge(Judge[AnyRead]):
+class LikelihoodJudge(Judge[ReadAnswer]):
     """Whether tokens are likelier by a suspect's network than by the published one.
 
     The product of the ratios is evidence with a mean of 1 for tokens that the published network
@@ -197,18 +199,18 @@ class LikelihoodJudge(Judge[AnyRead]):
         self._evidence = {name: RenewedEvidence(_BETS) for name in readings.names}
         self._logs = dict.fromkeys(readings.names, 0.0)
         # Evidence of greedy answers that a suspect did not write them.
-        self.greedy_against = dict.fromkeys(readings.names, 0.0)
+        self._greedy_against = dict.fromkeys(readings.names, 0.0)
         self._growth = dict.fromkeys(readings.names, 0.0)
         self._open = list(readings.names)
-        self._reads: list[AnyRead] = []
+        self._reads: list[ReadAnswer] = []
 
-    def prepare(self, reads: Sequence[AnyRead]) -> None:
+    def prepare(self, reads: Sequence[ReadAnswer]) -> None:
         """Read several answers with each suspect, whose weights are made once for all of them."""
         for name in self._readings.names:
             open_ = self._goes_on or name in self._open
             self._readings.by_suspect(name, [r for r in reads if open_ or r.is_greedy])
 
-    def add(self, read: AnyRead) -> None:
+    def add(self, read: ReadAnswer) -> None:
         self._reads.append(read)
         self.nonces += len(read.log_p)
         every = self._goes_on or read.is_greedy
@@ -216,17 +218,29 @@ class LikelihoodJudge(Judge[AnyRead]):
             (suspected,) = self._readings.by_suspect(name, [read])
             self._evidence[name].add(_bets(read, suspected.log_ratio))
             if read.is_greedy:
-                self.greedy_against[name] += suspected.against
+                self._greedy_against[name] += suspected.against
                 continue
             self._logs[name] += suspected.log_ratio
             self._growth[name] += suspected.divergence
             if self._logs[name] <= -self._chances.clears_at and name in self._open:
                 self._open.remove(name)
 
-    def missing(self, name: str) -> tuple[float, float]:
-        """What evidence rules out a suspect, 0 if it is; and what the tokens so far should give."""
+    def _missing(self, name: str, answers: int = 1) -> float:
+        """How many more of such sampled ``answers`` as so far rule out a suspect; 0 if it is."""
         needed = self._chances.clears_at + self._logs[name] if name in self._open else 0.0
-        return needed, self._growth[name]
+        return needed * answers / max(self._growth[name], _NO_GROWTH)
+
+    def answers_more(self, name: str, greedy: bool) -> float:
+        """How many more answers rule out a suspect, 0 if it is; infinite if that is not known."""
+        answers = sum(each.is_greedy == greedy for each in self._reads)
+        if not answers:
+            return math.inf
+        if not greedy:
+            return math.ceil(self._missing(name, answers))
+        # By the evidence so far, as nothing else says how fast it grows.
+        against = self._greedy_against[name]
+        needed = max(0.0, self._chances.clears_at - against)
+        return math.ceil(needed * answers / against) if against > _LIKELY else math.inf
 
     def standing(self) -> Standing:
         convicts = self._strongest()[1] >= self._chances.convicts_at
@@ -240,9 +254,8 @@ class LikelihoodJudge(Judge[AnyRead]):
             text = f"{gone} of {len(self._logs)} suspects ruled out, not: {few(self._open)}"
         if standing.convicts:
             text = f"{name}, {evidence_text(log_evidence)}"
-        # How many times as many tokens as so far rule out the suspect that takes longest.
-        needs = map(self.missing, self._open)
-        missing = max((needed / max(growth, _NO_GROWTH) for needed, growth in needs), default=0.0)
+        # Of the suspect that takes longest.
+        missing = max(map(self._missing, self._open), default=0.0)
         return text, {"log_evidence": log_evidence, "suspect": name, "missing": missing}
 
     def _strongest(self) -> tuple[str, float]:
@@ -263,7 +276,7 @@ class LikelihoodJudge(Judge[AnyRead]):
         return evidence.log
 
 
-def _bets(read: AnyRead, log_ratio: float) -> Floats:
+def _bets(read: ReadAnswer, log_ratio: float) -> Floats:
     """What an answer gives to each bet: a node may have others written by the published weights."""
     mixtures = [float(mixed(np.array(log_ratio), share)) for share in SHARES]
     kinds = (not read.is_greedy, read.is_greedy, True)

@@ -1,8 +1,9 @@
 """What the published network, honest kernels and suspected writers make of an answer's tokens."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,42 +44,34 @@ class TopLogs:
     logs: NDArray[np.float64]
 
 
-class Written(Protocol):
+@dataclass(frozen=True, slots=True)
+class WrittenAnswer:
     """An answer whose tokens are known, drawn as ``sampling`` says; a temperature of 0 is greedy.
 
-    ``number`` is its own. Tokens of ``output_ids`` from ``first`` on are read: ``read`` has the ids
-    before them, and them. ``tops`` has one entry for each, none without log-probabilities.
+    Tokens of ``output_ids`` from ``first`` on are read, to the last one. ``tops`` has one entry for
+    each of them, none without log-probabilities.
     """
 
-    @property
-    def number(self) -> int: ...
-    @property
-    def prompt_ids(self) -> tuple[int, ...]: ...
-    @property
-    def output_ids(self) -> tuple[int, ...]: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def read(self) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
-    @property
-    def tops(self) -> tuple[TopLogs, ...]: ...
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    sampling: Sampling
+    first: int = 0
+    tops: tuple[TopLogs, ...] = ()
 
+    @property
+    def number(self) -> int:
+        """Of its tokens: the same chat again is the same answer."""
+        ids = np.array([*self.prompt_ids, -1, *self.output_ids], "<i8").tobytes()
+        return int.from_bytes(hashlib.sha256(ids).digest()[:8], "big")
 
-A_co = TypeVar("A_co", bound=Written, covariant=True)
-
-
-def _no_ids() -> NDArray[np.int64]:
-    return np.empty((0, 0), np.int64)
-
-
-def _no_logs() -> Floats:
-    return np.empty((0, 0))
+    @property
+    def read(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids before the tokens that are read, and these."""
+        return (*self.prompt_ids, *self.output_ids[: self.first]), self.output_ids[self.first :]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAnswer(Generic[A_co]):
+class ReadAnswer:
     """One answer beside the published network; numbers are one for each of its n tokens.
 
     ``errors`` are the endpoint's log-probabilities less ours, less their mean, and ``own`` the same
@@ -92,7 +85,7 @@ class ReadAnswer(Generic[A_co]):
     ``likely`` and ``likely_log_p`` [n, some] are the likeliest tokens.
     """
 
-    answer: A_co
+    answer: WrittenAnswer
     log_p: Floats
     gaps: Floats
     rounding: Floats
@@ -103,8 +96,8 @@ class ReadAnswer(Generic[A_co]):
     errors: tuple[Vector, ...] = ()
     own: tuple[Vector, ...] = ()
     exact: tuple[Floats, ...] = ()
-    likely: NDArray[np.int64] = field(default_factory=_no_ids, repr=False)
-    likely_log_p: Floats = field(default_factory=_no_logs, repr=False)
+    likely: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    likely_log_p: Floats = field(default_factory=lambda: np.empty((0, 0)))
 
     @property
     def is_greedy(self) -> bool:
@@ -120,15 +113,9 @@ class ReadAnswer(Generic[A_co]):
         return float(np.linalg.norm(error) / np.linalg.norm(own))
 
 
-AnyRead = ReadAnswer[Any]
-
-
-def without_likely(read: AnyRead) -> AnyRead:
+def without_likely(read: ReadAnswer) -> ReadAnswer:
     """Without what only readings with suspects need, a thousand values a token."""
-    return replace(read, likely=_no_ids(), likely_log_p=_no_logs())
-
-
-B = TypeVar("B", bound=Written)
+    return replace(read, likely=np.empty((0, 0), np.int64), likely_log_p=np.empty((0, 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +172,13 @@ class Readings:
     def forwards(self) -> int:
         return len(self.known)
 
-    def read(self, answers: Sequence[B]) -> list[ReadAnswer[B]]:
+    def read(self, answers: Sequence[WrittenAnswer]) -> list[ReadAnswer]:
         texts = [each.read for each in answers]
         exact = self._reader.read(PUBLISHED, texts)
         served = self._reader.read(OWN, texts)
         return [_read(*three) for three in zip(answers, exact, served, strict=True)]
 
-    def by_kernels(self, read: AnyRead) -> Mapping[str, KernelReading]:
+    def by_kernels(self, read: ReadAnswer) -> Mapping[str, KernelReading]:
         """The answer by every honest kernel that is emulated."""
         number = read.answer.number
         if number not in self._by_kernels:
@@ -203,8 +190,8 @@ class Readings:
             }
         return self._by_kernels[number]
 
-    def by_suspect(self, name: str, answers: Sequence[AnyRead]) -> list[SuspectReading]:
-        def suspected(read: AnyRead, logits: Floats) -> SuspectReading:
+    def by_suspect(self, name: str, answers: Sequence[ReadAnswer]) -> list[SuspectReading]:
+        def suspected(read: ReadAnswer, logits: Floats) -> SuspectReading:
             exact = None
             if read.is_greedy or _excludes(read.answer.sampling):
                 exact = self._logits(PUBLISHED, read)
@@ -212,15 +199,14 @@ class Readings:
 
         return self._once(self.known, name, answers, suspected)
 
-    def likelihood_means(self, name: str, answers: Sequence[AnyRead]) -> list[float]:
+    def likelihood_means(self, name: str, answers: Sequence[ReadAnswer]) -> list[float]:
         """What honest kernels give to the likelihood test of each answer at most, 0 at least.
 
         The logarithm of the mean of the suspect's probability over the published one, if a kernel
         draws the tokens.
         """
 
-        def mean(read: AnyRead, logits: Floats) -> float:
-            """The log of the suspect's mean likelihood ratio, if a kernel draws the tokens."""
+        def mean(read: ReadAnswer, logits: Floats) -> float:
             answer, exact = read.answer, self._logits(PUBLISHED, read)
             if read.is_greedy:
                 bets = greedy_log_bets(exact, logits, read.noise)
@@ -245,8 +231,8 @@ class Readings:
         self,
         known: dict[tuple[str, int], T],
         name: str,
-        answers: Sequence[AnyRead],
-        make: Callable[[AnyRead, Floats], T],
+        answers: Sequence[ReadAnswer],
+        make: Callable[[ReadAnswer, Floats], T],
     ) -> list[T]:
         """What ``make`` finds for each answer by the logits of a suspect, kept in ``known``."""
         missing = [a for a in answers if (name, a.answer.number) not in known]
@@ -257,12 +243,12 @@ class Readings:
             known[name, each.answer.number] = make(each, _penalised(each.answer, logits))
         return [known[name, each.answer.number] for each in answers]
 
-    def _logits(self, run: BankRun, read: AnyRead) -> Floats:
+    def _logits(self, run: BankRun, read: ReadAnswer) -> Floats:
         (logits,) = self._reader.read(run, [read.answer.read])
         return _penalised(read.answer, logits)
 
 
-def _drawn(answer: Written) -> Sampling:
+def _drawn(answer: WrittenAnswer) -> Sampling:
     return answer.sampling if answer.sampling.temperature > 0.0 else _PLAIN
 
 
@@ -272,17 +258,16 @@ def _excludes(sampling: Sampling) -> bool:
     )
 
 
-def _penalised(answer: Written, logits: Vector) -> Floats:
+def _penalised(answer: WrittenAnswer, logits: Vector) -> Floats:
     sampling = answer.sampling
     costs = (sampling.presence_penalty, sampling.frequency_penalty)
     if any(costs) or sampling.repetition_penalty != 1.0:
         ids = (answer.prompt_ids, answer.output_ids, answer.first)
         return penalised(logits.astype(np.float64), sampling, *ids)
-    exact: Floats = logits.astype(np.float64)
-    return exact
+    return logits.astype(np.float64)
 
 
-def _log_p(answer: Written, logits: Floats) -> Floats:
+def _log_p(answer: WrittenAnswer, logits: Floats) -> Floats:
     return log_probabilities(logits, _drawn(answer))
 
 
@@ -292,14 +277,14 @@ def _over(scaled: Floats, kept: NDArray[np.bool_] | None) -> Floats:
     return log_probabilities(inside, _PLAIN)
 
 
-def _by_kernel(read: AnyRead, exact: Floats, log_p: Floats, logits: Floats) -> KernelReading:
+def _by_kernel(read: ReadAnswer, exact: Floats, log_p: Floats, logits: Floats) -> KernelReading:
     moved = logits - exact
     errors = (_centred(moved[t, top.ids], top) for t, top in enumerate(read.answer.tops))
     means = kernel_log_means(log_p, _log_p(read.answer, logits))
     return KernelReading(tuple(errors), means.sum(axis=0), float(moved_apart(exact, logits).max()))
 
 
-def _read(answer: B, logits: Vector, served: Vector) -> ReadAnswer[B]:
+def _read(answer: WrittenAnswer, logits: Vector, served: Vector) -> ReadAnswer:
     exact, rounded = _penalised(answer, logits), _penalised(answer, served)
     tokens = np.array(answer.read[1])
     log_p = _log_p(answer, exact)
@@ -325,7 +310,7 @@ def _read(answer: B, logits: Vector, served: Vector) -> ReadAnswer[B]:
     )
 
 
-def _suspected(read: AnyRead, found: Floats, exact: Floats | None) -> SuspectReading:
+def _suspected(read: ReadAnswer, found: Floats, exact: Floats | None) -> SuspectReading:
     """A token that the sampling excludes says nothing; the others are drawn from those it keeps.
 
     ``exact`` are the published logits, needed where it excludes any, and of greedy answers.
