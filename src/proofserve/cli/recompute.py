@@ -62,10 +62,10 @@ def claims_of_model(
     return [Claim(each.nonce, each.vector_b64) for each in artifacts_of(batch)]
 
 
-def warn_of_few_values(work: Workload, session: CommandSession) -> None:
+def warn_of_few_values(order: Work, session: CommandSession) -> None:
     from proofserve.protocol.sketch import cost_of_few_values  # noqa: PLC0415 - imports torch
 
-    if (warning := cost_of_few_values(work.scheme)) is not None:
+    if (warning := cost_of_few_values(workload_of(order).scheme)) is not None:
         session.tell(warning, "yellow")
 
 
@@ -91,7 +91,7 @@ def tell_plan(
 
 def tell_plan_of_verdict(
     judging: Judging,
-    work: Workload,
+    order: Work,
     sample: int,
     ran_on: Mapping[str, object],
     session: CommandSession,
@@ -111,7 +111,8 @@ def tell_plan_of_verdict(
         return expected_passes(judging.options, sample, (of.names, references), at_once)
 
     what = f"of {sample} nonces until an honest node is cleared"
-    tell_plan(judging.setup(), work, judging.forward_batch, passes_of, what, session)
+    work, batch = workload_of(order), judging.forward_batch
+    tell_plan(judging.setup(), work, batch, passes_of, what, session)
 
 
 def by_node(work: Workload, node: NodeClient) -> Callable[[Sequence[int]], list[Claim]]:

@@ -10,7 +10,6 @@ import typer
 from proofserve.cli.command import verdict_command
 from proofserve.cli.session import EXIT_CODES, EXIT_NO_VERDICT, CommandSession
 from proofserve.cli.validator.options import CalibrationOptions, RecomputationOptions
-from proofserve.client.judging import Judging
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import Work
@@ -106,9 +105,8 @@ def _judge_of(
     if (known := digests_of(given.suspect)) != [*bundle.judged_by.suspects]:
         raise ReportedError(f"--suspect: {known or 'none'} are not {bundle.judged_by.suspects}")
     options = bundle.judged_by.options(given.measured())
-    how = given.device, given.suspect, given.forward_batch
     claimed, order = bundle.claims()
-    judge = Judging(given.model, None, options, *how).judge_of(order, progress)
+    judge = given.judging(given.model, None, options).judge_of(order, progress)
     return lambda seed: judge(claimed, order, (seed, bundle.most))
 
 

@@ -20,7 +20,7 @@ from proofserve.cli.validator.options import (
     WitnessOptions,
     needed_without_plan,
 )
-from proofserve.client.judging import ClaimsJudge, Judging, challenged
+from proofserve.client.judging import ClaimsJudge, challenged
 from proofserve.remote.node_client import Transcript
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
@@ -29,7 +29,6 @@ from proofserve.verifier.bundle import HeardNode, write_bundle
 from proofserve.verifier.calibration_file import calibrated_order
 from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.nodes.judging import TrustedNodes
-from proofserve.verifier.orders import workload_of
 
 app = typer.Typer()
 
@@ -103,15 +102,13 @@ def challenge_node(given: ChallengeOptions, session: CommandSession) -> int:
     chances, measured = (tally.alpha_of_one, given.beta, given.share), given.measured()
     numbers = JudgingOptions((), *chances, threshold=measured)
     order, nodes = calibrated_order(measured), given.nodes({given.url})
-    how = given.device, given.suspect, given.forward_batch
-    judging = Judging(given.model, nodes, numbers, *how)
+    judging = given.judging(given.model, nodes, numbers)
     if given.plan or nodes is None or given.model is not None:
         if given.model is None:
             raise ReportedError("give --model CHECKPOINT, or --reference NODE twice or more")
-        work = workload_of(order)
-        warn_of_few_values(work, session)
+        warn_of_few_values(order, session)
         if given.plan:
-            tell_plan_of_verdict(judging, work, given.nonces, {}, session)
+            tell_plan_of_verdict(judging, order, given.nonces, {}, session)
             return 0
     judge = judging.judge_of(order, session.line)
     try:

@@ -142,8 +142,9 @@ def noise(given: NoiseOptions, session: CommandSession) -> None:
     checkpoint = checkpoint_named(given.model, given.size, session.line.step, for_plan=given.plan)
     named = _scheme_for(checkpoint, given.scheme, claimed.scheme)
     asked = WorkOptions(named, given.k_dim, tokens, None, given.stronger_rng)
-    work = workload_of(order_of(claimed, asked))
-    recompute.warn_of_few_values(work, session)
+    order = order_of(claimed, asked)
+    recompute.warn_of_few_values(order, session)
+    work = workload_of(order)
     measuring = MeasuringPlan(claimed.nonces, given.emulated, given.bank)
     how = {"suspects": given.suspect, "kv_dtype": given.kv_cache}
     setup = validator_setup(checkpoint.folder, given.device, **how)
@@ -259,11 +260,8 @@ def _run(
     with running_engine(name, served, given.api_key, session) as node:
         facts = kernel_facts("a node", node.kernels())
         compute, calls = recompute.by_node(work, node), chunks(nonces, AT_ONCE)
-        session.line.step(f"{name}: {len(nonces)} nonces", len(calls))
-        claims: list[Claim] = []
-        for some in calls:
-            claims += compute(some)
-            session.line.advance()
+        steps = session.line.over(f"{name}: {len(nonces)} nonces", calls)
+        claims = [claim for some in steps for claim in compute(some)]
     return KernelFacts.model_validate(facts), claims
 
 

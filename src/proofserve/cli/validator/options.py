@@ -9,9 +9,11 @@ from pydantic import Field
 
 from proofserve.cli.command import CommandOptions
 from proofserve.cli.options import Device, ForwardBatch, Json
+from proofserve.client.judging import Judging
 from proofserve.reports import ReportedError, write_json
 from proofserve.verifier.calibration_file import NETWORK_P_MISMATCH, CalibrationFile
 from proofserve.verifier.judges import ALPHA, BETA, SHARE
+from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.nodes.judging import TrustedNodes
 from proofserve.verifier.nodes.sources import NodeSource, named
 
@@ -30,6 +32,11 @@ class CheckpointOptions(CommandOptions):
 
 class RecomputationOptions(CheckpointOptions):
     forward_batch: ForwardBatch = 8
+
+    def judging(
+        self, model: Path | None, nodes: TrustedNodes | None, options: JudgingOptions
+    ) -> Judging:
+        return Judging(model, nodes, options, self.device, self.suspect, self.forward_batch)
 
 
 class CalibrationOptions(CommandOptions):

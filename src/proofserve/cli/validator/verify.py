@@ -154,7 +154,7 @@ class VerifyOptions(
                 "--bundle: SOURCE must be a node's URL: what a file says is not signed"
             )
 
-    def judging(self) -> tuple[ChosenTests, Judging]:
+    def chosen(self) -> tuple[ChosenTests, Judging]:
         """The tests that run, and what they judge by. A plan needs to know nothing of honest nodes.
 
         Raises ReportedError for tests that cannot run, and as ``nodes``.
@@ -174,8 +174,7 @@ class VerifyOptions(
             threshold = threshold_of(tests.others, *figures)
         numbers = self.alpha, self.beta, self.share, self.p_fraud, self.sequential
         options = JudgingOptions(tests.others, *numbers, threshold)
-        how = self.device, self.suspect, self.forward_batch
-        return tests, Judging(self.model, nodes, options, *how)
+        return tests, self.judging(self.model, nodes, options)
 
 
 @verdict_command(app, "verify")
@@ -251,7 +250,7 @@ def verify(given: VerifyOptions, session: CommandSession) -> int:
         --calibration calibration.json
     """
     wanted, heard = Selection(given.block_hash, given.public_key, given.lane), Transcript()
-    tests, judging = given.judging()
+    tests, judging = given.chosen()
     sample = given.seed or fresh_seed(), given.nonces
     try:
         claimed = _claimed(given, wanted, heard, sample, session)
@@ -316,10 +315,9 @@ def _tell_plan(
     most: int | None,
     session: CommandSession,
 ) -> None:
-    work, claims = workload_of(order), len(claimed.nonces)
-    warn_of_few_values(work, session)
-    sample = min(most or claims, claims)
-    tell_plan_of_verdict(judging, work, sample, claimed.ran_on or {}, session)
+    warn_of_few_values(order, session)
+    sample = min(most or len(claimed.nonces), len(claimed.nonces))
+    tell_plan_of_verdict(judging, order, sample, claimed.ran_on or {}, session)
 
 
 def _report(
