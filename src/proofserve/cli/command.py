@@ -1,4 +1,4 @@
-"""The options of a command, each declared once: by the fields of a record, or of settings."""
+"""Commands whose options are declared once: by the fields of a record, or of settings."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=BaseSettings)
 C = TypeVar("C", bound=Callable[..., None])
 O = TypeVar("O", bound="CommandOptions")  # noqa: E741
 # What a command does with its options; it returns its exit code, None for 0.
-Work = Callable[[O, CommandSession], int | None]
+Action = Callable[[O, CommandSession], int | None]
 
 
 class CommandOptions(BaseModel):
@@ -57,31 +57,31 @@ def command(
     *,
     exit_code: int = EXIT_ERROR,
     cls: type[TyperCommand] = TyperCommand,
-) -> Callable[[Work[O]], Work[O]]:
+) -> Callable[[Action[O]], Action[O]]:
     """Make a function a command of ``app``, with the options of its first parameter's record.
 
     Expected errors end it with ``exit_code``. A signal may end it at any time, but for the starts
     and ends of servers.
     """
 
-    def add(work: Work[O]) -> Work[O]:
-        record = get_type_hints(work)["given"]
+    def add(action: Action[O]) -> Action[O]:
+        record = get_type_hints(action)["given"]
 
         def run(**given: Any) -> None:
             said = {each: value for each, value in given.items() if value is not None}
             with open_session(exit_code) as session, session.interrupts.allowed():
-                code = work(record(**said), session)
+                code = action(record(**said), session)
             raise typer.Exit(code or 0)
 
-        run.__doc__ = work.__doc__
+        run.__doc__ = action.__doc__
         run.__signature__ = inspect.Signature([*_parameters(record)])  # type: ignore[attr-defined]
         app.command(name, cls=cls)(run)
-        return work
+        return action
 
     return add
 
 
-def verdict_command(app: typer.Typer, name: str) -> Callable[[Work[O]], Work[O]]:
+def verdict_command(app: typer.Typer, name: str) -> Callable[[Action[O]], Action[O]]:
     """As ``command``; whatever goes wrong, the exit code is none of a verdict."""
     return command(app, name, exit_code=EXIT_NO_VERDICT, cls=VerdictCommand)
 
@@ -100,10 +100,8 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
     option = copy(next(said, None)) or typer.Option()
     option.help, option.rich_help_panel = option.help or field.description, panel
     for limit in field.metadata:
-        if isinstance(limit, bounds.Ge):
-            option.min = limit.ge
-        elif isinstance(limit, bounds.Le):
-            option.max = limit.le
+        option.min = getattr(limit, "ge", option.min)
+        option.max = getattr(limit, "le", option.max)
     annotation: Any = field.annotation
     default = inspect.Parameter.empty if field.is_required() else field.default
     if get_origin(annotation) is tuple:

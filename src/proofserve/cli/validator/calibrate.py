@@ -88,8 +88,8 @@ def chat(given: CalibrateChatOptions, session: CommandSession) -> None:
         --out chat.json
     """
     deployed = checkpoint_named(given.model, given.size, session.line.step)
-    how = {"suspects": given.suspect, "kv_dtype": given.kv_cache}
-    setup = validator_setup(deployed.folder, given.device, **how)
+    how = given.device, given.suspect, None, given.kv_cache
+    setup = validator_setup(deployed.folder, *how)
     found: list[Conversation] = []
     by_key: dict[str, KernelFacts] = {}
     for number, url in enumerate(given.url or [None]):

@@ -17,6 +17,7 @@ from proofserve.cli.validator.options import (
     PlanOptions,
     ProofChanceOptions,
     RecomputationOptions,
+    ReportOptions,
     WitnessOptions,
     needed_without_plan,
 )
@@ -52,7 +53,12 @@ def seconds_of(text: str) -> float:
 
 
 class ChallengeOptions(
-    WitnessOptions, RecomputationOptions, CalibrationOptions, ProofChanceOptions, PlanOptions
+    WitnessOptions,
+    RecomputationOptions,
+    CalibrationOptions,
+    ProofChanceOptions,
+    ReportOptions,
+    PlanOptions,
 ):
     url: Annotated[str | None, typer.Argument(callback=needed_without_plan)] = None
     """The node, or a fleet. --plan needs none."""

@@ -146,8 +146,8 @@ def noise(given: NoiseOptions, session: CommandSession) -> None:
     recompute.warn_of_few_values(order, session)
     work = workload_of(order)
     measuring = MeasuringPlan(claimed.nonces, given.emulated, given.bank)
-    how = {"suspects": given.suspect, "kv_dtype": given.kv_cache}
-    setup = validator_setup(checkpoint.folder, given.device, **how)
+    how = given.device, given.suspect, None, given.kv_cache
+    setup = validator_setup(checkpoint.folder, *how)
     if given.plan:
         _tell_plan(setup, work, given.forward_batch, measuring, session)
         return

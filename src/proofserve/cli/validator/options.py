@@ -109,7 +109,7 @@ def needed_without_plan(ctx: typer.Context, value: str | None) -> str | None:
     return value
 
 
-class WitnessOptions(ReportOptions):
+class WitnessOptions(CommandOptions):
     """A checkpoint, nodes in its place or beside it, and the evidence of what they say."""
 
     panel = "Judges and evidence"

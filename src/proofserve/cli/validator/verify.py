@@ -17,6 +17,7 @@ from proofserve.cli.validator.options import (
     PlanOptions,
     ProofChanceOptions,
     RecomputationOptions,
+    ReportOptions,
     ThresholdOptions,
     WitnessOptions,
     needed_without_plan,
@@ -72,7 +73,12 @@ def lane_of(text: str) -> NonceLane:
 
 
 class VerifyOptions(
-    WitnessOptions, RecomputationOptions, ThresholdOptions, ProofChanceOptions, PlanOptions
+    WitnessOptions,
+    RecomputationOptions,
+    ThresholdOptions,
+    ProofChanceOptions,
+    ReportOptions,
+    PlanOptions,
 ):
     source: Annotated[str | None, typer.Argument(callback=needed_without_plan)] = None
     """A JSON file, a file of `proofserve receive`, or a node's URL. --plan needs none."""
