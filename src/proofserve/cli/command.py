@@ -65,7 +65,7 @@ def command(
     """
 
     def add(action: Action[O]) -> Action[O]:
-        record = get_type_hints(action)["given"]
+        record = next(iter(get_type_hints(action).values()))
 
         def run(**given: Any) -> None:
             said = {each: value for each, value in given.items() if value is not None}
