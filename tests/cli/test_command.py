@@ -72,9 +72,7 @@ def test_a_command_returns_its_exit_code(code: int | None, ends: int) -> None:
     assert run("you", exit_code=code)[0].exit_code == ends
 
 
-@pytest.mark.parametrize(
-    "arguments", [("you", "--times", "0"), ("you", "--timse", "2"), ("nobody",)]
-)
+@pytest.mark.parametrize("arguments", [("you", "--times", "0"), ("you", "--timse", "2"), ("none",)])
 def test_a_verdict_is_never_the_exit_code_of_an_error(arguments: tuple[str, ...]) -> None:
     assert run(*arguments)[0].exit_code == 3
 
