@@ -16,7 +16,7 @@ from proofserve.engines.reference.network import load
 from proofserve.engines.vllm.support import TRIED_MODELS
 from proofserve.models.architectures import ARCHITECTURES
 from proofserve.protocol.verdict.counting import SequentialResult
-from proofserve_lab.checks import Check
+from proofserve_lab.check.checks import Check
 from support.quantised import NEEDS_AMX, SERVED
 
 HONEST, FRAUD = str(SequentialResult.HONEST), str(SequentialResult.FRAUD)

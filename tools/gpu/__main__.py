@@ -14,7 +14,7 @@ from gpu import report as reports
 from gpu.host import facts_from
 from gpu.report import FAILED, PASSED, SKIPPED, RunReport, StepResult, aims_of, headline
 from gpu.running import run_step
-from gpu.steps import FULL, SHORT, RunOptions, Step, all_steps, lack
+from gpu.steps import RunOptions, Step, all_steps, lack
 from measuring.files import ROOT
 from proofserve.host import HostFacts
 
@@ -41,12 +41,17 @@ class Run:
         self._run_options = RunOptions(
             device=options.device,
             folder=self.folder,
-            scale=SHORT if options.short else FULL,
+            scale="short" if options.short else "full",
             model=options.model,
             url=options.url,
         )
         self._steps = all_steps(self._run_options)
-        _require_known(options.only or (), [step.name for step in self._steps])
+        known = [step.name for step in self._steps]
+        for name in options.only or ():
+            if name not in known:
+                text = f"--only: there is no step {name!r}; steps: {' '.join(known)}"
+                print(text, file=sys.stderr)
+                raise SystemExit(2)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
         # By name: those of an earlier run, which this one keeps or replaces.
@@ -119,14 +124,6 @@ class Run:
         self.report.seconds = round(time.monotonic() - self._began, 1)
         self.report.aims = aims_of(self.report)
         self.report.write(self.folder)
-
-
-def _require_known(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise SystemExit with code 2 for a name of no step."""
-    for name in names:
-        if name not in known:
-            print(f"--only: there is no step {name!r}; steps: {' '.join(known)}", file=sys.stderr)
-            raise SystemExit(2)
 
 
 def _skipped(step: Step, reason: str) -> StepResult:

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matrix.columns import Column
-from matrix.results import ColumnResult
+from matrix.results import NONCES, SCHEMES, SEQ_LEN, ColumnResult
 from matrix.trial import MODEL
-from matrix.vectors import NONCES, SCHEMES, SEQ_LEN
 from measuring.results import table
 from proofserve.cli.model import trained_calibration
 from proofserve.engines.vetting.features import MATRIX, VETTED

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from measuring.nodes import about_calibration
 from proofserve.cli.model import trained_calibration
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.verdict.directions import cosine
@@ -88,18 +89,7 @@ def calibration_of(
             return CalibrationFile.read(file)
     nonces = subject.calibrated
     plan = MeasuringPlan(nonces, len(nonces), subject.bank)
-    about = {
-        "model": subject.arch,
-        "shape": None,
-        "kv_dtype": "auto",
-        "scheme": work.scheme.name,
-        "stronger_rng": False,
-        "seq_len": work.seq_len,
-        "k_dim": work.scheme.width // work.scheme.sequences_per_nonce,
-        "block_hash": work.block.hash,
-        "public_key": work.public_key,
-    }
-    made = measured_calibration(runs, [], plan, about, progress)
+    made = measured_calibration(runs, [], plan, about_calibration(subject.arch, work), progress)
     return checked(made, progress, verifications)
 
 
@@ -157,23 +147,18 @@ class _Trying:
         self._judged = judged = runs.subject.judged
         suspects = runs.names if runs.subject.serves_bank else ()
         self._cheats = (*suspects, *runs.subject.cheats)
-        progress.step(f"{len(runs.names)} suspects", len(runs.names))
-        predicted = {}
-        for name in runs.names:
-            predicted[name] = runs.predictions(name, judged)
-            progress.advance()
-        progress.step(f"{len(runs.kernels)} emulated kernels", len(runs.kernels))
-        errors = {}
-        for kernel in runs.kernels:
-            errors[kernel] = runs.errors(BankRun(kernels=kernel), judged)
-            progress.advance()
-        references = {name: errors[name] for name in runs.references}
-        progress.step(f"{len(references)} of them in other orders", len(references))
-        nodes, again = dict(errors), {}
-        for kernel in references:
+        text = f"{len(runs.names)} suspects"
+        predicted = {n: runs.predictions(n, judged) for n in progress.over(text, runs.names)}
+        text = f"{len(runs.kernels)} emulated kernels"
+        nodes = {
+            kernel: runs.errors(BankRun(kernels=kernel), judged)
+            for kernel in progress.over(text, runs.kernels)
+        }
+        references = {name: nodes[name] for name in runs.references}
+        again = {}
+        for kernel in progress.over(f"{len(references)} of them in other orders", [*references]):
             nodes[kernel] = runs.errors(BankRun(kernels=kernel, order=_ORDER), judged)
             again[kernel] = runs.errors(BankRun(kernels=kernel, order=_AGAIN), judged)
-            progress.advance()
         self._predicted = predicted
         self._ours = OwnRuns(judged, references, again, predicted)
         self._nodes = nodes

@@ -18,7 +18,7 @@ from proofserve.cli.options import first_key
 from proofserve.cli.serve import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.fleet import FleetSettings, FleetWorkerSettings
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 
 FLEET_OPTIONS = SettingOptions(FleetSettings)
 WORKER_OPTIONS = SettingOptions(FleetWorkerSettings)

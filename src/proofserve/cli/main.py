@@ -81,12 +81,12 @@ COMMANDS = {
     ),
     "model": ("proofserve.cli.model", "app", "Make small checkpoints, which load like any other."),
     "check": (
-        "proofserve_lab.check_command",
+        "proofserve_lab.check.command",
         "app",
         "Check a server that this command starts, or a running one.",
     ),
     "bench": (
-        "proofserve_lab.bench_command",
+        "proofserve_lab.bench.command",
         "app",
         "Measure a server that we start, or a running one.",
     ),

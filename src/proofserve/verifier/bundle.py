@@ -34,7 +34,7 @@ from proofserve.verifier.judging import JudgingOptions, VerdictRecord, VerdictRe
 from proofserve.verifier.nodes.judging import TrustedNodes, judged_by_nodes
 from proofserve.verifier.nodes.sources import NONCES, KnownNode, NodeSource, Witnesses, asked
 from proofserve.verifier.orders import WorkOptions, order_of
-from proofserve.wire.answers import SignedAnswer
+from proofserve.wire.signed import SignedAnswer
 
 FORMAT: Final = "proofserve-bundle"
 # vLLM's own list of models, which no node signs: the first name is that of an order.

@@ -7,7 +7,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from sqlalchemy import URL, Connection, Row, create_engine, text
 
 from endurance import files
 from endurance.files import Delivered, Received
+from proofserve.reports import Figure, Limit
 from proofserve.rounds.records import StoredResult
 
 _BATCHES = """
@@ -69,42 +70,51 @@ class FleetFile:
     leftovers: int
 
 
+def counted(meaning: str) -> Any:
+    """A field of an account: a number that has no limit."""
+    return field(metadata={"meaning": meaning})
+
+
+def zero(meaning: str) -> Any:
+    """A field of an account: a number that must be 0."""
+    return field(metadata={"meaning": meaning, "limit": Limit(0, at_most=True)})
+
+
+def figures(account: Any, of_wrong: str = "") -> list[Figure]:
+    """Those of the fields of an account; ``of_wrong`` begins the names of those with a limit."""
+    made = []
+    for each in fields(account):
+        limit = each.metadata.get("limit")
+        name = each.name if limit is None else f"{of_wrong}{each.name}"
+        made.append(Figure(name, getattr(account, each.name), each.metadata["meaning"], limit))
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class FleetAccount:
-    """The comparison. A proof is a nonce of a round with its vector or distance.
+    """The comparison. A proof is a nonce of a round with its vector or distance."""
 
-    ``lanes_twice`` lanes were given twice, or proved by two rounds of members; ``proved_twice``
-    nonces are in two members' rounds. Of the members' ``produced`` proofs ``lost`` are not stored,
-    and ``altered`` are stored with another value. ``stored_twice`` nonces are stored more than
-    once, ``foreign`` ones are of no member, ``outside`` ones not of their lane. ``gaps`` counts
-    lanes that lack a nonce before their last. ``not_received`` stored proofs are not at the
-    receiver, ``unknown`` ones only there; ``duplicates`` nonces came to it in callbacks of two
-    keys, ``repeats`` callbacks twice under one. ``keys`` counts callbacks that one side has and the
-    other has not, and missing sequence numbers. ``leftovers`` rows are undelivered or open.
-    """
-
-    rounds: int
-    lanes: int
-    produced: int
-    lanes_twice: int
-    proved_twice: int
-    lost: int
-    altered: int
-    stored_twice: int
-    foreign: int
-    outside: int
-    gaps: int
-    not_received: int
-    unknown: int
-    duplicates: int
-    repeats: int
-    keys: int
-    leftovers: int
-    damaged: int
+    rounds: int = counted("of both protocols in turn")
+    lanes: int = counted("given")
+    proofs: int = counted("artifacts and winners in the members' files")
+    lanes_twice: int = zero("lanes given twice, or proved by two rounds of members")
+    proved_twice: int = zero("nonces that two members proved")
+    lost: int = zero("proofs of members that the fleet has not stored")
+    altered: int = zero("proofs that are stored with another value")
+    stored_twice: int = zero("nonces stored twice")
+    foreign: int = zero("stored nonces that no member has proved")
+    outside: int = zero("stored nonces of another lane")
+    gaps: int = zero("lanes that lack a nonce before their last one")
+    not_received: int = zero("stored proofs that the receiver has not")
+    unknown: int = zero("proofs that only the receiver has")
+    duplicates: int = zero("nonces that the receiver has from two callbacks")
+    keys: int = zero("callbacks that one side has only, missing sequences")
+    leftovers: int = zero("rows undelivered, or of a round without an end")
+    damaged: int = zero("SQLite files in which SQLite's check finds faults")
+    repeats: int = counted("callbacks that the receiver got twice under one key")
 
 
 def read_fleet(database: URL) -> FleetFile:
-    """Read the fleet's database."""
     engine = create_engine(database)
     try:
         with engine.connect() as connection:
@@ -126,7 +136,7 @@ def account(
     return FleetAccount(
         rounds=len(fleet.blocks),
         lanes=len(fleet.lanes),
-        produced=len(proved),
+        proofs=len(proved),
         lanes_twice=_lanes_twice(fleet, members),
         proved_twice=len(proved) - len(own),
         lost=len(own.keys() - stored.keys()),

@@ -43,8 +43,8 @@ from proofserve.receiver.app import MAX_BODY_BYTES
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.status import NodeTotals
+from proofserve.wire import FLEET, GENERATED
 from proofserve.wire.callbacks import KEY_HEADER
-from proofserve.wire.paths import FLEET, GENERATED
 from proofserve.wire.records import UnicodeText, problems
 
 _logger = logging.getLogger(__name__)

@@ -63,8 +63,6 @@ EXPLAINING_COSINE: Final = 0.5
 # How many times as wide margins may become until none of them is convicted so.
 _ROOMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0)
 
-Floats = NDArray[np.float64]
-
 
 class ProbeBlocks:
     """The tokens of all answers in a row, cut into blocks of ``SIZE``, numbered from 0.

@@ -17,9 +17,9 @@ from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.models.trained import DENSE
 from proofserve.protocol import SEQ_LEN
 from proofserve.remote.records import AnyWork, DistanceWork
-from proofserve_lab import checks as lab_checks
-from proofserve_lab.checks import Check, Reporter
-from proofserve_lab.end_to_end import Trial, artifact_trial, distance_trial, end_to_end
+from proofserve_lab.check import checks as lab_checks
+from proofserve_lab.check.checks import Check, Reporter
+from proofserve_lab.check.end_to_end import Trial, artifact_trial, distance_trial, end_to_end
 
 app = typer.Typer(
     help="Check a server that this command starts, or a running one.\n\nIt starts one with a small"

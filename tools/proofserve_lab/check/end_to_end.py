@@ -11,7 +11,7 @@ from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import DistanceWork, Judgement, Work, tampered
 from proofserve.reports import NodeError, ReportedError
 from proofserve.rounds.records import Winner
-from proofserve_lab.checks import Check, Reporter
+from proofserve_lab.check.checks import Check, Reporter
 
 NONCES = 64
 ROUND_S = 120.0

@@ -80,7 +80,7 @@ def receipts(
     small = SmallModel(arch, size)
     plan = ReceiptsPlan(
         small.name,
-        LEAST_RATIO[_kind(size)],
+        LEAST_RATIO.get(size, LEAST_RATIO["tiny"]),
         clients,
         tokens=max_tokens,
         chats=chats,
@@ -353,7 +353,7 @@ def _bench_shares(
     """Measure each share on a server of its own."""
     measured = list[MeasuredShare]()
     where: dict[str, str | int] = {}
-    batch = forward_batch or SHARE_FORWARDS[_kind(small.size)]
+    batch = forward_batch or SHARE_FORWARDS.get(small.size, SHARE_FORWARDS["tiny"])
     with open_session() as session:
         for share in dict.fromkeys(shares):
             with _small_model(small, batch, session, share=share).start() as node:
@@ -389,8 +389,4 @@ def show(report: Report, file: Path | None, session: CommandSession) -> None:
 
 def _defaults(size: str, url: str | None) -> tuple[int, float, int, float]:
     # The model at --url may have any size, and ``checkpoint`` refuses an unknown size later.
-    return DEFAULTS[_kind(size) if url is None else "tiny"]
-
-
-def _kind(size: str) -> str:
-    return "small" if size == "small" else "tiny"
+    return DEFAULTS["small" if size == "small" and url is None else "tiny"]
