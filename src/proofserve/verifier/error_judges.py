@@ -289,10 +289,8 @@ class FootprintJudge(_ErrorJudge):
         # The kernel that keeps as much of our run's footprint as the node does.
         kernel = min(self._kept, key=lambda name: abs(self._kept[name].of.mean - mean))
         clearing, expected = self._kept[kernel].clearing.min(), self._kept[kernel].of.mean
-        figures: dict[str, float | str] = {
-            **{"log_clearing": float(clearing), "mean": mean, "expected": expected},
-            "kernel": kernel,
-        }
+        figures: dict[str, float | str] = {"log_clearing": float(clearing), "mean": mean}
+        figures |= {"expected": expected, "kernel": kernel}
         if result is SequentialResult.HONEST:
             figures["excluded_share"] = self._chances.share
         has = f"{mean:.2f} of {expected:.2f} expected"
