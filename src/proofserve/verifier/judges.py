@@ -133,21 +133,11 @@ class Chances:
         return -math.log(self.beta)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What one test says: that the node is none of the known honest kernels, a fraud, or honest."""
-
-    refutes: bool = False
-    convicts: bool = False
-    clears: bool = False
-
-    @property
-    def result(self) -> SequentialResult:
-        if self.convicts:
-            return SequentialResult.FRAUD
-        if self.refutes:
-            return SequentialResult.UNEXPLAINED
-        return SequentialResult.HONEST if self.clears else SequentialResult.UNDECIDED
+def result_of(*, convicts: bool = False, clears: bool = False) -> SequentialResult:
+    """What a test says that convicts, or else clears."""
+    if convicts:
+        return SequentialResult.FRAUD
+    return SequentialResult.HONEST if clears else SequentialResult.UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +175,16 @@ class Judge(ABC, Generic[T]):
         """Take one of the nonces that were prepared."""
 
     @abstractmethod
-    def standing(self) -> Standing: ...
+    def result(self) -> SequentialResult:
+        """So far. UNEXPLAINED says that the node has none of the known honest kernels."""
 
     def opinion(self) -> Opinion:
-        standing = self.standing()
-        text, figures = self._says(standing)
-        return Opinion(self.name, standing.result, self.nonces, text, figures)
+        result = self.result()
+        text, figures = self._says(result)
+        return Opinion(self.name, result, self.nonces, text, figures)
 
     @abstractmethod
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         """What the test found, in words and in numbers."""
 
 
@@ -254,16 +245,15 @@ class CountJudge(Judge[ClaimError]):
         far = np.float32(error.distance) > np.float32(self._rule.dist_threshold)
         self._mismatches += bool(far)
 
-    def standing(self) -> Standing:
-        result, honest, fraud = self._result()[0], SequentialResult.HONEST, SequentialResult.FRAUD
-        return Standing(convicts=result is fraud, clears=result is honest)
+    def result(self) -> SequentialResult:
+        return self._found()[0]
 
-    def _says(self, _standing: Standing) -> tuple[str, Figures]:
-        _, name, figure = self._result()
+    def _says(self, _result: SequentialResult) -> tuple[str, Figures]:
+        _, name, figure = self._found()
         text = f"{self._mismatches} mismatches, {name} {figure:.3g}"
         return text, {name.replace(" ", "_").replace("-", "_"): figure, **asdict(self._rule.test)}
 
-    def _result(self) -> tuple[SequentialResult, str, float]:
+    def _found(self) -> tuple[SequentialResult, str, float]:
         """The result, and the name and value of the figure behind it."""
         test = self._rule.test
         if self._rule.sequential:

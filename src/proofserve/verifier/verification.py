@@ -29,9 +29,9 @@ from proofserve.verifier.judges import (
     KernelBank,
     Opinion,
     Recompute,
-    Standing,
     Vectors,
     as_sent,
+    result_of,
 )
 
 # Nonces are judged in growing groups, because the first ones show which kernel the node has and
@@ -182,14 +182,12 @@ def group_size(judged: int, at_once: int, totals: Sequence[int] = _TOTALS) -> in
 
 def verdict_of(judges: Sequence[Judge[Any]]) -> SequentialResult:
     """The verdict so far."""
-    standings = [judge.standing() for judge in judges]
-    if any(each.convicts for each in standings):
-        return SequentialResult.FRAUD
-    if any(each.refutes for each in standings):
-        return SequentialResult.UNEXPLAINED
-    clearing = [of.clears for judge, of in zip(judges, standings, strict=True) if judge.clears]
-    cleared = bool(clearing) and all(clearing)
-    return SequentialResult.HONEST if cleared else SequentialResult.UNDECIDED
+    results = [judge.result() for judge in judges]
+    for deciding in (SequentialResult.FRAUD, SequentialResult.UNEXPLAINED):
+        if deciding in results:
+            return deciding
+    clearing = {of for judge, of in zip(judges, results, strict=True) if judge.clears}
+    return result_of(clears=clearing == {SequentialResult.HONEST})
 
 
 class ExactJudge(Judge[ClaimError]):
@@ -215,14 +213,14 @@ class ExactJudge(Judge[ClaimError]):
         self._without += error.error is None
         self._equal += error.error is not None and not error.error.any()
 
-    def standing(self) -> Standing:
-        return Standing(clears=self._equal == self.nonces and self._equal >= self.needed)
+    def result(self) -> SequentialResult:
+        return result_of(clears=self._equal == self.nonces and self._equal >= self.needed)
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         equal, without = self._equal, self._without
         other = self.nonces - equal - without
         figures: dict[str, float] = {"equal": equal, "other_bits": other, "no_vector": without}
-        if standing.clears:
+        if result is SequentialResult.HONEST:
             figures["excluded_share"] = self._share
         of, parts = f"of {self.nonces} nonces", []
         if other:

@@ -129,7 +129,7 @@ class Writers:
 
     @property
     def convicts(self) -> bool:
-        return any(each.standing().convicts for each in self._judges)
+        return any(each.result() is SequentialResult.FRAUD for each in self._judges)
 
     def finding(self) -> WriterFinding:
         kinds = {each.is_greedy for each in self._reads.values()}

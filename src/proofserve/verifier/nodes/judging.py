@@ -38,9 +38,9 @@ from proofserve.verifier.judges import (
     Figures,
     Judge,
     Opinion,
-    Standing,
     evidence_text,
     few,
+    result_of,
 )
 from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
 from proofserve.verifier.nodes.sources import (
@@ -194,13 +194,13 @@ class NearnessJudge(Judge[ClaimError]):
     def _log_clearing(self) -> float:
         return min(self._against_all.log, self._against_half.log)
 
-    def standing(self) -> Standing:
-        return Standing(
+    def result(self) -> SequentialResult:
+        return result_of(
             convicts=self._convicting.peak >= self._chances.convicts_at,
             clears=self._log_clearing >= self._chances.clears_at and self._odd is None,
         )
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         if self._bets is None:
             return f"distances decide nothing beside two references: give {ENOUGH}", {}
         far = float(np.exp(np.median(self._farness) - np.median(self._references.apart, 1).max()))
@@ -215,9 +215,9 @@ class NearnessJudge(Judge[ClaimError]):
             nearest = self._references.nearest(vectors, [*self._vectors])
             figures["kernel"] = self._rows.known.references[nearest].title
             text += f", nearest to {figures['kernel']}"
-        if standing.convicts:
+        if result is SequentialResult.FRAUD:
             text += f", {evidence_text(self._convicting.peak)}"
-        elif standing.clears:
+        elif result is SequentialResult.HONEST:
             figures |= {"excluded_share": HALF, "excluded_if": "it is then twice as far away"}
             text += f"; not {CLEARED_WITHIN:g} times as far in all nonces, nor twice in half"
         elif self._references.are_of_one_kind:
@@ -256,10 +256,10 @@ class SuspectsJudge(Judge[ClaimError]):
             of.convicting.add(of.bets.convicting(cosine)[0])
             of.log_clearing -= float(mixed(of.bets.log_ratios(cosine), self._chances.share)[0])
 
-    def standing(self) -> Standing:
+    def result(self) -> SequentialResult:
         needed = self._chances.convicts_at
         convicts = any(of.convicting.peak >= needed for of in self._leanings.values())
-        return Standing(convicts=convicts, clears=not self._open)
+        return result_of(convicts=convicts, clears=not self._open)
 
     @property
     def _open(self) -> list[str]:
@@ -270,15 +270,15 @@ class SuspectsJudge(Judge[ClaimError]):
             if not of.bets.is_unseen and of.log_clearing < self._chances.clears_at
         ]
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         name = max(self._leanings, key=lambda each: self._leanings[each].convicting.peak)
         of = self._leanings[name]
         figures: Figures = {"log_evidence": of.convicting.peak, "suspect": name}
         text = f"not ruled out: {few(self._open)}"
-        if standing.convicts:
+        if result is SequentialResult.FRAUD:
             lean, evidence = float(np.mean(of.leaning)), evidence_text(of.convicting.peak)
             text = f"errors lean to {name}: mean cosine {lean:.2f}, {evidence}"
-        elif standing.clears:
+        elif result is SequentialResult.HONEST:
             text = f"all ruled out on {self._chances.share:.0%} of the nonces"
         elif self._rows.references.are_of_one_kind:
             text += f"; no direction convicts, as {_ONE_KIND}"

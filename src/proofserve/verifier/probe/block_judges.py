@@ -24,9 +24,9 @@ from proofserve.verifier.judges import (
     Figures,
     Judge,
     Opinion,
-    Standing,
     Vectors,
     evidence_text,
+    result_of,
 )
 from proofserve.verifier.noise import RunMeasurement
 from proofserve.verifier.populations import (
@@ -147,12 +147,12 @@ class SizeJudge(Judge[ClaimError]):
         self._beyond += beyond
         self._evidence.add_cases(np.array([beyond]))
 
-    def standing(self) -> Standing:
-        return Standing(convicts=self._evidence.peak >= self._chances.convicts_at)
+    def result(self) -> SequentialResult:
+        return result_of(convicts=self._evidence.peak >= self._chances.convicts_at)
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         log_evidence = self._evidence.peak
-        said = f", {evidence_text(log_evidence)}" if standing.convicts else ""
+        said = f", {evidence_text(log_evidence)}" if result is SequentialResult.FRAUD else ""
         text = (
             f"{self._beyond} of {self.nonces} blocks have errors more than {self._allowance:.2g}"
             f" times those of every emulated kernel{said}"
