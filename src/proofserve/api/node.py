@@ -149,8 +149,8 @@ async def status_of(node: Node) -> NodeStatusResponse:
     """Takes as long as the slowest of engine and outbox."""
     status = node.manager.status()
     of_outbox = answer_of_outbox(node.outbox.gauges())
-    reading = (pow_status(node, status), of_outbox, read_engine(node), read_receipts(node))
-    parts = await asyncio.gather(*reading)
+    of_engine, of_receipts = read_engine(node), read_receipts(node)
+    parts = await asyncio.gather(pow_status(node, status), of_outbox, of_engine, of_receipts)
     of_round, (outbox, outbox_error), (engine, engine_error), (receipts, receipts_error) = parts
     spec = status.spec
     of_url = node.url_warnings.get(spec.round_id) if spec else None
