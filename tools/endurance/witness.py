@@ -1,6 +1,7 @@
 """Polls a node's results without a pause and keeps every result that the node ever showed."""
 
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
@@ -35,7 +36,8 @@ class Witness:
         self._thread = threading.Thread(target=self._poll, name="witness")
         self._seen: dict[int, StoredResult] = {}
         self._counted: dict[str, int] = {}
-        self._newest = 0
+        self.newest = 0
+        """The sequence number of the newest result that it saw."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -49,10 +51,8 @@ class Witness:
         """Compare with ``final``, all results at the end. Call it after the context has ended."""
         by_seq = {row.seq: row for row in final}
         lost = sum(by_seq.get(seq) != row for seq, row in self._seen.items())
-        rows: dict[str, int] = {}
-        for row in final:
-            rows[row.round_id] = rows.get(row.round_id, 0) + 1
-        overstated = sum(rows.get(name, 0) < count for name, count in self._counted.items())
+        rows = Counter(row.round_id for row in final)
+        overstated = sum(rows[name] < count for name, count in self._counted.items())
         return Comparison(len(self._seen), lost, overstated)
 
     def saw(self, round_id: str | None, counted: int, rows: list[StoredResult]) -> None:
@@ -63,18 +63,13 @@ class Witness:
             # Kept by sequence number: if a number were used twice, ``compare`` would see it.
             self._seen.setdefault(row.seq, row)
 
-    @property
-    def newest(self) -> int:
-        """The sequence number of the newest result that it saw."""
-        return self._newest
-
     def _poll(self) -> None:
         with NodeClient(self._url, timeout_s=ANSWER_S) as node:
             while not self._stop.wait(self._poll_s):
                 try:
                     status = node.status()
-                    rows = node.results(self._newest)
+                    rows = node.results(self.newest)
                 except NodeError:
                     continue
                 self.saw(status.round_id, status.processed, rows)
-                self._newest = rows[-1].seq if rows else self._newest
+                self.newest = rows[-1].seq if rows else self.newest
