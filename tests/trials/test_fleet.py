@@ -16,7 +16,7 @@ from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
 from endurance.fleet.trial import FleetTrial
 from endurance.fleet.verdicts import VerdictAccount, VerdictFile, account_verdicts, read_verdicts
-from endurance.witness import Comparison
+from endurance.load import Comparison
 from proofserve.fleet.sql.database import database_url
 from proofserve.remote.http import wait_until
 from proofserve.reports import Progress

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from endurance import files
-from endurance.load import endless_chat, order
+from endurance.load import Comparison, Witness, endless_chat, order
 from endurance.servers import Node, Receiver
-from endurance.witness import Comparison, Witness
 from proofserve.host import machine
 from proofserve.remote.chats import ClosedLoop, Reply, ask_one
 from proofserve.remote.http import wait_until

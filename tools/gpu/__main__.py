@@ -83,12 +83,12 @@ class Run:
     def _one(self, step: Step, place: str, lacking: str | None) -> StepResult:
         before = self._results.get(step.name)
         left = 60.0 * self._options.minutes - (time.monotonic() - self._began)
-        if lacking is not None:
-            return _skipped(step, lacking)
-        if before is not None and list(before.command) == list(step.argv):
+        if lacking is None and before is not None and list(before.command) == list(step.argv):
             return before
-        if left < LEAST_S:
-            return _skipped(step, f"the {self._options.minutes:g} minutes were used up")
+        if lacking is None and left < LEAST_S:
+            lacking = f"the {self._options.minutes:g} minutes were used up"
+        if lacking is not None:
+            return StepResult(step.name, step.title, SKIPPED, lacking, command=step.argv)
         return self._run(step, place, left)
 
     def _run(self, step: Step, place: str, left: float) -> StepResult:
@@ -115,7 +115,9 @@ class Run:
             _say(f"[ 0] host: {result.reason}; no step is skipped for what it may lack")
             return None
         facts = facts_from(result.record)
-        _say(_described(facts))
+        torch, vllm = facts.torch, facts.vllm or "none"
+        cards = ", ".join(card.name for card in torch.cards) or f"none ({torch.problem})"
+        _say(f"cards: {cards}; torch {torch.version}; vLLM {vllm}; {facts.cores} cores")
         return facts
 
     def _write(self) -> None:
@@ -124,10 +126,6 @@ class Run:
         self.report.seconds = round(time.monotonic() - self._began, 1)
         self.report.aims = aims_of(self.report)
         self.report.write(self.folder)
-
-
-def _skipped(step: Step, reason: str) -> StepResult:
-    return StepResult(step.name, step.title, SKIPPED, reason, command=step.argv)
 
 
 def _passed(folder: Path) -> dict[str, StepResult]:
@@ -152,12 +150,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None
-
-
-def _described(facts: HostFacts) -> str:
-    cards = ", ".join(card.name for card in facts.torch.cards) or f"none ({facts.torch.problem})"
-    vllm = facts.vllm or "none"
-    return f"cards: {cards}; torch {facts.torch.version}; vLLM {vllm}; {facts.cores} cores"
 
 
 def _line(place: str, result: StepResult) -> str:

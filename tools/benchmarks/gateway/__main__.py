@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks.gateway import contestants, report, scenarios
 from benchmarks.gateway.acceptance import judge
+from benchmarks.gateway.load import Load
 from benchmarks.gateway.programs import Unusable, build
 from benchmarks.gateway.rounds import Bench, Plan, starts_missing
 from measuring.files import CACHE as CACHES
@@ -89,9 +90,9 @@ def main() -> int:
     console = Console(width=None if Console().is_terminal else LOG_WIDTH)
     try:
         plan = _plan(options)
-        programs = build(plan.cache / "bin")
+        mock, load = build(plan.cache / "bin")
         with ProgressLine(console) as line:
-            results = Bench(plan, programs, line).run()
+            results = Bench(plan, mock, Load(load, plan.load_core), line).run()
     except Unusable as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 2

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Template
 
-from benchmarks.gateway.programs import Index, Ours, Source, System, Unusable
+from benchmarks.gateway.programs import Source, Unusable, of_index, of_system, ours
 
 DIRECT = "direct"
 PROOFSERVE = "proofserve"
@@ -136,17 +137,23 @@ def _naive(site: Site) -> list[str]:
 
 CONTESTANTS = (
     Contestant(DIRECT),
-    Contestant(PROOFSERVE, Ours("proofserve"), _proofserve),
-    Contestant(VLLM_ROUTER, Index("vllm-router==0.1.17", "vllm-router"), _rust_router()),
-    Contestant(NGINX, System("nginx"), _nginx),
-    Contestant("haproxy", System("haproxy"), _haproxy),
+    Contestant(PROOFSERVE, partial(ours, "proofserve"), _proofserve),
     Contestant(
-        "sglang-router", Index("sglang-router==0.3.2", "sglang-router"), _rust_router("launch")
+        VLLM_ROUTER, partial(of_index, "vllm-router==0.1.17", "vllm-router"), _rust_router()
     ),
-    Contestant("smg", Index("smg==1.13.0", "smg"), _rust_router("launch")),
-    Contestant("litellm", Index("litellm[proxy]==1.104.5", "litellm"), _litellm),
+    Contestant(NGINX, partial(of_system, "nginx"), _nginx),
+    Contestant("haproxy", partial(of_system, "haproxy"), _haproxy),
+    Contestant(
+        "sglang-router",
+        partial(of_index, "sglang-router==0.3.2", "sglang-router"),
+        _rust_router("launch"),
+    ),
+    Contestant("smg", partial(of_index, "smg==1.13.0", "smg"), _rust_router("launch")),
+    Contestant("litellm", partial(of_index, "litellm[proxy]==1.104.5", "litellm"), _litellm),
     # Its semaphore and its client's pool have a hundred places.
-    Contestant(NAIVE, Index(NAIVE_NEEDS, "python", folder=NAIVE), _naive, most_streams=100),
+    Contestant(
+        NAIVE, partial(of_index, NAIVE_NEEDS, "python", folder=NAIVE), _naive, most_streams=100
+    ),
 )
 
 

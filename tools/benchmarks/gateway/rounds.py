@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.gateway.contestants import DIRECT, PROOFSERVE, Contestant, Site
 from benchmarks.gateway.load import Load, Outcome, wait_until_it_relays
-from benchmarks.gateway.programs import Programs, Skipped, Unusable
+from benchmarks.gateway.programs import Skipped, Unusable
 from benchmarks.gateway.readings import Reading, Results, figures
 from benchmarks.gateway.scenarios import Scenario
 from measuring.processes import Process, Usage, running
@@ -36,13 +36,10 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Bench:
     plan: Plan
-    programs: Programs
+    mock: Path
+    load: Load
     line: ProgressLine
     results: Results = field(default_factory=Results)
-
-    @property
-    def _load(self) -> Load:
-        return Load(self.programs.load, self.plan.load_core)
 
     def run(self) -> Results:
         """Raises Unusable if the mock backend or the load generator does not work by itself."""
@@ -60,7 +57,7 @@ class Bench:
         with self._backend() as port:
             for scenario in self.plan.scenarios:
                 if scenario.mode != "hold" and not scenario.once:
-                    _refuse_errors(scenario, self._load.run(scenario, port, SELF_CHECK_S))
+                    _refuse_errors(scenario, self.load.run(scenario, port, SELF_CHECK_S))
 
     def _installed(self) -> list[tuple[Contestant, Path | None]]:
         """The contestants and their programs; ``direct`` has none."""
@@ -69,7 +66,7 @@ class Bench:
             self.line.step(f"finding {contestant.name}, or installing it")
             try:
                 source = contestant.source
-                program = source.program(self.plan.cache) if source else None
+                program = source(self.plan.cache) if source else None
                 found.append((contestant, program))
             except Skipped as error:
                 self.results.skipped[contestant.name] = str(error)
@@ -96,9 +93,9 @@ class Bench:
             self.line.step(f"round {number + 1}: {contestant.name}, {scenario.name}")
             before = usage()
             if scenario.mode == "hold":
-                outcome, after = self._load.hold(scenario, port, usage)
+                outcome, after = self.load.hold(scenario, port, usage)
             else:
-                outcome = self._load.run(scenario, port, self.plan.seconds)
+                outcome = self.load.run(scenario, port, self.plan.seconds)
                 after = usage()
             if contestant.name == DIRECT:
                 _refuse_errors(scenario, outcome)
@@ -116,7 +113,7 @@ class Bench:
     @contextmanager
     def _backend(self) -> Iterator[int]:
         port = free_port()
-        argv = [str(self.programs.mock), str(port)]
+        argv = [str(self.mock), str(port)]
         with _folder() as folder, _running(argv, self.plan.load_core, folder) as mock:
             try:
                 wait_until_it_relays(port, mock)

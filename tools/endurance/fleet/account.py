@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import URL, Connection, Row, create_engine, text
+from sqlalchemy import URL, Row, create_engine, text
+from sqlalchemy.pool import NullPool
 
 from endurance import files
-from endurance.files import Delivered, Received
+from endurance.files import Delivered
 from proofserve.reports import Figure, Limit
 from proofserve.rounds.records import StoredResult
 
@@ -32,7 +33,6 @@ _UNCUT = "SELECT count(*) FROM fleet_rounds WHERE url IS NOT NULL AND last_batch
 
 # The fleet's id of a round, and the number of a lane.
 LanePlace = tuple[str, int]
-Nonce = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,18 @@ class FleetAccount:
 
 
 def read_fleet(database: URL) -> FleetFile:
-    engine = create_engine(database)
-    try:
-        with engine.connect() as connection:
-            return _read(connection)
-    finally:
-        engine.dispose()
+    with create_engine(database, poolclass=NullPool).connect() as connection:
+        deliveries = connection.execute(text(_DELIVERIES)).all()
+        undelivered = sum(row.state != "done" for row in deliveries)
+        rounds = connection.execute(text(_ROUNDS))
+        return FleetFile(
+            proofs=[p for row in connection.execute(text(_BATCHES)) for p in _proofs(row)],
+            lanes=[((row.id, row.lane), row.member) for row in connection.execute(text(_LANES))],
+            blocks={row.id: json.loads(row.spec)["work"]["block"]["hash"] for row in rounds},
+            keys=frozenset(row.idempotency_key for row in deliveries if row.state == "done"),
+            sequences=[row.sequence for row in deliveries],
+            leftovers=undelivered + connection.execute(text(_UNCUT)).scalar_one(),
+        )
 
 
 def account(
@@ -129,10 +135,15 @@ def account(
     """Compare; ``url`` is the address at which members reach the fleet."""
     members = [files.delivered(outbox, url) for outbox in outboxes]
     theirs = files.received(receiver_file)
-    proved = _proved(members)
+    # By the fleet's round and the nonce.
+    proved = [
+        ((_place(each.rounds[round_id])[0], nonce), value)
+        for each in members
+        for round_id, nonce, value in each.proofs
+    ]
     stored = {(proof.round_id, proof.nonce): proof.value for proof in fleet.proofs}
     sent = {(fleet.blocks[p.round_id], p.nonce, p.value) for p in fleet.proofs}
-    own = dict(proved)
+    own, numbers = dict(proved), set(range(1, len(fleet.sequences) + 1))
     return FleetAccount(
         rounds=len(fleet.blocks),
         lanes=len(fleet.lanes),
@@ -149,22 +160,9 @@ def account(
         unknown=len(theirs.proofs - sent),
         duplicates=theirs.duplicates,
         repeats=theirs.repeats,
-        keys=_wrong_keys(fleet, theirs),
+        keys=len(fleet.keys ^ theirs.keys) + len(numbers - set(fleet.sequences)),
         leftovers=fleet.leftovers + sum(each.leftovers for each in members),
         damaged=len(theirs.damaged) + sum(len(each.damaged) for each in members),
-    )
-
-
-def _read(connection: Connection) -> FleetFile:
-    deliveries = connection.execute(text(_DELIVERIES)).all()
-    undelivered = sum(row.state != "done" for row in deliveries)
-    return FleetFile(
-        proofs=[p for row in connection.execute(text(_BATCHES)) for p in _proofs(row)],
-        lanes=[((row.id, row.lane), row.member) for row in connection.execute(text(_LANES))],
-        blocks={row.id: _block_hash(row.spec) for row in connection.execute(text(_ROUNDS))},
-        keys=frozenset(row.idempotency_key for row in deliveries if row.state == "done"),
-        sequences=[row.sequence for row in deliveries],
-        leftovers=undelivered + connection.execute(text(_UNCUT)).scalar_one(),
     )
 
 
@@ -187,23 +185,10 @@ def _values(row: Row[Any]) -> Sequence[str | float]:
     return [base64.b64encode(each).decode() for each in rows]
 
 
-def _block_hash(spec: str) -> str:
-    return str(json.loads(spec)["work"]["block"]["hash"])
-
-
 def _place(url: str) -> LanePlace:
     """The lane of a callback URL that a controller has made."""
     _, round_id, lane = url.rsplit("/", 2)
     return round_id, int(lane)
-
-
-def _proved(members: Iterable[Delivered]) -> list[tuple[Nonce, str | float]]:
-    """The members' proofs by the fleet's round and the nonce."""
-    return [
-        ((_place(each.rounds[round_id])[0], nonce), value)
-        for each in members
-        for round_id, nonce, value in each.proofs
-    ]
 
 
 def _lanes_twice(fleet: FleetFile, members: Iterable[Delivered]) -> int:
@@ -218,8 +203,3 @@ def _gaps(proofs: Iterable[StoredProof]) -> int:
         of_lane = indices.setdefault((proof.round_id, proof.lane), set())
         of_lane.add(proof.nonce // proof.lanes)
     return sum(len(found) != max(found) + 1 for found in indices.values())
-
-
-def _wrong_keys(fleet: FleetFile, theirs: Received) -> int:
-    missing = set(range(1, len(fleet.sequences) + 1)) - set(fleet.sequences)
-    return len(fleet.keys ^ theirs.keys) + len(missing)

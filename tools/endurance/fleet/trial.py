@@ -20,7 +20,7 @@ from endurance.fleet.network import Network
 from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
 from endurance.fleet.verdicts import ABSTAINED, OpenJobs, account_verdicts, read_verdicts
-from endurance.witness import Comparison, Witness
+from endurance.load import Comparison, Witness
 from proofserve.fleet.sql.database import database_url
 from proofserve.host import machine
 from proofserve.remote.http import wait_until
