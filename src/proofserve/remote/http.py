@@ -74,7 +74,7 @@ class JsonClient:
         """A successful answer."""
         return required(self.send(method, path, body), f"{method} {self.url}{path}")
 
-    def object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """The JSON object of a successful answer."""
         return object_of(self.good(method, path, body))
 

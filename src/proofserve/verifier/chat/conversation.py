@@ -189,7 +189,7 @@ class ReceiptClient(JsonClient):
 
     def model(self) -> str:
         """The first of the models that the server names."""
-        found = self.object("GET", "/v1/models")
+        found = self.ask("GET", "/v1/models")
         try:
             return str(found["data"][0]["id"])
         except (LookupError, TypeError) as error:
@@ -202,7 +202,7 @@ class ReceiptClient(JsonClient):
         naming the field, for an answer or a receipt that is none.
         """
         body = {**request, "return_token_ids": True}
-        response = self.object("POST", CHAT, body)
+        response = self.ask("POST", CHAT, body)
         ended_ms = now_ms()
         answered = conversation(name, body, response, [])
         receipts = self.receipts(answered.response_id)
@@ -242,7 +242,7 @@ class ReceiptClient(JsonClient):
         entries: list[SignedEntry] = []
         while True:
             path = f"{RECEIPTS}/log?after={after}&limit={ENTRIES_AT_ONCE}"
-            found = _list(self.object("GET", path), "entries", self.url)
+            found = _list(self.ask("GET", path), "entries", self.url)
             try:
                 entries += [signed_entry(each) for each in found]
             except ProtocolError as error:
