@@ -27,7 +27,7 @@ from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import CALLBACK_ALLOW, access_of, outward_of
-from proofserve.wiring.joining import joining
+from proofserve.wiring.joining import joining_of
 
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ async def running_node(
     key file that cannot be used.
     """
     access, outward = access_of(settings), outward_of(settings, CALLBACK_ALLOW)
+    member = joining_of(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         key_file = settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
         key = signing_key(key_file) if settings.enabled else None
@@ -79,7 +80,7 @@ async def running_node(
             beside("callbacks", sender.run()),
             beside("pruning", pruning),
             receipts_made as receipts,
-            joining(settings) as membership,
+            beside("fleet", member.run()) if member else nullcontext(),
         ):
             with suppress(EngineFault, EngineGone):
                 await manager.engine_gauges()
@@ -90,8 +91,10 @@ async def running_node(
                     settings.max_open_waits,
                     settings.challenge_nonces_per_hour,
                 )
-                made = Node(deployment, manager, outbox, access, limits, receipts)
-                made = replace(made, liveness=liveness, membership=membership, key=key)
+                made = Node(deployment, manager, outbox, access, limits, receipts, key=key)
+                made = replace(made, liveness=liveness)
+                if member is not None:
+                    made = replace(made, membership=member.status)
                 history = NodeHistory(manager.status, lambda: made.stall)
                 page = beside("dashboard", history.watch()) if settings.dashboard else nullcontext()
                 async with page:
