@@ -63,7 +63,6 @@ async def running_node(
     key file that cannot be used.
     """
     access, outward = access_of(settings), outward_of(settings, CALLBACK_ALLOW)
-    member = joining_of(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         key_file = settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
         key = signing_key(key_file) if settings.enabled else None
@@ -80,7 +79,7 @@ async def running_node(
             beside("callbacks", sender.run()),
             beside("pruning", pruning),
             receipts_made as receipts,
-            beside("fleet", member.run()) if member else nullcontext(),
+            beside("fleet", member.run()) if (member := joining_of(settings)) else nullcontext(),
         ):
             with suppress(EngineFault, EngineGone):
                 await manager.engine_gauges()
@@ -92,9 +91,8 @@ async def running_node(
                     settings.challenge_nonces_per_hour,
                 )
                 made = Node(deployment, manager, outbox, access, limits, receipts, key=key)
-                made = replace(made, liveness=liveness)
-                if member is not None:
-                    made = replace(made, membership=member.status)
+                membership = member.status if member else made.membership
+                made = replace(made, liveness=liveness, membership=membership)
                 history = NodeHistory(manager.status, lambda: made.stall)
                 page = beside("dashboard", history.watch()) if settings.dashboard else nullcontext()
                 async with page:
