@@ -61,7 +61,7 @@ chaos: $(READY) ## Kill servers at random, account for every proof (50 kills, 20
 	$(BIN)/python -m endurance chaos $(CHAOS)
 
 chaos-fleet: $(READY) ## Kill controllers, members, workers and PostgreSQL (30 kills, 5 minutes; CHAOS=options).
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m endurance fleet $(CHAOS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m endurance fleet $(CHAOS)
 
 soak: $(READY) ## Chat and rounds for ten minutes: nothing may fail, grow or leak (SOAK=options).
 	$(BIN)/python -m endurance soak $(SOAK)
@@ -90,7 +90,7 @@ matrix: $(READY) ## Start every vetted vLLM on this CPU, and write docs/versions
 	OMP_NUM_THREADS=1 $(BIN)/python -m matrix run $(MATRIX)
 
 models: $(READY) ## Serve and judge every family and format on this CPU, and write docs/models.md (MODELS=options).
-	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind PYTHONPATH=tests $(BIN)/python -m families run $(MODELS)
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m families run $(MODELS)
 
 real-gpus: $(READY) ## Judge vectors that real GPUs published by each other, and write docs/real-gpus.md (GPUS=folder of more).
 	OMP_NUM_THREADS=1 $(BIN)/python -m real_gpus run $(GPUS:%=--folder %)
@@ -130,7 +130,7 @@ bench-gateway: $(READY) ## Measure the gateway beside nginx, the Rust routers an
 	$(BIN)/python -m benchmarks.gateway
 
 bench-fleet: $(READY) ## Measure a controller with 200 members (two minutes; BENCH=options).
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m benchmarks.fleet scale $(BENCH)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fleet scale $(BENCH)
 
 # Adds hashes of every build, for other machines and Pythons too. Options of the index are a
 # property of this machine.

@@ -127,9 +127,9 @@ def main(folder: Path) -> int:
             )
             return 1
         print(f" {time.monotonic() - began:.0f} s", flush=True)
-    # The measuring programs of the repository, which no wheel has.
+    # The measuring programs of the repository, and what they share with its tests: no wheel has it.
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder.resolve())}))
-    (site / "proofserve-tools.pth").write_text(f"{ROOT / 'tools'}\n")
+    (site / "proofserve-tools.pth").write_text(f"{ROOT / 'tools'}\n{ROOT / 'tests'}\n")
     return 0
 
 

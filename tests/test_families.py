@@ -15,8 +15,8 @@ from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
 from proofserve.engines.vllm.support import TRIED_MODELS
 from proofserve.models.architectures import ARCHITECTURES
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve_lab.checks import Check
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve_lab.check.checks import Check
 from support.quantised import NEEDS_AMX, SERVED
 
 HONEST, FRAUD = str(SequentialResult.HONEST), str(SequentialResult.FRAUD)

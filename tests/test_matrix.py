@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from matrix import columns, installation, trial
+from matrix import columns, trial
 from matrix.__main__ import PAGE
 from matrix.columns import Column
 from matrix.page import REFERENCE, STEPS, honest_noise, page, passed
-from matrix.results import MEASURED, ColumnResult, Measured, StepResult
+from matrix.results import MEASURED, SCHEMES, ColumnResult, Measured, StepResult
 from matrix.trial import try_column
-from matrix.vectors import SCHEMES
 from measuring.jobs import Job
 from measuring.results import Kept
 from proofserve.engines.vetting.features import VETTED
@@ -53,9 +52,9 @@ def vetted(column: Column) -> bool:
 
 
 def test_every_version_but_the_installed_one_has_a_lock() -> None:
-    minors = {row.minor for row in VETTED} - {installation.IN_VENV}
-    needed = {"build", "0.26-torch", *(f"{minor}-wheels" for minor in installation.SOURCES_ONLY)}
-    assert {lock.stem for lock in installation.LOCKS.iterdir()} == minors | needed
+    minors = {row.minor for row in VETTED} - {columns.IN_VENV}
+    needed = {"build", "0.26-torch", *(f"{minor}-wheels" for minor in columns.SOURCES_ONLY)}
+    assert {lock.stem for lock in columns.LOCKS.iterdir()} == minors | needed
 
 
 def test_the_environment_of_a_column(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -98,8 +97,8 @@ def test_a_version_that_pip_cannot_install_fails_alone(
 ) -> None:
     lock = tmp_path / "0.29.lock"
     lock.write_text("no such requirement\n")
-    monkeypatch.setattr(installation, "LOCKS", tmp_path)
-    monkeypatch.setattr(installation, "FOLDER", tmp_path / "made")
+    monkeypatch.setattr(columns, "LOCKS", tmp_path)
+    monkeypatch.setattr(columns, "FOLDER", tmp_path / "made")
     found = try_column(Column("0.29", "V1"), tmp_path, lambda _text: None)
     assert [(step.name, step.passed) for step in found.steps] == [("installation", False)]
     assert "no such requirement" in found.steps[0].detail

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,6 +17,7 @@ from proofserve.wire.records import first_problem
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: ""}
 WIDTH: Final = 9.0
@@ -61,6 +62,16 @@ class Progress:
 
     def advance(self) -> None:
         """Say that one part is done."""
+
+    def layer(self, index: int, of: int) -> None:
+        """Say which layer the step has passed, of how many."""
+
+    def over(self, text: str, items: Collection[T]) -> Iterator[T]:
+        """A step of which each of ``items`` is a part, done when the next one is asked for."""
+        self.step(text, len(items))
+        for each in items:
+            yield each
+            self.advance()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from proofserve.cli.servers import ServedModel, ServerOptions
 from proofserve.cli.session import EXIT_NO_VERDICT
 from proofserve.remote.node_client import NodeClient
 from proofserve.settings.process import environment
-from proofserve_lab import bench_command as bench
-from proofserve_lab import check_command as check
-from proofserve_lab import checks
 from proofserve_lab.bench import chat
+from proofserve_lab.bench import command as bench
+from proofserve_lab.check import checks
+from proofserve_lab.check import command as check
 from support.stub_node import Habits, stub_node
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
-from proofserve_lab import check_command as check_commands
+from proofserve_lab.check import command as check_commands
 from support.node import IN_ONE_PROCESS, ServedNode
 
 pytestmark = pytest.mark.engine

@@ -7,10 +7,9 @@ import httpx
 import pytest
 
 from endurance import files
-from endurance.footprint import counted
-from endurance.load import endless_chat, order
+from endurance.load import Witness, endless_chat, order
 from endurance.servers import Receiver
-from endurance.witness import Witness
+from endurance.soak import counted
 from proofserve.outbox import offline
 from proofserve.remote.chats import ClosedLoop, ask_one
 from support.node import NAME, ServedNode, until

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
 
-from gpu.steps import FULL, SHORT, RunOptions, Scale, Step, all_steps, lack
+from gpu.steps import RunOptions, Step, all_steps, lack
 from proofserve.cli.main import app
 from proofserve.host import HostFacts, TorchFacts
 from support.hosts import CARD, HOST
@@ -84,9 +85,9 @@ def test_a_step_needs_its_own_packages() -> None:
 @pytest.mark.parametrize(
     "name", [step.name for step in all_steps(options()) if "proofserve" in step.argv]
 )
-@pytest.mark.parametrize("scale", [FULL, SHORT], ids=["full", "short"])
+@pytest.mark.parametrize("scale", ["full", "short"])
 def test_a_command_understands_the_words_of_its_step(
-    name: str, scale: Scale, tmp_path: Path
+    name: str, scale: Literal["full", "short"], tmp_path: Path
 ) -> None:
     """It refuses the model, which is no folder, and not an option; sizes are checked before."""
     run = RunOptions("cpu", tmp_path, scale, model=str(tmp_path / "no-model"))
@@ -101,7 +102,7 @@ def test_an_unknown_host_skips_nothing() -> None:
 
 
 def test_a_running_node_is_measured_beside_its_checkpoint_alone() -> None:
-    run = RunOptions("cpu", Path("/out"), SHORT, url="http://node")
+    run = RunOptions("cpu", Path("/out"), "short", url="http://node")
     served = [each for each in all_steps(run) if each.served]
     assert len(served) == 7
     lacking = {each.name for each in served if lack(each, run, HOST)}

@@ -11,9 +11,9 @@ from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work, record_of
 from proofserve.reports import NodeError
 from proofserve.rounds.status import EngineGauges
-from proofserve_lab import checks as checks_module
-from proofserve_lab.checks import Check, Reporter, coexist, smoke
-from proofserve_lab.end_to_end import artifact_trial, end_to_end
+from proofserve_lab.check import checks as checks_module
+from proofserve_lab.check.checks import Check, Reporter, coexist, smoke
+from proofserve_lab.check.end_to_end import artifact_trial, end_to_end
 from support.stub_node import Habits, stub_node
 from support.stub_servers import Servers
 

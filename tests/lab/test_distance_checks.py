@@ -8,9 +8,9 @@ from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import DistanceWork, Work
 from proofserve.reports import NodeError, TooSlowError
 from proofserve.rounds.records import Winner
-from proofserve_lab import checks as checks_module
-from proofserve_lab.checks import Check, distance_smoke, smoke
-from proofserve_lab.end_to_end import artifact_trial, distance_trial, end_to_end, find, forged
+from proofserve_lab.check import checks as checks_module
+from proofserve_lab.check.checks import Check, distance_smoke, smoke
+from proofserve_lab.check.end_to_end import artifact_trial, distance_trial, end_to_end, find, forged
 from support.stub_node import Habits, stub_node
 from support.stub_servers import Servers
 

@@ -7,7 +7,7 @@ import pytest
 
 from measuring.results import table
 from proofserve.protocol import ARTIFACT, SKETCH_2
-from soundness import cells
+from soundness import results as cells
 from soundness.page import never_convicted
 
 ROOT = Path(__file__).parents[2]

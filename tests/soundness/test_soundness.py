@@ -12,9 +12,8 @@ from proofserve.protocol.codec import encode
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import BankRun
 from soundness import page as pages
-from soundness.cells import cell_rows, read, written
 from soundness.recorded import README, foreign, nodes_in
-from soundness.results import FORMS, Found
+from soundness.results import FORMS, Found, cell_rows, read, written
 from soundness.runs import KeptRuns
 from soundness.subjects import SUBJECTS, Subject
 from soundness.trying import RealNode, Trial, calibration_of, tried

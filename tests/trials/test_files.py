@@ -10,7 +10,7 @@ import pytest
 
 from endurance import files
 from endurance.files import Account
-from endurance.witness import Witness
+from endurance.load import Witness
 from outbox.support import a_distance_spec, a_spec, winners
 from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox

@@ -10,13 +10,13 @@ import pytest
 
 from endurance.fleet.account import FleetAccount, FleetFile, account, read_fleet
 from endurance.fleet.deployment import FleetDeployment, deployed
-from endurance.fleet.kills import FleetTrial
 from endurance.fleet.network import Network
 from endurance.fleet.postgres import NoPostgres
 from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
+from endurance.fleet.trial import FleetTrial
 from endurance.fleet.verdicts import VerdictAccount, VerdictFile, account_verdicts, read_verdicts
-from endurance.witness import Comparison
+from endurance.load import Comparison
 from proofserve.fleet.sql.database import database_url
 from proofserve.remote.http import wait_until
 from proofserve.reports import Progress
@@ -24,7 +24,7 @@ from proofserve.reports import Progress
 KILLS = 4
 WAIT_S = 60.0
 # What counts without a fault; a callback may be repeated under its key.
-COUNTED = {"rounds", "lanes", "produced", "repeats"} | {
+COUNTED = {"rounds", "lanes", "proofs", "repeats"} | {
     "jobs",
     "retaken",
     "verdicts",
@@ -77,7 +77,7 @@ def test_every_lane_and_proof_is_there_once_after_kills(ended: Ended) -> None:
     counts, found = ended.trial.counts, ended.account()
     assert counts.kills.keys() == {"controller", "member", "worker", "database"}
     assert (counts.kills.total(), counts.rounds_changed, counts.disagreements) == (KILLS, 1, 0)
-    assert found.produced > 64
+    assert found.proofs > 64
     assert found.rounds == 2
     assert wrong(found) == {}
     for seen in ended.seen():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from endurance.footprint import Footprint
+from endurance.soak import Footprint
 
 AT_FIRST = Footprint(
     resident={"api": 700.0, "engine": 600.0},

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from endurance import files
-from endurance.load import endless_chat, order
+from endurance.load import Comparison, Witness, endless_chat, order
 from endurance.servers import Node, Receiver
-from endurance.witness import Comparison, Witness
 from proofserve.host import machine
 from proofserve.remote.chats import ClosedLoop, Reply, ask_one
 from proofserve.remote.http import wait_until
@@ -80,32 +79,29 @@ def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
     return _report(trial.counts, account, seen, setup)
 
 
+@dataclass(slots=True)
 class _Trial:
     """One run; ``counts`` has its counts."""
 
-    def __init__(
-        self, node: Node, receiver: Receiver, draw: random.Random, progress: Progress
-    ) -> None:
-        self._node = node
-        self._receiver = receiver
-        self._draw = draw
-        self._progress = progress
-        self.counts = Counts()
+    node: Node
+    receiver: Receiver
+    draw: random.Random
+    progress: Progress
+    counts: Counts = field(default_factory=Counts)
+    _chats: ClosedLoop[Reply] = field(init=False)
 
     def run(self, kills: int) -> None:
         self._start()
         self._chats = self._chat()
         try:
-            with NodeClient(self._node.url) as client:
-                self._progress.step("killing at random", kills)
-                for number in range(kills):
+            with NodeClient(self.node.url) as client:
+                for number in self.progress.over("killing at random", range(kills)):
                     if number % KILLS_PER_ROUND == 0:
                         self._begin(client, number // KILLS_PER_ROUND)
                     _wait_for_progress(client)
-                    time.sleep(self._draw.uniform(SOONEST_S, LATEST_S))
-                    self._kill(self._draw.choice(PROCESSES))
-                    self._progress.advance()
-                self._progress.step("delivering the last callbacks")
+                    time.sleep(self.draw.uniform(SOONEST_S, LATEST_S))
+                    self._kill(self.draw.choice(PROCESSES))
+                self.progress.step("delivering the last callbacks")
                 _wait_for_progress(client)
                 client.stop()
                 wait_until(lambda: _pending(client) == 0, "the last callbacks", DELIVERY_S)
@@ -114,39 +110,37 @@ class _Trial:
             self._count(time.monotonic())
 
     def _start(self) -> None:
-        self._progress.step("starting, without a kill before", CLEAN_STARTS)
-        self._receiver.start()
-        for _ in range(CLEAN_STARTS):
-            self._node.stop()
-            self.counts.clean_starts.append(self._node.start())
-            self._progress.advance()
+        self.receiver.start()
+        for _ in self.progress.over("starting, without a kill before", range(CLEAN_STARTS)):
+            self.node.stop()
+            self.counts.clean_starts.append(self.node.start())
 
     def _begin(self, client: NodeClient, number: int) -> None:
         client.stop()
-        client.start_round(order(number, self._node.model, self._receiver.url))
+        client.start_round(order(number, self.node.model, self.receiver.url))
 
     def _kill(self, name: str) -> None:
         self.counts.kills[name] += 1
         if name == "receiver":
-            self._receiver.kill(name)
-            self._receiver.end_after_kill()
-            time.sleep(self._draw.uniform(0.0, RECEIVER_AWAY_S))
-            self._receiver.start()
+            self.receiver.kill(name)
+            self.receiver.end_after_kill()
+            time.sleep(self.draw.uniform(0.0, RECEIVER_AWAY_S))
+            self.receiver.start()
             return
         killed = time.monotonic()
-        self._node.kill(name)
+        self.node.kill(name)
         self._chats.abandon()
         self._count(killed)
-        self._node.end_after_kill()
-        seconds = self._node.start()
+        self.node.end_after_kill()
+        seconds = self.node.start()
         self.counts.restarts.append(seconds)
         if seconds > SLOWEST_RESTART * max(self.counts.clean_starts):
-            log = self._node.kept_log()
-            self._progress.step(f"a start after a kill took {seconds:.0f} s; its log is {log}")
+            log = self.node.kept_log()
+            self.progress.step(f"a start after a kill took {seconds:.0f} s; its log is {log}")
         self._chats = self._chat()
 
     def _chat(self) -> ClosedLoop[Reply]:
-        loop = ClosedLoop(self._node.url, endless_chat(self._node.model), CHAT_CLIENTS, ask_one)
+        loop = ClosedLoop(self.node.url, endless_chat(self.node.model), CHAT_CLIENTS, ask_one)
         loop.start()
         return loop
 

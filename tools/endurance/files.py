@@ -1,7 +1,6 @@
 """Reads the files of a deployment after a trial, without the code that wrote them."""
 
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +21,9 @@ _RECEIVED = """
     SELECT block_hash, nonce, vector_b64 FROM artifacts
     UNION ALL SELECT block_hash, nonce, distance FROM winners
 """
-_PRODUCED = """
-    SELECT block_hash, nonce, value, r_target IS NOT NULL
-    FROM results JOIN rounds ON rounds.number = results.round
-    WHERE value IS NOT NULL AND url = ?
-"""
-_ROUNDS_FOR_FLEET = "SELECT round_id, url FROM rounds WHERE url LIKE ?"
-_FOR_FLEET = """
-    SELECT round_id, nonce, value, r_target IS NOT NULL
+_ROUNDS = "SELECT round_id, url FROM rounds WHERE url LIKE ?"
+_PROOFS = """
+    SELECT block_hash, round_id, nonce, value, r_target IS NOT NULL
     FROM results JOIN rounds ON rounds.number = results.round
     WHERE value IS NOT NULL AND url LIKE ?
 """
@@ -48,8 +42,7 @@ class Account:
     delivery, if all is well. ``pruned`` counts deleted results of all callback URLs.
     ``duplicates`` are nonces that came in a callback of another key, or are twice in the outbox;
     ``repeats`` callbacks that were sent again under their key. ``leftovers`` are rows of the outbox
-    that are undelivered, still open or belong to no round; ``damaged`` says what SQLite's own
-    check found.
+    that are undelivered, still open or belong to no round. ``damaged`` is what SQLite's check says.
     """
 
     produced: int
@@ -108,12 +101,11 @@ def compare(outbox: Path, receiver_file: Path, url: str) -> Account:
     """Compare an outbox's results for ``url`` with the receiver's; both servers must have ended."""
     theirs = received(receiver_file)
     with closing(_open(outbox)) as ours:
-        rows = ours.execute(_PRODUCED, (url,)).fetchall()
-        produced = [(block, nonce, float(v) if winner else v) for block, nonce, v, winner in rows]
-        once = {(block, nonce, winner) for block, nonce, _, winner in rows}
-        sent = set(produced)
+        rows = _proofs(ours, url)
+        sent = {(block, nonce, value) for block, _, nonce, value in rows}
+        once = {(block, nonce, type(value)) for block, _, nonce, value in rows}
         return Account(
-            produced=len(produced),
+            produced=len(rows),
             missing=len(sent - theirs.proofs),
             foreign=len(theirs.proofs - sent),
             duplicates=theirs.duplicates + len(rows) - len(once),
@@ -129,16 +121,20 @@ def compare(outbox: Path, receiver_file: Path, url: str) -> Account:
 def delivered(outbox: Path, url: str) -> Delivered:
     """What an outbox has for callback URLs that begin with ``url``; its node must have ended."""
     with closing(_open(outbox)) as file:
-        rows = file.execute(_FOR_FLEET, (f"{url}%",))
         return Delivered(
-            rounds=dict(file.execute(_ROUNDS_FOR_FLEET, (f"{url}%",)).fetchall()),
-            proofs=[
-                (round_id, nonce, float(value) if winner else value)
-                for round_id, nonce, value, winner in rows
-            ],
+            rounds=dict(file.execute(_ROUNDS, (f"{url}%",)).fetchall()),
+            proofs=[(r, nonce, value) for _, r, nonce, value in _proofs(file, f"{url}%")],
             leftovers=_one(file, _LEFTOVERS),
             damaged=tuple(_check(file)),
         )
+
+
+def _proofs(file: sqlite3.Connection, url: str) -> list[tuple[str, str, int, str | float]]:
+    """Block, round, nonce, and value of the results for a callback URL: text, or a distance."""
+    return [
+        (block, round_id, nonce, float(value) if winner else value)
+        for block, round_id, nonce, value, winner in file.execute(_PROOFS, (url,))
+    ]
 
 
 def receipts(outbox: Path) -> set[str]:
@@ -155,20 +151,13 @@ def results(outbox: Path) -> list[StoredResult]:
             "SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL"
             " FROM results JOIN rounds ON rounds.number = results.round ORDER BY seq"
         )
-        return [_result(row) for row in found]
-
-
-def _result(row: Sequence[object]) -> StoredResult:
-    seq, round_id, nonce, value, error, winner = row
-    distance = float(str(value)) if winner and value is not None else None
-    return StoredResult(
-        seq=int(str(seq)),
-        round_id=str(round_id),
-        nonce=int(str(nonce)),
-        value=None if winner or value is None else str(value),
-        error=None if error is None else str(error),
-        distance=distance,
-    )
+        return [
+            StoredResult(
+                *(seq, round_id, nonce, None if winner else value, error),
+                distance=float(value) if winner and value is not None else None,
+            )
+            for seq, round_id, nonce, value, error, winner in found
+        ]
 
 
 def _open(path: Path) -> sqlite3.Connection:

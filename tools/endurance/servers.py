@@ -2,20 +2,18 @@
 
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import psutil
 
+from measuring.jobs import proofserve
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.host import quick_dtype
-from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, ServerFailed, free_port, running_server
 
 MODEL = SmallModel("qwen3", "tiny")
@@ -24,29 +22,21 @@ FORWARD_BATCH = 8
 END_S = 60.0
 
 
-class Killable(ABC):
+class Killable:
     """A server on one port with one set of files, which can be killed and started repeatedly."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, command: ServerCommand) -> None:
         self._log = folder / f"{name}.log"
+        self._command = command
         self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
         self._context = ExitStack()
         self._server: Server | None = None
-        self.logs: list[str] = []
-
-    @property
-    def url(self) -> str:
-        """The URL, which stays the same after a restart."""
-        return f"http://127.0.0.1:{self._port}"
-
-    @abstractmethod
-    def command(self) -> ServerCommand:
-        """The command line that starts the server."""
 
     def start(self) -> float:
         """Start the server; return the seconds until it serves. Raises ServerFailed."""
         began = time.monotonic()
-        running = running_server(self.command(), self._port, self._log)
+        running = running_server(self._command, self._port, self._log)
         self._server = self._context.enter_context(running)
         return time.monotonic() - began
 
@@ -61,15 +51,13 @@ class Killable(ABC):
     def end_after_kill(self) -> None:
         """Wait until the server has ended after a kill, and end its remaining processes.
 
-        Raises:
-            ServerFailed: the server still ran after a minute.
+        Raises ServerFailed if it still runs after a minute.
         """
         try:
             self._running().process.wait(END_S)
         except subprocess.TimeoutExpired as error:
-            text = (
-                f"{self._log.stem} still runs {END_S:.0f} s after one of its processes was killed"
-            )
+            name = self._log.stem
+            text = f"{name} still runs {END_S:.0f} s after one of its processes was killed"
             raise ServerFailed(text) from error
         finally:
             self.stop()
@@ -81,11 +69,8 @@ class Killable(ABC):
         return Path(copy.name)
 
     def stop(self) -> None:
-        """Stop the server in order."""
         self._context.close()
-        if self._server is not None:
-            self.logs.append(self._log.read_text(errors="replace"))
-            self._server = None
+        self._server = None
 
     def __enter__(self) -> Self:
         return self
@@ -100,34 +85,23 @@ class Killable(ABC):
 
 
 class Receiver(Killable):
-    """``proofserve receive``."""
-
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "receiver")
         self.database = folder / "received.sqlite"
-
-    def command(self) -> ServerCommand:
-        """The command line of a receiver without the live summary."""
-        argv = (sys.executable, "-m", "proofserve", "receive", "--quiet")
-        return ServerCommand((*argv, "--database", str(self.database)), environment({}))
+        command = proofserve("receive", "--quiet", "--database", str(self.database))
+        super().__init__(folder, "receiver", command)
 
 
 class Node(Killable):
     """vLLM with the plugin, serving a tiny model; ``poc`` holds its POC_ variables."""
 
     def __init__(self, folder: Path, **poc: str) -> None:
-        super().__init__(folder, "api")
         self.outbox = folder / "outbox.sqlite"
         self.model = MODEL.name
         deployment = ServerOptions(
             checkpoint(MODEL), self.model, FORWARD_BATCH, dtype=quick_dtype()
         )
         served = small_server(deployment, folder)
-        self._command = ServerCommand(served.argv, {**served.env, **poc})
-
-    def command(self) -> ServerCommand:
-        """The command line of a small server, with the variables of this trial."""
-        return self._command
+        super().__init__(folder, "api", ServerCommand(served.argv, {**served.env, **poc}))
 
     def processes(self) -> dict[str, psutil.Process]:
         """The API server, the engine core that it started, and the worker that the core started.
@@ -145,14 +119,8 @@ class Node(Killable):
 
 
 class Gateway(Killable):
-    """``proofserve gateway`` in front of a backend."""
+    """In front of one backend, with default settings."""
 
     def __init__(self, folder: Path, backend_url: str) -> None:
-        super().__init__(folder, "gateway")
-        self._backend_url = backend_url
-
-    def command(self) -> ServerCommand:
-        """The command line of a gateway with default settings."""
-        argv = (sys.executable, "-m", "proofserve", "gateway")
-        env = environment({"VLLM_BACKEND_URL": self._backend_url})
-        return ServerCommand(argv, env)
+        command = proofserve("gateway", VLLM_BACKEND_URL=backend_url)
+        super().__init__(folder, "gateway", command)

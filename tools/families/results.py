@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from measuring.results import Kept
-from proofserve_lab.checks import Check
+from proofserve_lab.check.checks import Check
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final
 
 from families.candidates import FAMILIES, FOLDER, Candidate
 from families.results import Row, Winners
-from families.verdicts import CALIBRATED, FORWARD_BATCH, JUDGED, Validator, receipts_hold, workload
+from families.verdicts import CALIBRATED, FORWARD_BATCH, JUDGED, Validator, receipts_hold
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions, serving
@@ -26,9 +26,10 @@ from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.claims import kernel_facts
 from proofserve.verifier.judges import Vectors
-from proofserve_lab import checks
-from proofserve_lab.checks import Check
-from proofserve_lab.end_to_end import (
+from proofserve.verifier.orders import workload_of
+from proofserve_lab.check import checks
+from proofserve_lab.check.checks import Check
+from proofserve_lab.check.end_to_end import (
     R_TARGET,
     Judging,
     RoundWinners,
@@ -162,7 +163,7 @@ def tried(candidate: Candidate, session: CommandSession) -> Row:
         if candidate.inputs is not None:
             with trial.step(ROUNDED):
                 other = LibraryNode(trial.published.folder, trial.served, candidate.inputs)
-                trial.claims[ROUNDED] = other.claims(workload(trial.work), JUDGED, FORWARD_BATCH)
+                trial.claims[ROUNDED] = other.claims(workload_of(trial.work), JUDGED, FORWARD_BATCH)
         is_family = candidate.name in FAMILIES
         _other_nodes(trial, candidate.cheating(trial.published, folder), is_family)
         judges = _first_node(trial, is_family)

@@ -8,14 +8,13 @@ import numpy as np
 
 from families.candidates import Candidate
 from families.results import Judged
-from proofserve.protocol.identity import Block
+from measuring.nodes import about_calibration
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import Work, vectors_of
 from proofserve.reports import Progress
-from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts
+from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker
@@ -23,9 +22,9 @@ from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import OWN, Chances, Vectors
 from proofserve.verifier.judging import JudgingOptions, judged
 from proofserve.verifier.noise import MeasuringPlan, checked, honest_runs, measured_calibration
-from proofserve.verifier.orders import vector_scheme
+from proofserve.verifier.orders import workload_of
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
-from proofserve_lab.checks import Check
+from proofserve_lab.check.checks import Check
 
 FORWARD_BATCH: Final = 8
 # Nonces that nodes prove, and those of the calibration, on some of which suspects are measured.
@@ -50,12 +49,16 @@ class Validator:
         measured: Sequence[tuple[KernelFacts, Vectors]],
         progress: Progress,
     ) -> None:
-        load = workload(work)
+        load = workload_of(work)
         self._work, self._progress = work, progress
         setup = ValidatorSetup(folder, kv_dtype=candidate.kv_dtype)
-        self._validator = CheckpointValidator(setup, proofs_of(load, FORWARD_BATCH))
-        self._truth = self._validator.as_truth(load.scheme.width, FORWARD_BATCH)
-        self._options = JudgingOptions(threshold=self._calibration(candidate, measured))
+        self._validator = made = CheckpointValidator(setup, proofs_of(load, FORWARD_BATCH))
+        self._truth = made.as_truth(load.scheme.width, FORWARD_BATCH)
+        plan = MeasuringPlan(CALIBRATED, len(CALIBRATED), BANK)
+        runs = honest_runs(measured, made.truth(CALIBRATED))
+        said = about_calibration(work.model, load, candidate.kv_dtype)
+        known = checked(measured_calibration(made, runs, plan, said, progress), progress, LEFT_OUT)
+        self._options = JudgingOptions(threshold=known)
 
     def judged(self, name: str, claims: Sequence[Claim], ran_on: Mapping[str, object]) -> Judged:
         """The verdict about what a node proved, and says it ran on, as ``verify`` reaches it."""
@@ -79,34 +82,6 @@ class Validator:
             most=float(errors.max()),
             closest=report.closest,
         )
-
-    def _calibration(
-        self, candidate: Candidate, measured: Sequence[tuple[KernelFacts, Vectors]]
-    ) -> CalibrationFile:
-        """Of emulated kernels and what is ``measured``, as `calibrate noise` makes it."""
-        work = self._work
-        about = {
-            "model": work.model,
-            "shape": None,
-            "kv_dtype": candidate.kv_dtype,
-            "scheme": work.scheme,
-            "stronger_rng": False,
-            "seq_len": work.seq_len,
-            "k_dim": work.k_dim,
-            "block_hash": work.block_hash,
-            "public_key": work.public_key,
-        }
-        plan = MeasuringPlan(CALIBRATED, len(CALIBRATED), BANK)
-        runs = honest_runs(measured, self._validator.truth(CALIBRATED))
-        made = measured_calibration(self._validator, runs, plan, about, self._progress)
-        return checked(made, self._progress, LEFT_OUT)
-
-
-def workload(work: Work) -> Workload:
-    """What a node computes that gets ``work``."""
-    scheme = vector_scheme(str(work.scheme), work.k_dim, stronger_rng=False)
-    block = Block(work.block_hash, work.block_height)
-    return Workload(scheme, block, work.public_key, work.seq_len)
 
 
 def receipts_hold(model: Path, chats: Sequence[Conversation], progress: Progress) -> Check:

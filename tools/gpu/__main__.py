@@ -14,7 +14,7 @@ from gpu import report as reports
 from gpu.host import facts_from
 from gpu.report import FAILED, PASSED, SKIPPED, RunReport, StepResult, aims_of, headline
 from gpu.running import run_step
-from gpu.steps import FULL, SHORT, RunOptions, Step, all_steps, lack
+from gpu.steps import RunOptions, Step, all_steps, lack
 from measuring.files import ROOT
 from proofserve.host import HostFacts
 
@@ -41,12 +41,17 @@ class Run:
         self._run_options = RunOptions(
             device=options.device,
             folder=self.folder,
-            scale=SHORT if options.short else FULL,
+            scale="short" if options.short else "full",
             model=options.model,
             url=options.url,
         )
         self._steps = all_steps(self._run_options)
-        _require_known(options.only or (), [step.name for step in self._steps])
+        known = [step.name for step in self._steps]
+        for name in options.only or ():
+            if name not in known:
+                text = f"--only: there is no step {name!r}; steps: {' '.join(known)}"
+                print(text, file=sys.stderr)
+                raise SystemExit(2)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
         # By name: those of an earlier run, which this one keeps or replaces.
@@ -78,12 +83,12 @@ class Run:
     def _one(self, step: Step, place: str, lacking: str | None) -> StepResult:
         before = self._results.get(step.name)
         left = 60.0 * self._options.minutes - (time.monotonic() - self._began)
-        if lacking is not None:
-            return _skipped(step, lacking)
-        if before is not None and list(before.command) == list(step.argv):
+        if lacking is None and before is not None and list(before.command) == list(step.argv):
             return before
-        if left < LEAST_S:
-            return _skipped(step, f"the {self._options.minutes:g} minutes were used up")
+        if lacking is None and left < LEAST_S:
+            lacking = f"the {self._options.minutes:g} minutes were used up"
+        if lacking is not None:
+            return StepResult(step.name, step.title, SKIPPED, lacking, command=step.argv)
         return self._run(step, place, left)
 
     def _run(self, step: Step, place: str, left: float) -> StepResult:
@@ -110,7 +115,9 @@ class Run:
             _say(f"[ 0] host: {result.reason}; no step is skipped for what it may lack")
             return None
         facts = facts_from(result.record)
-        _say(_described(facts))
+        torch, vllm = facts.torch, facts.vllm or "none"
+        cards = ", ".join(card.name for card in torch.cards) or f"none ({torch.problem})"
+        _say(f"cards: {cards}; torch {torch.version}; vLLM {vllm}; {facts.cores} cores")
         return facts
 
     def _write(self) -> None:
@@ -119,18 +126,6 @@ class Run:
         self.report.seconds = round(time.monotonic() - self._began, 1)
         self.report.aims = aims_of(self.report)
         self.report.write(self.folder)
-
-
-def _require_known(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise SystemExit with code 2 for a name of no step."""
-    for name in names:
-        if name not in known:
-            print(f"--only: there is no step {name!r}; steps: {' '.join(known)}", file=sys.stderr)
-            raise SystemExit(2)
-
-
-def _skipped(step: Step, reason: str) -> StepResult:
-    return StepResult(step.name, step.title, SKIPPED, reason, command=step.argv)
 
 
 def _passed(folder: Path) -> dict[str, StepResult]:
@@ -155,12 +150,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None
-
-
-def _described(facts: HostFacts) -> str:
-    cards = ", ".join(card.name for card in facts.torch.cards) or f"none ({facts.torch.problem})"
-    vllm = facts.vllm or "none"
-    return f"cards: {cards}; torch {facts.torch.version}; vLLM {vllm}; {facts.cores} cores"
 
 
 def _line(place: str, result: StepResult) -> str:

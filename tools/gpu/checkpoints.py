@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     seconds = {}
-    for size in options.sizes:
+    for size in dict.fromkeys(options.sizes):
         began = time.monotonic()
         found = checkpoint_named(options.model, size)
         seconds[f"seconds_{found.name}"] = round(time.monotonic() - began, 2)

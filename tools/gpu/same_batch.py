@@ -92,12 +92,10 @@ class SameBatchReadings:
 
         None if no proof was computed beside chat.
         """
-        alone = median(self.chat(ALONE))
-        pairs = zip(self.chat(kind), self.windows[kind], strict=True)
-        lost = [(alone or 0.0) - chat for chat, _ in pairs]
-        rates = [each.proof_rate for each in self.windows[kind]]
-        costs = [less / rate for less, rate in zip(lost, rates, strict=True) if rate > 0]
-        return median(costs)
+        alone = median(self.chat(ALONE)) or 0.0
+        rates = (each.proof_rate for each in self.windows[kind])
+        pairs = zip(self.chat(kind), rates, strict=True)
+        return median([(alone - chat) / rate for chat, rate in pairs if rate > 0])
 
     def gap_ms(self, kind: str, share: float) -> float | None:
         gaps = [
@@ -114,17 +112,15 @@ def measure_same_batch(node: NodeClient, plan: SameBatchPlan, progress: Progress
     """Measure all three kinds beside one load. Raises ReportedError as NodeClient."""
     readings = SameBatchReadings()
     sequences = node.measure(plan.work, 2).sequences
-    progress.step("chat alone, beside proofs, and with prompts in its batch", 3 * plan.windows)
 
     def call(number: int) -> Call:
         return reading_chat(plan.work.model, number, WORDS, TOKENS)
 
     with ClosedLoop(node.url, call, plan.clients, stream_answer) as loop:
         loop.settle(SETTLE_S)
-        for _ in range(plan.windows):
-            for kind in (ALONE, DEDICATED, SAME_BATCH):
-                readings.windows[kind].append(_window(node, plan, kind, sequences, readings.errors))
-                progress.advance()
+        text = "chat alone, beside proofs, and with prompts in its batch"
+        for kind in progress.over(text, [ALONE, DEDICATED, SAME_BATCH] * plan.windows):
+            readings.windows[kind].append(_window(node, plan, kind, sequences, readings.errors))
     readings.streams = loop.replies
     return same_batch_report(plan, readings, {**machine(), **node.versions()})
 

@@ -6,7 +6,7 @@ Each starts a server of its own, or measures the running one at ``--url``, by th
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,47 +18,33 @@ from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, Report
 from proofserve_lab.bench.chat import Load, bench_chat
+from proofserve_lab.bench.command import show
 from proofserve_lab.bench.generation import GenerationPlan, bench_generation
-from proofserve_lab.bench_command import show
 
 # As `proofserve bench generation` on models whose forwards are short.
 BUSY = 0.95
 SHARE = 0.2
 MAX_TOKENS = 16
 
-# Measures the model ``name`` of a node.
-Measure = Callable[[NodeClient, str, Progress], Report]
+
+def generation(
+    options: argparse.Namespace, work: Work, node: NodeClient, progress: Progress
+) -> Report:
+    seconds = options.seconds * options.windows
+    return bench_generation(node, GenerationPlan(work, seconds, options.windows, BUSY), progress)
 
 
-def generation(options: argparse.Namespace) -> Measure:
-    def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        work = Work(name, seq_len=options.seq_len, batch_size=options.batch)
-        seconds = options.seconds * options.windows
-        return bench_generation(
-            node, GenerationPlan(work, seconds, options.windows, BUSY), progress
-        )
-
-    return measure
+def chat(options: argparse.Namespace, work: Work, node: NodeClient, progress: Progress) -> Report:
+    load = Load(options.clients, window_s=options.seconds, pairs=options.windows)
+    return bench_chat(node, work, options.chats, MAX_TOKENS, load, progress)
 
 
-def chat(options: argparse.Namespace) -> Measure:
-    def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        work = Work(name, seq_len=options.seq_len, batch_size=options.batch)
-        load = Load(options.clients, window_s=options.seconds, pairs=options.windows)
-        return bench_chat(node, work, options.chats, MAX_TOKENS, load, progress)
-
-    return measure
-
-
-def same_batch(options: argparse.Namespace) -> Measure:
-    def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        work = Work(name, seq_len=options.seq_len, batch_size=options.batch)
-        plan = SameBatchPlan(
-            work, options.clients, options.seconds, options.windows, options.priority
-        )
-        return measure_same_batch(node, plan, progress)
-
-    return measure
+def same_batch(
+    options: argparse.Namespace, work: Work, node: NodeClient, progress: Progress
+) -> Report:
+    windows = options.seconds, options.windows
+    plan = SameBatchPlan(work, options.clients, *windows, options.priority)
+    return measure_same_batch(node, plan, progress)
 
 
 KINDS = {"generation": generation, "chat": chat, "same-batch": same_batch}
@@ -94,7 +80,8 @@ def main() -> int:
     options = _parser().parse_args()
     with open_session() as session:
         with node_of(options, session) as (node, name):
-            report = KINDS[options.kind](options)(node, name, session.line)
+            work = Work(name, seq_len=options.seq_len, batch_size=options.batch)
+            report = KINDS[options.kind](options, work, node, session.line)
         show(report, options.json, session)
     return 0 if report.passed else EXIT_FAILED
 

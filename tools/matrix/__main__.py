@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from matrix.columns import columns
-from matrix.installation import FOLDER
+from matrix.columns import FOLDER, columns
 from matrix.page import REFERENCE, honest_noise, page, passed
-from matrix.results import MEASURED, ColumnResult
+from matrix.results import MEASURED, SCHEMES, ColumnResult, write_vectors
 from matrix.trial import try_column
-from matrix.vectors import SCHEMES, write_vectors
 from measuring.files import DOCS
 from measuring.results import chosen, machine_text, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from matrix.columns import Column
-from matrix.installation import InstallationFailed
+from matrix.columns import Column, InstallationFailed
 from matrix.results import ColumnResult, Measured, StepResult
 from measuring.jobs import Job
 from measuring.results import Kept

@@ -13,6 +13,8 @@ from typing import Final
 from measuring.files import ROOT
 from measuring.processes import Ended, Process, running
 from proofserve.reports import ReportedError
+from proofserve.settings.process import environment
+from proofserve.wiring.launch import ServerCommand
 
 # A thread that waits for a core which another job has would spin, and vLLM by itself binds the
 # servers of all jobs to the same core.
@@ -39,6 +41,11 @@ class Job:
 
     def running(self, log: Path) -> AbstractContextManager[Process]:
         return running((sys.executable, *self.arguments), log, env=self.env, cwd=ROOT)
+
+
+def proofserve(*options: str, **variables: str) -> ServerCommand:
+    """A command of the package, in this process's environment and ``variables``."""
+    return ServerCommand((sys.executable, "-m", "proofserve", *options), environment(variables))
 
 
 def run_all(jobs: Sequence[Job], logs: Path, tell: Callable[[str], None]) -> None:

@@ -42,8 +42,12 @@ class Kept(Generic[T]):
 
 def table(head: Row, rows: Iterable[Row], rule: str = "---") -> str:
     """In Markdown; ``rule`` is a cell of the line below the head."""
-    first, *others = (f"| {' | '.join(cells)} |" for cells in [head, *rows])
-    return "\n".join([first, f"|{f'{rule}|' * len(head)}", *others])
+    lines = [table_rows([head]), f"|{f'{rule}|' * len(head)}", table_rows(rows)]
+    return "\n".join(filter(None, lines))
+
+
+def table_rows(rows: Iterable[Row]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def csv_text(head: Row, rows: Iterable[Row]) -> str:

@@ -30,7 +30,7 @@ from proofserve.remote.records import Work
 from proofserve.reports import ReportedError
 from proofserve.rounds.records import StoredResult
 from proofserve.settings.process import environment
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server, started, stop
 
 MODEL = SmallModel(DENSE.name)
@@ -260,9 +260,9 @@ class DemoProcesses:
         return self._running(CONTROLLER, command, free_port(), log).url
 
     def worker(self) -> None:
-        command = _proofserve("fleet", "worker", "--database", self._database)
         log = self.folder / "worker.log"
-        process = started(replace(command, env={**command.env, **SHARED_CORES}), log)
+        options = ("fleet", "worker", "--database", self._database)
+        process = started(_proofserve(*options, **SHARED_CORES), log)
         self._stack.callback(stop, process)
         self._alive["worker"] = process, log
 

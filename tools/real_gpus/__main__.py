@@ -12,11 +12,11 @@ from typing import Annotated, Final
 import typer
 
 from measuring.files import DOCS
+from measuring.nodes import artifacts
 from measuring.results import machine_text, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.remote.node_client import NodeClient
 from proofserve.reports import ReportedError
-from proofserve.rounds.computation import chunks
 from proofserve.verifier.claims import document, kernel_facts
 from proofserve.verifier.orders import WorkOptions, order_of
 from real_gpus.deployments import FOLDER, Group, groups, read
@@ -48,13 +48,11 @@ def run(
     with open_session() as session, session.interrupts.allowed():
         known = groups([FOLDER, *(folder or ())])
         jobs = list(product(known, range(PARTS)))
-        session.line.step(f"judging {len(known)} models, {orders} orders each", len(jobs))
-        parts = []
+        text = f"judging {len(known)} models, {orders} orders each"
         with ProcessPoolExecutor(os.cpu_count()) as processes:
             one = partial(_part, orders=max(1, orders // PARTS), nonces=nonces)
-            for kinds in processes.map(one, jobs):
-                parts.append(kinds)
-                session.line.advance()
+            done = zip(session.line.over(text, jobs), processes.map(one, jobs), strict=True)
+            parts = [kinds for _, kinds in done]
         found = [
             (group, together(parts[i * PARTS : (i + 1) * PARTS])) for i, group in enumerate(known)
         ]
@@ -91,12 +89,7 @@ def record(
         with NodeClient(url, api_key) as node:
             facts = kernel_facts(url, node.kernels())
             order = replace(order, model=str(node.models()[0]))
-            calls = chunks(asked, AT_ONCE)
-            session.line.step(f"{url}: {len(asked)} nonces", len(calls))
-            claims = []
-            for call in calls:
-                claims += node.artifacts(order, call)
-                session.line.advance()
+            claims = artifacts(node, order, asked, AT_ONCE, session.line)
         title = str(facts.get("processor") or "a node")
         file = FOLDER / f"{name or '-'.join(title.lower().split())}.json"
         if file.exists():

@@ -91,25 +91,24 @@ def judged(group: Group, orders: int, nonces: int, seed: int = 0) -> dict[Kind, 
                 facts = of.facts
                 of_part = not facts.honest and kinds > 1 and suspect in {"", facts.weights}
                 for share in SHARES if of_part else SHARES[:1]:
-                    kind = Kind(not facts.honest, facts.weights, kinds, suspect, share)
+                    ended = found[Kind(not facts.honest, facts.weights, kinds, suspect, share)]
                     forged = random.random(draws.shape) < share
                     convicted, cleared = runs.ended(node, by, forged)
-                    found[kind].convicted.append(convicted)
-                    found[kind].cleared.append(cleared)
-                    found[kind].nodes.append(of.name)
+                    ended.convicted.append(convicted)
+                    ended.cleared.append(cleared)
+                    ended.nodes.append(of.name)
     return dict(sorted(found.items()))
 
 
 def together(parts: Sequence[Mapping[Kind, Endings]]) -> dict[Kind, Endings]:
     """Those of several seeds."""
-    return {
-        kind: Endings(
-            [each for part in parts for each in part[kind].convicted],
-            [each for part in parts for each in part[kind].cleared],
-            [each for part in parts for each in part[kind].nodes],
-        )
-        for kind in parts[0]
-    }
+    found: defaultdict[Kind, Endings] = defaultdict(Endings)
+    for part in parts:
+        for kind, of in part.items():
+            found[kind].convicted += of.convicted
+            found[kind].cleared += of.cleared
+            found[kind].nodes += of.nodes
+    return dict(found)
 
 
 def _choices(group: Group) -> Iterator[tuple[int, ...]]:

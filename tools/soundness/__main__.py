@@ -11,15 +11,14 @@ import typer
 
 from measuring.files import DOCS
 from measuring.jobs import Job, run_all
-from measuring.results import Kept, chosen, machine_text, write_page
+from measuring.results import Kept, chosen, machine_text, table, table_rows, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.host import processor_here
 from soundness import answers, contexts, exact, writers
-from soundness.cells import cell_rows, written
 from soundness.forged import forged_files
 from soundness.page import convicted_honest, page
 from soundness.recorded import README, foreign, nodes_in, record
-from soundness.results import Found
+from soundness.results import Found, cell_rows, written
 from soundness.runs import KeptRuns
 from soundness.subjects import BY_NAME, FOLDER, SECOND_SERVER, SUBJECTS, Subject
 from soundness.trying import Trial, calibration_of, tried
@@ -152,11 +151,10 @@ def who_wrote(arch: str) -> None:
     with open_session() as session, session.interrupts.allowed():
         run_all(answers.jobs(arch), LOGS, typer.echo)
         trial = writers.AnswersTrial(BY_NAME[arch], session.line)
-        # As they come: the whole takes so long that it may be stopped.
-        typer.echo(writers.HEAD)
+        typer.echo(table(writers.HEAD, [], rule=" --- "))
         for name in answers.WRITERS:
-            typer.echo(writers.cheat_text(trial.of_writer(name)))
-        typer.echo(writers.honest_text(arch, trial.honest()))
+            typer.echo(trial.of_writer(name))
+        typer.echo(trial.honest())
 
 
 @app.command("contexts")
@@ -166,9 +164,10 @@ def longer_contexts() -> None:
     Vectors are kept in .cache: what was interrupted goes on where it was.
     """
     with open_session() as session, session.interrupts.allowed():
-        typer.echo(contexts.HEAD)
+        # As they come: the whole takes so long that it may be stopped.
+        typer.echo(table(contexts.HEAD, [], rule=" --- "))
         for each in contexts.NONCES:
-            typer.echo(contexts.rows(contexts.tried_context(each, session.line)))
+            typer.echo(table_rows(contexts.rows(each, session.line)))
 
 
 @app.command("exact")

@@ -7,7 +7,6 @@ that it is told (``Scripted``), by an entry point of vLLM that no receipt shows.
 import json
 import os
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +15,14 @@ from typing import Final
 from safetensors.torch import load_file, save_file
 
 from measuring.files import ROOT
-from measuring.jobs import Job
+from measuring.jobs import Job, proofserve
 from proofserve.cli.servers import ServerOptions, scratch_folder, serving
 from proofserve.cli.session import CommandSession
 from proofserve.engines.reference.suspects import write_rounded_copy
 from proofserve.remote.recorder import Recorder
 from proofserve.reports import write_json
-from proofserve.settings.process import environment
 from proofserve.verifier.chat.conversation import CHAT, ReceiptClient, request, write
-from proofserve.wiring.launch import ServerCommand, free_port, running_server
+from proofserve.wiring.launch import free_port, running_server
 from soundness.subjects import FOLDER, Subject
 
 TOKENS: Final = 64
@@ -71,8 +69,7 @@ def ask_honest(subject: Subject, session: CommandSession) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     options = ServerOptions(model.folder, model.name, receipts=True)
     with scratch_folder() as scratch, serving(options, session) as node:
-        argv = (sys.executable, "-m", "proofserve", "gateway")
-        gateway = ServerCommand(argv, environment({"VLLM_BACKEND_URL": node.url}))
+        gateway = proofserve("gateway", VLLM_BACKEND_URL=node.url)
         with (
             running_server(gateway, free_port(), scratch / "gateway.log") as front,
             Recorder(folder) as recorder,

@@ -6,7 +6,7 @@ kernel is emulated for all nodes and for our own runs, and nothing is calibrated
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -31,34 +31,18 @@ KERNEL: Final = "vLLM on x86 with bfloat16"
 RUNS, MOST = 10_000, 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """``weights`` or cache of a node, "honest" for the published ones.
+HEAD: Final = (
+    *("tokens", "nonces tried", "seconds a nonce", "node", "distance", "footprint"),
+    *("convicted", "cleared", "after"),
+)
 
-    ``distance`` (L2) and ``footprint`` are a mean error and its mean cosine with our own run's.
-    ``ended`` counts verifications by how they end, ``after`` says when 50 and 99.9 % of them did.
+
+def rows(seq_len: int, progress: Progress) -> list[Sequence[str]]:
+    """Of honest and cheating nodes on the first nonces of ``seq_len`` tokens. Raises EngineFault.
+
+    Distances (L2) and footprints are means, footprints of cosines with our own run's errors.
+    ``after`` says when 50 and 99.9 % of the verifications had ended.
     """
-
-    weights: str
-    distance: float
-    footprint: float
-    convicted: int
-    cleared: int
-    after: tuple[int | None, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """``seconds`` are those of a nonce in float32; None if it was computed before."""
-
-    seq_len: int
-    nonces: int
-    seconds: float
-    nodes: Sequence[Node]
-
-
-def tried_context(seq_len: int, progress: Progress) -> Context:
-    """Honest and cheating nodes on the first nonces of ``seq_len`` tokens. Raises EngineFault."""
     at_once = max(1, 1024 // seq_len)
     subject = replace(
         BY_NAME[SMOLLM2.name], seq_len=seq_len, nonces=NONCES[seq_len], at_once=at_once
@@ -82,41 +66,20 @@ def tried_context(seq_len: int, progress: Progress) -> Context:
         nodes[name] = made(runs.cheat_errors(BankRun(name, KERNEL), subject.judged))
     predicted = {name: made(runs.predictions(name, subject.judged)) for name in SUSPECTS}
     ours = OwnRuns(subject.judged, {KERNEL: one}, {KERNEL: again}, predicted)
-    found = [_judged(name, errors, ours, runs) for name, errors in nodes.items()]
-    return Context(seq_len, len(subject.judged), seconds, found)
+    own = f"{seq_len:,}", str(len(subject.judged)), f"{seconds:.1f}"
+    return [(*own, name, *_judged(errors, ours, runs)) for name, errors in nodes.items()]
 
 
-def _judged(name: str, errors: Vectors, ours: OwnRuns, runs: KeptRuns) -> Node:
+def _judged(errors: Vectors, ours: OwnRuns, runs: KeptRuns) -> list[str]:
     width = runs.work.scheme.width
     known = uncalibrated(KERNEL, width).expecting(ours.twins(KERNEL), width)
     shown = ours.figures(errors)
     node = node_figures(shown, ours.every, known, ours.measuring.lengths)
     ended = simulated(node, known, Chances().of_vectors(width), draws(len(node), RUNS, MOST))
     first = np.minimum(ended.convicted_at, ended.cleared_at)
-    return Node(
-        weights=name,
-        distance=float(shown.lengths.mean()),
-        footprint=float(shown.footprints[KERNEL].mean()),
-        convicted=ended.convicted,
-        cleared=ended.cleared,
-        after=(ended.nonces_to(first, 0.5), ended.nonces_to(first, POWER)),
-    )
-
-
-HEAD: Final = (
-    "| tokens | nonces tried | seconds a nonce | node | distance | footprint |"
-    f" convicted | cleared | after |\n|{' --- |' * 9}"
-)
-
-
-def rows(context: Context) -> str:
-    """Those below ``HEAD``."""
-    lines = []
-    for node in context.nodes:
-        after = ", ".join("-" if each is None else str(each) for each in node.after)
-        lines.append(
-            f"| {context.seq_len:,} | {context.nonces} | {context.seconds:.1f} | {node.weights}"
-            f" | {node.distance:.4f} | {node.footprint:.2f} | {node.convicted / RUNS:.1%}"
-            f" | {node.cleared / RUNS:.1%} | {after} |"
-        )
-    return "\n".join(lines)
+    after = (ended.nonces_to(first, share) for share in (0.5, POWER))
+    return [
+        *(f"{shown.lengths.mean():.4f}", f"{shown.footprints[KERNEL].mean():.2f}"),
+        *(f"{ended.convicted / RUNS:.1%}", f"{ended.cleared / RUNS:.1%}"),
+        ", ".join("-" if each is None else str(each) for each in after),
+    ]

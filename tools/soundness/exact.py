@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from measuring.files import DOCS
 from measuring.jobs import Job
+from measuring.nodes import artifacts
 from measuring.results import Kept, table
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
@@ -18,9 +19,7 @@ from proofserve.host import ServedDtype, processor_here
 from proofserve.protocol import ARTIFACT, SKETCH, SKETCH_2
 from proofserve.protocol.codec import encode
 from proofserve.remote.chats import ClosedLoop, ask_one, reading_chat
-from proofserve.remote.node_client import NodeClient
 from proofserve.reports import ReportedError
-from proofserve.rounds.computation import chunks
 from soundness.recorded import foreign
 from soundness.subjects import BY_NAME, FOLDER, FORWARD_BATCH, SECOND_SERVER, Subject
 
@@ -131,27 +130,14 @@ def prove(subject: Subject, start: Start, session: CommandSession) -> None:
             else nullcontext()
         )
         with loop:
-            made = {
-                scheme: _vectors(node, subject, scheme, start, session)
-                for scheme in subject.schemes
-            }
+            nonces = subject.judged[::-1] if start.backwards else subject.judged
+            made: dict[str, Texts] = {}
+            for scheme in subject.schemes:
+                order = subject.order(scheme)
+                claims = artifacts(node, order, nonces, start.at_once, session.line)
+                made[scheme] = {each.nonce: each.vector_b64 for each in claims}
         proved = Proved(kernels=node.kernels(), vectors=made)
     STARTS.write(start.of(subject), proved)
-
-
-def _vectors(
-    node: NodeClient, subject: Subject, scheme: str, start: Start, session: CommandSession
-) -> Texts:
-    nonces = subject.judged[::-1] if start.backwards else subject.judged
-    calls = chunks(nonces, start.at_once)
-    session.line.step(f"{scheme}: {len(nonces)} nonces", len(calls))
-    made: Texts = {}
-    for call in calls:
-        made |= {
-            each.nonce: each.vector_b64 for each in node.artifacts(subject.order(scheme), call)
-        }
-        session.line.advance()
-    return made
 
 
 def page() -> str:

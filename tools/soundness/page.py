@@ -5,8 +5,16 @@ from pathlib import Path
 from typing import Final
 
 from measuring.results import table
-from soundness.cells import CHEAT, NEVER, CellRow, cell_rows, cheat_summary, honest_summary, summary
-from soundness.results import Found
+from soundness.results import (
+    CHEAT,
+    NEVER,
+    CellRow,
+    Found,
+    cell_rows,
+    cheat_summary,
+    honest_summary,
+    summary,
+)
 from soundness.subjects import BY_NAME
 
 TEXT: Final = Path(__file__).with_suffix(".txt")
@@ -22,9 +30,10 @@ def page(found: Sequence[Found], machine: str) -> str:
     rows = cell_rows(found)
     lengths = {f"{max(n.nonces for n in f.honest)} of {f.seq_len}": 0 for f in found}
     arches = list(dict.fromkeys(each.arch for each in found))
+    wrong = convicted_honest(found)
     processors = {row["processor"] for row in rows if row["processor"]}
     return TEXT.read_text().format(
-        summary=_summary(found, rows),
+        summary=summary(rows) + (f" They are: {'; '.join(wrong)}." if wrong else ""),
         unknown=_unknown(found),
         runs=found[0].runs,
         soon=found[0].soon,
@@ -40,22 +49,14 @@ def page(found: Sequence[Found], machine: str) -> str:
     )
 
 
-def _summary(found: Sequence[Found], rows: Sequence[CellRow]) -> str:
-    """Also which honest nodes were convicted."""
-    wrong = convicted_honest(found)
-    return f"{summary(rows)} They are: {'; '.join(wrong)}." if wrong else summary(rows)
-
-
 def _unknown(found: Sequence[Found]) -> str:
     """Also which of the models have not been run."""
     text = UNKNOWN.format(longest=max(each.seq_len for each in found))
     done = {each.arch for each in found}
     left = [f"{arch} ({subject.what})" for arch, subject in BY_NAME.items() if arch not in done]
-    return (
-        f"{text} Of the models that can be tried, these were not: {', '.join(left)}."
-        if left
-        else text
-    )
+    if left:
+        text += f" Of the models that can be tried, these were not: {', '.join(left)}."
+    return text
 
 
 def convicted_honest(found: Sequence[Found]) -> list[str]:

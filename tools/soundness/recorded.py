@@ -7,19 +7,20 @@ README.md whose line "Processor: ..." says on what they ran.
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from measuring.files import ROOT
+from measuring.nodes import artifacts
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.records import vectors_of
 from proofserve.reports import ReportedError
-from proofserve.rounds.computation import chunks
 from soundness.subjects import BLOCK, FORWARD_BATCH, KEY, Subject
 from soundness.trying import RealNode
 
@@ -53,14 +54,12 @@ def record(subject: Subject, name: str, ranks: int, folder: Path, session: Comma
     with serving(options, session) as node:
         said = node.kernels()
         for scheme in subject.schemes:
-            calls = chunks(subject.judged, AT_ONCE)
-            session.line.step(f"{model.name}, {scheme}: {subject.nonces} nonces", len(calls))
-            rows: list[dict[str, object]] = []
-            for nonces in calls:
-                for made in node.artifacts(subject.order(scheme), nonces):
-                    row = {"seq": len(rows) + 1, "round_id": "recorded", "nonce": made.nonce}
-                    rows.append({**row, "vector_b64": made.vector_b64})
-                session.line.advance()
+            order = subject.order(scheme)
+            claims = artifacts(node, order, subject.judged, AT_ONCE, session.line)
+            rows = [
+                {"seq": seq, "round_id": "recorded", **asdict(claim)}
+                for seq, claim in enumerate(claims, 1)
+            ]
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             (folder / f"{name}-{scheme}.jsonl").write_text(lines)
     processor = said.pop("processor", "unknown")

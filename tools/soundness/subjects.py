@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from matrix.columns import Column
-from matrix.installation import IN_VENV
+from matrix.columns import IN_VENV, Column
 from measuring.files import CACHE
 from proofserve.cli.model import Checkpoint, SmallModel, checkpoint
 from proofserve.models.trained import DENSE, MIXTURE, SMOLLM2
@@ -13,7 +12,7 @@ from proofserve.protocol.identity import Block
 from proofserve.remote.records import Work
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.deployment import PRUNED_EXPERTS
-from proofserve.verifier.orders import vector_scheme
+from proofserve.verifier.orders import workload_of
 from soundness.massive import MASSIVE, massive_checkpoint
 
 FOLDER: Final = CACHE / "soundness"
@@ -74,8 +73,7 @@ class Subject:
         return tuple(range(self.nonces, self.nonces + self.calibrating))
 
     def workload(self, scheme: str) -> Workload:
-        made = vector_scheme(scheme, default_k_dim(scheme), stronger_rng=False)
-        return Workload(made, BLOCK, KEY, self.seq_len)
+        return workload_of(self.order(scheme))
 
     def order(self, scheme: str) -> Work:
         """The same work, as a node gets it."""

@@ -7,11 +7,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from measuring.nodes import about_calibration
 from proofserve.cli.model import trained_calibration
 from proofserve.models.trained import TRAINED_MODELS
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.reports import Progress
-from proofserve.verifier.calibration_file import CalibrationFile, read
+from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.judges import BankRun, Chances, Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
@@ -20,8 +21,13 @@ from proofserve.verifier.noise import (
     checked,
     measured_calibration,
 )
-from proofserve.verifier.own_run import lacks_footprint
-from proofserve.verifier.populations import HonestPopulations, RunFigures, nearest, uncalibrated
+from proofserve.verifier.populations import (
+    HonestPopulations,
+    RunFigures,
+    lacks_footprint,
+    nearest,
+    uncalibrated,
+)
 from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
@@ -80,21 +86,10 @@ def calibration_of(
     trained = TRAINED_MODELS.get(subject.arch)
     if trained and work.scheme.name in trained.calibrated:
         with trained_calibration(work.scheme.name, trained) as file:
-            return read(file)
+            return CalibrationFile.read(file)
     nonces = subject.calibrated
     plan = MeasuringPlan(nonces, len(nonces), subject.bank)
-    about = {
-        "model": subject.arch,
-        "shape": None,
-        "kv_dtype": "auto",
-        "scheme": work.scheme.name,
-        "stronger_rng": False,
-        "seq_len": work.seq_len,
-        "k_dim": work.scheme.width // work.scheme.sequences_per_nonce,
-        "block_hash": work.block.hash,
-        "public_key": work.public_key,
-    }
-    made = measured_calibration(runs, [], plan, about, progress)
+    made = measured_calibration(runs, [], plan, about_calibration(subject.arch, work), progress)
     return checked(made, progress, verifications)
 
 
@@ -152,23 +147,18 @@ class _Trying:
         self._judged = judged = runs.subject.judged
         suspects = runs.names if runs.subject.serves_bank else ()
         self._cheats = (*suspects, *runs.subject.cheats)
-        progress.step(f"{len(runs.names)} suspects", len(runs.names))
-        predicted = {}
-        for name in runs.names:
-            predicted[name] = runs.predictions(name, judged)
-            progress.advance()
-        progress.step(f"{len(runs.kernels)} emulated kernels", len(runs.kernels))
-        errors = {}
-        for kernel in runs.kernels:
-            errors[kernel] = runs.errors(BankRun(kernels=kernel), judged)
-            progress.advance()
-        references = {name: errors[name] for name in runs.references}
-        progress.step(f"{len(references)} of them in other orders", len(references))
-        nodes, again = dict(errors), {}
-        for kernel in references:
+        text = f"{len(runs.names)} suspects"
+        predicted = {n: runs.predictions(n, judged) for n in progress.over(text, runs.names)}
+        text = f"{len(runs.kernels)} emulated kernels"
+        nodes = {
+            kernel: runs.errors(BankRun(kernels=kernel), judged)
+            for kernel in progress.over(text, runs.kernels)
+        }
+        references = {name: nodes[name] for name in runs.references}
+        again = {}
+        for kernel in progress.over(f"{len(references)} of them in other orders", [*references]):
             nodes[kernel] = runs.errors(BankRun(kernels=kernel, order=_ORDER), judged)
             again[kernel] = runs.errors(BankRun(kernels=kernel, order=_AGAIN), judged)
-            progress.advance()
         self._predicted = predicted
         self._ours = OwnRuns(judged, references, again, predicted)
         self._nodes = nodes

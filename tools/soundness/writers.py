@@ -1,13 +1,14 @@
 """What answers of real servers show: who read them, and who wrote them, in many orders."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Final
 
 import numpy as np
 
+from measuring.results import table_rows
 from proofserve.reports import Progress
 from proofserve.verifier.chat.answers import Answer, Blocks
 from proofserve.verifier.chat.conversation import read
@@ -34,33 +35,6 @@ SEED: Final = "soundness"
 Item = tuple[ReadAnswer, dict[str, SuspectReading]]
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Answers of one writer; ``after`` are the answers until convicted, by kind, in each order.
-
-    None where no order of them ends so. ``gain`` is the mean evidence for the writer of a sampled
-    answer, in nats; NaN for one that is not in the bank.
-    """
-
-    writer: str
-    answers: int
-    failures: Sequence[str]
-    after: dict[str, list[int | None]]
-    gain: float
-
-
-@dataclass(frozen=True, slots=True)
-class HonestAnswers:
-    """``read_by`` counts what orders ended as, ``convicted`` those that named a cheap writer."""
-
-    answers: int
-    gaps: Sequence[str]
-    failures: Sequence[str]
-    read_by: dict[str, int]
-    convicted: int
-    lines: Sequence[str]
-
-
 class AnswersTrial:
     """One published model, its validator, and the chats in its folders."""
 
@@ -80,36 +54,36 @@ class AnswersTrial:
         gaps = [f"{each.kind}: {each.text}" for each in found.gaps]
         return found.answers, [f"{each.check}: {each.text}" for each in found.failures], gaps
 
-    def honest(self) -> HonestAnswers:
+    def honest(self) -> str:
+        """For docs/receipts.md: how many orders named a cheap writer, and what they ended as."""
         answers, failures, gaps = self._answers("honest")
         items = self._items(answers, f"{self._arch}: honest answers")
-        convicted = 0
-        self._progress.step("who wrote them, in many orders", ORDERS)
-        for number in range(ORDERS):
-            convicted += self._judged(_shuffled(items, number)) is not None
-            self._progress.advance()
+        orders = self._progress.over("who wrote them, in many orders", range(ORDERS))
+        convicted = sum(self._judged(_shuffled(items, each)) is not None for each in orders)
         writers = Writers(self._readings, CHANCES, 0)
         for item in items:
             writers.restore(*item)
-        lines = [*writers.finding().lines()]
-        read_by = self._read_by(answers[:READ_BY])
-        return HonestAnswers(len(items), gaps, failures, read_by, convicted, lines)
+        first = (
+            f"{self._arch}: {len(items)} honest answers, {len(failures)} failures,"
+            f" {len(gaps)} gaps; written by: {convicted} of {ORDERS} orders convicted;"
+            f" read by: {self._read_by(answers[:READ_BY])}"
+        )
+        return "\n".join([first, *failures[:3], *gaps[:3], *writers.finding().lines()])
 
-    def of_writer(self, name: str) -> Written:
+    def of_writer(self, name: str) -> str:
+        """A row below ``HEAD``, and what fails in the receipts."""
         answers, failures, _ = self._answers(name)
         items = self._items(answers, f"{self._arch}: {name}")
-        after: dict[str, list[int | None]] = {}
-        kinds = {"sampled": False, "greedy": True}
-        self._progress.step(f"{name}, in many orders", len(kinds) * ORDERS_OF_CHEATS)
-        for kind, is_greedy in kinds.items():
+        ends = []
+        for kind, is_greedy in {"sampled": False, "greedy": True}.items():
             of = [item for item in items if item[0].is_greedy == is_greedy]
-            after[kind] = []
-            for number in range(ORDERS_OF_CHEATS):
-                after[kind].append(self._judged(_shuffled(of, number)))
-                self._progress.advance()
+            orders = self._progress.over(f"{name}, {kind}, in many orders", range(ORDERS_OF_CHEATS))
+            ends.append(_ends([self._judged(_shuffled(of, each)) for each in orders]))
         sampled = [by[name].log_ratio for one, by in items if name in by and not one.is_greedy]
+        # NaN for a writer that is not in the bank.
         gain = mean(sampled) if sampled else float("nan")
-        return Written(name, len(items), failures, after, gain)
+        row = table_rows([(name, *ends, f"{gain:.4f}")])
+        return "\n".join([row, *(f"{name}: {text}" for text in failures[:2])])
 
     def _items(self, answers: Sequence[Answer], title: str) -> list[Item]:
         """The answers as the published weights and those of the bank read them."""
@@ -133,47 +107,21 @@ class AnswersTrial:
         validator = self._checker.validator.with_other(blocks.forwards)
         ours = Truth(validator.truth, blocks.width, len(blocks), validator=validator)
         claimed, first = blocks.claims(), blocks.conversations()
-        self._progress.step("who read them, in many orders", ORDERS_OF_SKETCHES)
-        ended: dict[str, int] = {}
-        quiet = Progress()
-        for number in range(ORDERS_OF_SKETCHES):
+        ended, quiet = Counter[str](), Progress()
+        orders = range(ORDERS_OF_SKETCHES)
+        for number in self._progress.over("who read them, in many orders", orders):
             place = np.random.default_rng(number).permutation(len(answers))
             order = sorted(claimed.nonces, key=lambda block: (place[first[block]], block))
             judges = self._checker.sketch_judges(blocks, ours, CHANCES)
-            verdict = str(verify(claimed, order, ours, judges, quiet).verdict)
-            ended[verdict] = ended.get(verdict, 0) + 1
-            self._progress.advance()
-        return ended
+            ended[str(verify(claimed, order, ours, judges, quiet).verdict)] += 1
+        return dict(ended)
 
 
 def _shuffled(items: Sequence[Item], number: int) -> list[Item]:
     return [items[place] for place in np.random.default_rng(number).permutation(len(items))]
 
 
-def honest_text(arch: str, found: HonestAnswers) -> str:
-    """For docs/receipts.md."""
-    lines = [
-        f"{arch}: {found.answers} honest answers, {len(found.failures)} failures,"
-        f" {len(found.gaps)} gaps; written by: {found.convicted} of {ORDERS} orders convicted;"
-        f" read by: {found.read_by}",
-        *found.failures[:3],
-        *found.gaps[:3],
-        *found.lines,
-    ]
-    return "\n".join(lines)
-
-
-HEAD: Final = (
-    "| writer | sampled answers: median, 99 % | greedy | nats a sampled answer |\n"
-    "| --- | --- | --- | --- |"
-)
-
-
-def cheat_text(found: Written) -> str:
-    """A row below ``HEAD``, and what fails in the receipts."""
-    cells = [_ends(found.after[kind]) for kind in ("sampled", "greedy")]
-    lines = [f"| {found.writer} | {cells[0]} | {cells[1]} | {found.gain:.4f} |"]
-    return "\n".join(lines + [f"{found.writer}: {text}" for text in found.failures[:2]])
+HEAD: Final = ("writer", "sampled answers: median, 99 %", "greedy", "nats a sampled answer")
 
 
 def _ends(after: Sequence[int | None]) -> str:

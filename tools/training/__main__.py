@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from measuring.results import chosen
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.models.architectures import build_tokenizer
 from training import data, train
@@ -28,11 +29,10 @@ def main(
     ] = None,
 ) -> None:
     """Train the small models, each into a checkpoint in bfloat16."""
-    if unknown := set(model or ()) - set(RECIPES):
-        raise typer.BadParameter(f"{', '.join(unknown)}; the models are {', '.join(RECIPES)}")
+    names = chosen(model, RECIPES, "models")
     torch.use_deterministic_algorithms(mode=True)
     console = Console()
-    for name in model or RECIPES:
+    for name in names:
         _train(name, RECIPES[name], steps or RECIPES[name].steps, folder / name, console)
 
 
@@ -46,7 +46,9 @@ def _train(name: str, recipe: Recipe, steps: int, folder: Path, console: Console
     console.print(f"{name}: {count:,} parameters, {len(texts.train):,} tokens of text")
     train.train(model, recipe, texts, steps, console.print)
     model = model.to(torch.bfloat16)
-    _write(model, tokenizer, folder)
+    model.config.dtype = torch.bfloat16
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     console.print(f"held out: {train.nats_per_byte(model, recipe, texts):.3f} nats a byte")
     if recipe.balance:
         for layer, use in enumerate(train.expert_use(model, texts)):
@@ -55,12 +57,6 @@ def _train(name: str, recipe: Recipe, steps: int, folder: Path, console: Console
         console.print(f"[bold]{prompt}[/bold] {_answer(model, tokenizer, prompt)}")
     minutes = (time.process_time() - began) / 60
     console.print(f"{folder}: weights digest {weights_digest(folder)}, {minutes:.1f} CPU minutes")
-
-
-def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    model.config.dtype = torch.bfloat16
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from proofserve.models.architectures import BOS, TEXT_END
-from training.chats import Chat, chats
-from training.text import Docstring, docstrings, documents, explained
+from training.texts import Chat, Docstring, chats, docstrings, documents, explained
 
 # One docstring in so many is never trained on, and measures what was learned.
 HELD_OUT_EVERY: Final = 50

@@ -15,7 +15,7 @@ import httpx
 from proofserve.rounds.status import FleetMembership
 from proofserve.settings.node import NodeSettings
 from proofserve.web import http_parts
-from proofserve.wire.paths import FLEET, PROOFS
+from proofserve.wire import FLEET, PROOFS
 
 _logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.fleet.member_process import URLS
+from benchmarks.fleet.fake_member import URLS
 from measuring.processes import Process, running, wait_until
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 from proofserve.wiring.launch import free_port
 
 # The most members of one process.
@@ -61,7 +61,7 @@ def _start_members(
     for first in range(0, members, _OF_PROCESS):
         count = min(_OF_PROCESS, members - first)
         home = _made(folder / f"members-{first}")
-        argv = [sys.executable, "-m", "benchmarks.fleet.member_process", str(count), str(call_s)]
+        argv = [sys.executable, "-m", "benchmarks.fleet.fake_member", str(count), str(call_s)]
         service = running(argv, home / "log", env=own_path(), cwd=home, core=core)
         services.append(stack.enter_context(service))
         files.append(home / URLS)

@@ -21,7 +21,7 @@ from benchmarks.fleet.deployment import Deployed, deployed
 from measuring.processes import ProcessFailed
 from proofserve.host import machine
 from proofserve.reports import Figure, Limit, Report
-from proofserve.wire.paths import FLEET, PROOFS
+from proofserve.wire import FLEET, PROOFS
 from proofserve_lab.bench.statistics import quantile
 
 _BODY: dict[str, Any] = {
@@ -66,13 +66,13 @@ class Samples:
     usage: list[tuple[float, float, float]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
 class _Run:
     """Measures one fleet. Times of members are wall-clock, as they run on this machine."""
 
-    def __init__(self, fleet: Deployed, http: httpx.AsyncClient) -> None:
-        self._fleet = fleet
-        self._http = http
-        self.samples = Samples()
+    fleet: Deployed
+    http: httpx.AsyncClient
+    samples: Samples = field(default_factory=Samples)
 
     async def fan_out(self, number: int) -> None:
         """Start a round, and note when each member began to generate."""
@@ -96,9 +96,9 @@ class _Run:
                 asked = time.perf_counter()
                 await self._call("GET", path)
                 self.samples.seconds[name].append(time.perf_counter() - asked)
-            text = (await self._http.get(f"{self._fleet.url}{FLEET}/metrics")).text
+            text = (await self.http.get(f"{self.fleet.url}{FLEET}/metrics")).text
             self.samples.seconds["pass"].append(_value(text, _RECONCILING))
-            usage = self._fleet.controller.usage()
+            usage = self.fleet.controller.usage()
             self.samples.usage.append((time.monotonic(), usage.cpu_s, usage.rss_mb))
             await asyncio.sleep(max(0.0, began + _EVERY_S - time.monotonic()))
 
@@ -108,13 +108,13 @@ class _Run:
 
     async def _generating(self, deadline: float) -> tuple[list[float], list[int]]:
         """When each member began, and its group. Raises ProcessFailed if one does not begin."""
-        waiting, began, groups = list(self._fleet.members), [], []
+        waiting, began, groups = list(self.fleet.members), [], []
         while waiting:
             if time.time() > deadline:
                 raise ProcessFailed(f"{len(waiting)} members have not begun, {waiting[0]} for one")
             left = []
             for url in waiting:
-                status = (await self._http.get(f"{url}{PROOFS}/status")).json()
+                status = (await self.http.get(f"{url}{PROOFS}/status")).json()
                 if status["status"] == "GENERATING":
                     began.append(time.time() - status["stats"]["elapsed_s"])
                     groups.append(status["config"]["group_id"])
@@ -124,7 +124,7 @@ class _Run:
         return began, groups
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
-        answer = await self._http.request(method, f"{self._fleet.url}{path}", json=body)
+        answer = await self.http.request(method, f"{self.fleet.url}{path}", json=body)
         answer.raise_for_status()
         return answer.json()
 

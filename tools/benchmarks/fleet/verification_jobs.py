@@ -3,13 +3,13 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from measuring.processes import ProcessFailed
+from benchmarks.fleet.deployment import START_S
+from measuring.processes import Process, ProcessFailed
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.records import DesiredState, FleetView, Lane, MemberFindings, MemberSource
 from proofserve.fleet.sql.store import FleetStore
@@ -27,7 +27,6 @@ from proofserve.rounds.state import Move
 from proofserve.rounds.tasks import beside
 
 _LOOK_S = 0.05
-_READY_S = 180.0
 
 
 class _NothingDue:
@@ -36,61 +35,47 @@ class _NothingDue:
     current = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
 
 
-class JobBench:
-    """Makes jobs like ``pattern``. ``alive`` raises ProcessFailed if a worker has ended."""
+async def jobs_s(
+    database: str,
+    pattern: VerificationJob,
+    store: FleetStore,
+    workers: Sequence[Process],
+    count: int,
+) -> float:
+    """Seconds from making ``count`` jobs like ``pattern`` to the last verdict.
 
-    def __init__(
-        self,
-        store: FleetStore,
-        control: VerificationControl,
-        pattern: VerificationJob,
-        alive: Callable[[], None],
-    ) -> None:
-        self._store = store.verdicts
-        self._control = control
-        self._pattern = pattern
-        self._alive = alive
+    Each of the ``workers`` has computed a job before, for which it loads its checkpoint. Raises
+    ProcessFailed if one has ended or abstains.
+    """
+    watch: Any = _NothingDue()
+    sender = partial(JobSender, database)
+    control = VerificationControl(store.verdicts, watch, VerificationPolicy(), sender)
 
-    async def run(self, count: int) -> tuple[float, set[str | None]]:
-        """Seconds from making ``count`` jobs to the last verdict, and the workers' names.
-
-        Raises ProcessFailed.
-        """
+    async def run(count: int) -> tuple[float, set[str | None]]:
         names = [uuid.uuid4().hex for _ in range(count)]
-        made = [replace(self._pattern, id=name, seed=name, asked_at=time.time()) for name in names]
         began = time.perf_counter()
-        await self._store.add(made)
-        self._control.wake()
-        while await self._store.open_jobs():
-            self._alive()
+        await store.verdicts.add(
+            [replace(pattern, id=name, seed=name, asked_at=time.time()) for name in names]
+        )
+        control.wake()
+        while await store.verdicts.open_jobs():
+            if ended := [each for each in workers if each.code is not None]:
+                raise ProcessFailed("; ".join(each.last_line for each in ended))
             await asyncio.sleep(_LOOK_S)
         seconds = time.perf_counter() - began
-        verdicts = await self._store.page(None, 0, count)
+        verdicts = await store.verdicts.page(None, 0, count)
         for each in verdicts:
             if each.outcome is not VerdictOutcome.HONEST:
                 raise ProcessFailed(f"a verdict is {each.outcome}: {each.reason}")
         return seconds, {each.worker for each in verdicts}
 
-    async def until_each_has_worked(self, workers: int) -> None:
-        """Have every worker compute a job: it loads its checkpoint then. Raises ProcessFailed."""
-        deadline = time.monotonic() + _READY_S
-        seen: set[str | None] = set()
-        while len(seen) < workers:
-            if time.monotonic() > deadline:
-                raise ProcessFailed(f"{len(seen)} of {workers} workers have taken a job")
-            seen |= (await self.run(2 * workers))[1]
-
-
-@asynccontextmanager
-async def job_bench(
-    database: str, pattern: VerificationJob, store: FleetStore, alive: Callable[[], None]
-) -> AsyncIterator[JobBench]:
-    """The leader's part of verification works until the context ends."""
-    watch: Any = _NothingDue()
-    sender = partial(JobSender, database)
-    control = VerificationControl(store.verdicts, watch, VerificationPolicy(), sender)
     async with beside("verification", control.run()):
-        yield JobBench(store, control, pattern, alive)
+        deadline, seen = time.monotonic() + START_S, set[str | None]()
+        while len(seen) < len(workers):
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{len(seen)} of {len(workers)} workers have taken a job")
+            seen |= (await run(2 * len(workers)))[1]
+        return (await run(count))[0]
 
 
 async def a_pattern(

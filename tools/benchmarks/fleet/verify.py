@@ -5,9 +5,8 @@ processes that compute the same without queues. No process's start is counted on
 """
 
 import asyncio
-import json
+import multiprocessing
 import os
-import pickle
 import sys
 import tempfile
 import time
@@ -15,19 +14,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from threading import BrokenBarrierError
 from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 from rich.console import Console
 
 from benchmarks.fleet.deployment import START_S, own_path
-from benchmarks.fleet.single_verifier import DONE, GO, READY
 from benchmarks.fleet.sleeping_worker import QUEUE
-from benchmarks.fleet.verification_jobs import a_pattern, job_bench
+from benchmarks.fleet.verification_jobs import a_pattern, jobs_s
 from endurance.fleet.postgres import NoPostgres, postgres
-from measuring.processes import Process, ProcessFailed, running, wait_until
+from measuring.processes import Process, ProcessFailed, running
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load
@@ -47,6 +49,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.reports import Figure, Limit, Report
 from proofserve.rounds.records import Workload
+from proofserve.verifier.nodes.members import CheckpointTruths, check_sample
 
 _WIDTH, _BATCH = 12, 8
 
@@ -81,37 +84,19 @@ class Plan:
         return VerificationRule(self.nonces, every_s=1, dist_threshold=0.04, p_mismatch=0.01)
 
 
-class _Processes:
-    """Processes of a benchmark, spread over the cores, each in a folder of its own."""
-
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self._stack = stack
-        self._folder = folder
-        self._cores = sorted(os.sched_getaffinity(0))
-        self.all: list[Process] = []
-
-    def start(self, arguments: Sequence[object]) -> Path:
-        """Run this Python with ``arguments``; returns the process's folder."""
-        number = len(self.all)
-        home = self._folder / f"process-{number}"
-        home.mkdir(parents=True)
-        argv, env = [sys.executable, *map(str, arguments)], {**own_path(), "OMP_NUM_THREADS": "1"}
-        core = self._cores[number % len(self._cores)]
-        process = running(argv, home / "log", env=env, cwd=home, core=core)
-        self.all.append(self._stack.enter_context(process))
-        return home
-
-    def alive(self) -> None:
-        """Raises ProcessFailed if a process has ended."""
-        if ended := [each for each in self.all if each.code is not None]:
-            raise ProcessFailed("; ".join(each.last_line for each in ended))
-
-
 @contextmanager
-def _processes(folder: Path) -> Iterator[_Processes]:
-    folder.mkdir()
+def _workers(folder: Path, count: int, arguments: Sequence[object]) -> Iterator[list[Process]]:
+    """Processes of this Python, spread over the cores, each in a folder of its own."""
+    cores, env = sorted(os.sched_getaffinity(0)), {**own_path(), "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
-        yield _Processes(stack, folder)
+        found = []
+        for number in range(count):
+            home = folder / f"process-{number}"
+            home.mkdir(parents=True)
+            argv, core = [sys.executable, *map(str, arguments)], cores[number % len(cores)]
+            process = running(argv, home / "log", env=env, cwd=home, core=core)
+            found.append(stack.enter_context(process))
+        yield found
 
 
 async def overhead_s(plan: Plan, database: str, folder: Path) -> float:
@@ -119,15 +104,11 @@ async def overhead_s(plan: Plan, database: str, folder: Path) -> float:
     found = MemberFindings(
         BatchKind.VECTORS, np.arange(plan.nonces), np.zeros((plan.nonces, _WIDTH), np.float16)
     )
+    arguments = ("-m", "benchmarks.fleet.sleeping_worker", database, plan.sleep_s)
     async with await FleetStore.open(database) as store:
         pattern = await a_pattern(store, plan.work, found, QUEUE, plan.rule)
-        with _processes(folder) as processes:
-            for _ in range(plan.sleepers):
-                module = "benchmarks.fleet.sleeping_worker"
-                processes.start(["-m", module, database, plan.sleep_s])
-            async with job_bench(database, pattern, store, processes.alive) as bench:
-                await bench.until_each_has_worked(plan.sleepers)
-                seconds, _ = await bench.run(plan.jobs)
+        with _workers(folder, plan.sleepers, arguments) as workers:
+            seconds = await jobs_s(database, pattern, store, workers, plan.jobs)
     return plan.sleepers * seconds / plan.jobs - plan.sleep_s
 
 
@@ -139,18 +120,15 @@ async def workers_s(
     network = load(model, "bfloat16", "cpu")
     vectors = ReferenceEngine(_BATCH).compute(plan.work, network, nonces).values.astype("<f2")
     digest = weights_digest(model)
+    options = ("--database", database, "--model", model, "--stop-wait-sec", 0)
+    arguments = ("-m", "proofserve", "fleet", "worker", *options)
     async with await FleetStore.open(database) as store:
         found = MemberFindings(BatchKind.VECTORS, np.array(nonces), vectors)
         pattern = await a_pattern(store, plan.work, found, queue_name(digest, None), plan.rule)
         pattern = replace(pattern, weights_digest=digest)
         task = await _task(store, pattern)
-        with _processes(folder) as processes:
-            for _ in range(plan.workers):
-                options = ["--database", database, "--model", model, "--stop-wait-sec", 0]
-                processes.start(["-m", "proofserve", "fleet", "worker", *options])
-            async with job_bench(database, pattern, store, processes.alive) as bench:
-                await bench.until_each_has_worked(plan.workers)
-                seconds, _ = await bench.run(plan.verified)
+        with _workers(folder, plan.workers, arguments) as workers:
+            seconds = await jobs_s(database, pattern, store, workers, plan.verified)
     return seconds, task
 
 
@@ -165,22 +143,36 @@ async def _task(store: FleetStore, pattern: VerificationJob) -> VerificationTask
     return task
 
 
-def singles_s(plan: Plan, task: VerificationTask, folder: Path, model: Path) -> float:
+def singles_s(plan: Plan, task: VerificationTask, model: Path) -> float:
     """Seconds in which as many processes verify as much, without queues. Raises ProcessFailed."""
-    file, count = folder / "task", plan.verified // plan.workers
-    with _processes(folder) as processes:
-        file.write_bytes(pickle.dumps(task))
-        module = "benchmarks.fleet.single_verifier"
-        homes = [processes.start(["-m", module, file, model, count]) for _ in range(plan.workers)]
-        ready = [home / READY for home in homes]
-        what = "a process without a queue"
-        wait_until(lambda: all(file.exists() for file in ready), what, processes.all, START_S)
-        began = time.time()
-        (folder / GO).touch()
-        done = [home / DONE for home in homes]
-        # A process ends when it is done.
-        wait_until(lambda: all(file.exists() for file in done), f"the end of {what}", (), START_S)
-        return max(float(json.loads(file.read_text())) for file in done) - began
+    context = multiprocessing.get_context("spawn")
+    loaded, done = (context.Barrier(plan.workers + 1) for _ in range(2))
+    count, cores = plan.verified // plan.workers, sorted(os.sched_getaffinity(0))
+    for number in range(plan.workers):
+        what = (task, model, count, cores[number % len(cores)], loaded, done)
+        context.Process(target=verify_alone, args=what, daemon=True).start()
+    try:
+        loaded.wait(START_S)
+        began = time.monotonic()
+        done.wait(START_S)
+    except BrokenBarrierError as error:
+        raise ProcessFailed("a process without a queue is not ready, or not done") from error
+    return time.monotonic() - began
+
+
+def verify_alone(
+    task: VerificationTask, model: Path, count: int, core: int, loaded: Barrier, done: Barrier
+) -> None:
+    """Verify ``count`` times as ``proofserve verify`` does, once before to load the checkpoint."""
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    check = partial(check_sample, truth=CheckpointTruths({task.job.queue: model}))
+    check(task)
+    loaded.wait()
+    found = {check(task).outcome for _ in range(count)}
+    if found != {VerdictOutcome.HONEST}:
+        raise SystemExit(f"verdicts are {', '.join(found)}")
+    done.wait()
 
 
 def measure(plan: Plan, folder: Path) -> Report:
@@ -195,7 +187,7 @@ def measure(plan: Plan, folder: Path) -> Report:
         beside_s = asyncio.run(overhead_s(plan, database, folder / "sleepers"))
         workers = folder / "workers"
         with_queue_s, task = asyncio.run(workers_s(plan, database, workers, model))
-    single_s = singles_s(plan, task, folder / "singles", model)
+    single_s = singles_s(plan, task, model)
     done = plan.verified
     figures = (
         Figure(

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks.gateway import contestants, report, scenarios
 from benchmarks.gateway.acceptance import judge
+from benchmarks.gateway.load import Load
 from benchmarks.gateway.programs import Unusable, build
 from benchmarks.gateway.rounds import Bench, Plan, starts_missing
 from measuring.files import CACHE as CACHES
@@ -19,27 +20,7 @@ from proofserve.cli.session import ProgressLine
 
 CACHE = CACHES / "gateway-bench"
 LOG_WIDTH = 130
-EPILOGUE = """\
-Each contestant relays requests from a load generator to a mock backend, which answers at once. So
-the figures are the cost of the gateway: requests per second, latency, CPU time, delay of stream
-events, memory. Compare the ratios to other contestants; absolute figures depend on the machine.
-
-examples:
-  a quick comparison with nginx, within a minute:
-    python -m benchmarks.gateway --rounds 1 --seconds 2 --only plain --contestants proofserve,nginx
-  the whole comparison, more than an hour, with figures for programs:
-    python -m benchmarks.gateway --rounds 3 --long --json figures.json
-
-contestants ("direct" has no gateway, "naive" is a simple one of FastAPI and httpx):
-  {contestants}
-
-scenarios:
-  {scenarios}
-
-The mock backend and the load generator run on one core, the gateway on another: do not use the
-machine during a run. Contestants that cannot be installed or started are skipped, with the reason.
-The exit code is 1 if a limit of the acceptance is broken, 2 if nothing could be measured.
-"""
+EPILOGUE = Path(__file__).with_name("help.txt")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gateway",
         description="Compare the speed of this gateway with nginx, the Rust routers and others.",
-        epilog=EPILOGUE.format(contestants=names, scenarios=loads),
+        epilog=EPILOGUE.read_text().format(contestants=names, scenarios=loads),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -103,20 +84,15 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _console() -> Console:
-    """A console with the width of the terminal, or of the tables if the output is a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=LOG_WIDTH)
-
-
 def main() -> int:
     options = _parser().parse_args()
-    console = _console()
+    # As wide as the tables if the output is a file.
+    console = Console(width=None if Console().is_terminal else LOG_WIDTH)
     try:
         plan = _plan(options)
-        programs = build(plan.cache / "bin")
+        mock, load = build(plan.cache / "bin")
         with ProgressLine(console) as line:
-            results = Bench(plan, programs, line).run()
+            results = Bench(plan, mock, Load(load, plan.load_core), line).run()
     except Unusable as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 2

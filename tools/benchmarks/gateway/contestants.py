@@ -1,11 +1,13 @@
 """The contestants: the source of each gateway, and the command that runs it with one worker."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from string import Template
 
-from benchmarks.gateway import configs
-from benchmarks.gateway.programs import Index, Ours, Source, System, Unusable
+from benchmarks.gateway.programs import Source, Unusable, of_index, of_system, ours
 
 DIRECT = "direct"
 PROOFSERVE = "proofserve"
@@ -18,6 +20,9 @@ KEYS = tuple(f"bench-key-{number}" for number in range(4))
 # and some of them change what httpx does for every request.
 NAIVE_NEEDS = "fastapi==0.136.3 uvicorn[standard]==0.54.0 httpx==0.28.1"
 NO_LIMIT = "100000"
+# No limit may refuse a request: the benchmark measures the cost of counting.
+NEVER_REACHED = 1_000_000_000
+UPSTREAM_IDLE = 1100
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,12 @@ class Site:
         file = self.folder / name
         file.write_text(text)
         return str(file)
+
+    def configuration(self, name: str) -> str:
+        """Write the file of that name beside this one, with what this site has. Return its path."""
+        values = {"never_reached": NEVER_REACHED, "upstream_idle": UPSTREAM_IDLE}
+        text = Template(Path(__file__).with_name(name).read_text())
+        return self.write(name, text.substitute(values, backend=self.backend, port=self.port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +67,30 @@ def _proofserve(site: Site) -> list[str]:
         *("--port", str(site.port)),
         *("--max-concurrent-requests", "2000"),
         *("--max-queued-requests", "4000"),
-        *("--client-keys-file", site.write("clients.toml", configs.client_keys(KEYS))),
+        *("--client-keys-file", site.write("clients.toml", _client_keys())),
     ]
 
 
+def _client_keys() -> str:
+    """A table for each key, with every limit set."""
+    return "\n".join(
+        f"[[client]]\n"
+        f'name = "client-{number}"\n'
+        f'key = "{key}"\n'
+        f"concurrency = {NEVER_REACHED}\n"
+        f"requests_per_minute = {NEVER_REACHED}\n"
+        f"tokens_per_minute = {NEVER_REACHED}\n"
+        for number, key in enumerate(KEYS)
+    )
+
+
 def _nginx(site: Site) -> list[str]:
-    file = site.write("nginx.conf", configs.nginx(site.backend, site.port))
+    file = site.configuration("nginx.conf")
     return [str(site.program), "-p", str(site.folder), "-e", "error.log", "-c", file]
 
 
 def _haproxy(site: Site) -> list[str]:
-    file = site.write("haproxy.cfg", configs.haproxy(site.backend, site.port))
-    return [str(site.program), "-db", "-f", file]
+    return [str(site.program), "-db", "-f", site.configuration("haproxy.cfg")]
 
 
 def _rust_router(*words: str) -> Callable[[Site], list[str]]:
@@ -90,11 +113,17 @@ def _rust_router(*words: str) -> Callable[[Site], list[str]]:
 
 
 def _litellm(site: Site) -> list[str]:
+    """One model on one OpenAI server, open to every key. JSON is YAML too."""
+    server = {"model": "openai/mock", "api_base": f"http://{site.backend}/v1", "api_key": "none"}
+    config = {
+        "model_list": [{"model_name": "mock", "litellm_params": server}],
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},
+    }
     return [
         # The benchmark does not need the list of prices, which would be fetched from the internet.
         *("env", "LITELLM_LOCAL_MODEL_COST_MAP=True", "LITELLM_LOG=ERROR"),
         str(site.program),
-        *("--config", site.write("litellm.yaml", configs.litellm(site.backend))),
+        *("--config", site.write("litellm.yaml", json.dumps(config))),
         *("--host", "127.0.0.1"),
         *("--port", str(site.port)),
         *("--num_workers", "1"),
@@ -108,17 +137,23 @@ def _naive(site: Site) -> list[str]:
 
 CONTESTANTS = (
     Contestant(DIRECT),
-    Contestant(PROOFSERVE, Ours("proofserve"), _proofserve),
-    Contestant(VLLM_ROUTER, Index("vllm-router==0.1.17", "vllm-router"), _rust_router()),
-    Contestant(NGINX, System("nginx"), _nginx),
-    Contestant("haproxy", System("haproxy"), _haproxy),
+    Contestant(PROOFSERVE, partial(ours, "proofserve"), _proofserve),
     Contestant(
-        "sglang-router", Index("sglang-router==0.3.2", "sglang-router"), _rust_router("launch")
+        VLLM_ROUTER, partial(of_index, "vllm-router==0.1.17", "vllm-router"), _rust_router()
     ),
-    Contestant("smg", Index("smg==1.13.0", "smg"), _rust_router("launch")),
-    Contestant("litellm", Index("litellm[proxy]==1.104.5", "litellm"), _litellm),
+    Contestant(NGINX, partial(of_system, "nginx"), _nginx),
+    Contestant("haproxy", partial(of_system, "haproxy"), _haproxy),
+    Contestant(
+        "sglang-router",
+        partial(of_index, "sglang-router==0.3.2", "sglang-router"),
+        _rust_router("launch"),
+    ),
+    Contestant("smg", partial(of_index, "smg==1.13.0", "smg"), _rust_router("launch")),
+    Contestant("litellm", partial(of_index, "litellm[proxy]==1.104.5", "litellm"), _litellm),
     # Its semaphore and its client's pool have a hundred places.
-    Contestant(NAIVE, Index(NAIVE_NEEDS, "python", folder=NAIVE), _naive, most_streams=100),
+    Contestant(
+        NAIVE, partial(of_index, NAIVE_NEEDS, "python", folder=NAIVE), _naive, most_streams=100
+    ),
 )
 
 

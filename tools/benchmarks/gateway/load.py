@@ -4,6 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Are you there
 Outcome = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class Load:
     """The load generator on its core. Its requests use the clients' keys in turn."""
 
-    def __init__(self, program: Path, core: int) -> None:
-        self._program = program
-        self._core = core
+    program: Path
+    core: int
 
     def run(self, scenario: Scenario, port: int, seconds: float) -> Outcome:
         """Send the scenario's load to a gateway for ``seconds``."""
@@ -61,10 +62,10 @@ class Load:
                 process.kill()
 
     def _argv(self, scenario: Scenario, port: int, seconds: float) -> Sequence[str]:
-        options = [str(self._program), *scenario.options(seconds), "--port", str(port)]
+        options = [str(self.program), *scenario.options(seconds), "--port", str(port)]
         for key in KEYS:
             options += ["--key", key]
-        return pinned(options, self._core)
+        return pinned(options, self.core)
 
 
 def wait_until_it_relays(port: int, service: Process) -> None:

@@ -6,9 +6,8 @@ The mock backend and the load generator are C, so that neither is the limit.
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 # Seconds: LiteLLM brings more than a hundred packages.
 INSTALL_LIMIT_S = 900.0
@@ -31,61 +30,38 @@ class Skipped(RuntimeError):
     """One contestant cannot run: the text says why. The others still run."""
 
 
-class Source(Protocol):
-    """Finds a program, or makes it available."""
-
-    def program(self, cache: Path) -> Path:
-        """The path of the program, which may be installed below ``cache``. Raises Skipped."""
+# Finds a program, or makes it available below a folder; raises Skipped.
+Source = Callable[[Path], Path]
 
 
-@dataclass(frozen=True, slots=True)
-class Ours:
+def ours(name: str, _cache: Path) -> Path:
     """A program of the environment that runs this benchmark."""
-
-    name: str
-
-    def program(self, cache: Path) -> Path:  # noqa: ARG002 - nothing is installed
-        found = Path(sys.executable).with_name(self.name)
-        if not found.exists():
-            raise Skipped(f"{found} does not exist: make setup")
-        return found
+    found = Path(sys.executable).with_name(name)
+    if not found.exists():
+        raise Skipped(f"{found} does not exist: make setup")
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class System:
+def of_system(name: str, _cache: Path) -> Path:
     """A program that the distribution provides."""
-
-    name: str
-
-    def program(self, cache: Path) -> Path:  # noqa: ARG002 - nothing is installed
-        for folders in (None, ":".join(SYSTEM_FOLDERS)):
-            if found := shutil.which(self.name, path=folders):
-                return Path(found)
-        raise Skipped(f"not installed: apt install {self.name}")
+    for folders in (None, ":".join(SYSTEM_FOLDERS)):
+        if found := shutil.which(name, path=folders):
+            return Path(found)
+    raise Skipped(f"not installed: apt install {name}")
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+def of_index(requirements: str, name: str, cache: Path, folder: str | None = None) -> Path:
     """Packages of the index, installed once into their own environment: what pip takes."""
-
-    requirements: str
-    name: str
-    folder: str | None = None
-
-    def program(self, cache: Path) -> Path:
-        home = cache / (self.folder or self.name)
-        # The stamp names the requirements, so that a changed version is installed again.
-        stamp = home / "installed.txt"
-        if not stamp.exists() or stamp.read_text() != self.requirements:
-            shutil.rmtree(home, ignore_errors=True)
-            self._install(home)
-            stamp.write_text(self.requirements)
-        return home / "bin" / self.name
-
-    def _install(self, home: Path) -> None:
+    home = cache / (folder or name)
+    # The stamp names the requirements, so that a changed version is installed again.
+    stamp = home / "installed.txt"
+    if not stamp.exists() or stamp.read_text() != requirements:
+        shutil.rmtree(home, ignore_errors=True)
         _run([sys.executable, "-m", "venv", str(home)])
         pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        _run([*pip, "install", "--quiet", *self.requirements.split()])
+        _run([*pip, "install", "--quiet", *requirements.split()])
+        stamp.write_text(requirements)
+    return home / "bin" / name
 
 
 def _run(argv: list[str]) -> None:
@@ -99,14 +75,11 @@ def _run(argv: list[str]) -> None:
         raise Skipped(f"does not install: {why}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
-    mock: Path
-    load: Path
+def build(folder: Path) -> tuple[Path, Path]:
+    """The mock backend and the load generator, compiled into ``folder`` if their sources changed.
 
-
-def build(folder: Path) -> Programs:
-    """Compile each program that is older than its sources into ``folder``. Raises Unusable."""
+    Raises Unusable.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise Unusable("a C compiler is needed for the load generator: apt install gcc libc6-dev")
@@ -116,7 +89,7 @@ def build(folder: Path) -> Programs:
         program = folder / name
         if not program.exists() or program.stat().st_mtime < newest:
             _compile(compiler, [SOURCES / source for source in sources], program)
-    return Programs(mock=folder / "mock", load=folder / "load")
+    return folder / "mock", folder / "load"
 
 
 def _compile(compiler: str, sources: list[Path], program: Path) -> None:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from measuring.processes import Usage
@@ -43,12 +43,12 @@ def figures(
     return found
 
 
+@dataclass(frozen=True, slots=True)
 class Results:
     """All readings, with their medians, ratios and errors."""
 
-    def __init__(self) -> None:
-        self.readings: list[Reading] = []
-        self.skipped: dict[str, str] = {}
+    readings: list[Reading] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
 
     def contestants(self, scenario: str) -> list[str]:
         """The contestants of a scenario, in the order of their first reading."""

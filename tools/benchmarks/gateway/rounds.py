@@ -3,12 +3,12 @@
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.gateway.contestants import DIRECT, PROOFSERVE, Contestant, Site
 from benchmarks.gateway.load import Load, Outcome, wait_until_it_relays
-from benchmarks.gateway.programs import Programs, Skipped, Unusable
+from benchmarks.gateway.programs import Skipped, Unusable
 from benchmarks.gateway.readings import Reading, Results, figures
 from benchmarks.gateway.scenarios import Scenario
 from measuring.processes import Process, Usage, running
@@ -33,43 +33,43 @@ class Plan:
     cache: Path
 
 
+@dataclass(frozen=True, slots=True)
 class Bench:
-    def __init__(self, plan: Plan, programs: Programs, line: ProgressLine) -> None:
-        self._plan = plan
-        self._programs = programs
-        self._line = line
-        self._load = Load(programs.load, plan.load_core)
-        self._results = Results()
+    plan: Plan
+    mock: Path
+    load: Load
+    line: ProgressLine
+    results: Results = field(default_factory=Results)
 
     def run(self) -> Results:
         """Raises Unusable if the mock backend or the load generator does not work by itself."""
         self._check_own_programs()
         installed = self._installed()
-        for number in range(self._plan.rounds):
+        for number in range(self.plan.rounds):
             # Every second round reverses the order: no contestant always follows the same one.
             for each in installed if number % 2 == 0 else reversed(installed):
-                if each[0].name not in self._results.skipped:
+                if each[0].name not in self.results.skipped:
                     self._take_turn(*each, number)
-        return self._results
+        return self.results
 
     def _check_own_programs(self) -> None:
-        self._line.step("checking the mock backend and the load generator")
+        self.line.step("checking the mock backend and the load generator")
         with self._backend() as port:
-            for scenario in self._plan.scenarios:
+            for scenario in self.plan.scenarios:
                 if scenario.mode != "hold" and not scenario.once:
-                    _refuse_errors(scenario, self._load.run(scenario, port, SELF_CHECK_S))
+                    _refuse_errors(scenario, self.load.run(scenario, port, SELF_CHECK_S))
 
     def _installed(self) -> list[tuple[Contestant, Path | None]]:
         """The contestants and their programs; ``direct`` has none."""
         found = []
-        for contestant in self._plan.contestants:
-            self._line.step(f"finding {contestant.name}, or installing it")
+        for contestant in self.plan.contestants:
+            self.line.step(f"finding {contestant.name}, or installing it")
             try:
                 source = contestant.source
-                program = source.program(self._plan.cache) if source else None
+                program = source(self.plan.cache) if source else None
                 found.append((contestant, program))
             except Skipped as error:
-                self._results.skipped[contestant.name] = str(error)
+                self.results.skipped[contestant.name] = str(error)
         return found
 
     def _take_turn(self, contestant: Contestant, program: Path | None, number: int) -> None:
@@ -78,28 +78,28 @@ class Bench:
                 if program is None:
                     self._measure(contestant, number, backend, lambda: None)
                     return
-                self._line.step(f"round {number + 1}: starting {contestant.name}")
+                self.line.step(f"round {number + 1}: starting {contestant.name}")
                 with self._gateway(contestant, program, backend) as (port, gateway):
                     self._measure(contestant, number, port, gateway.usage)
         except Skipped as error:
-            self._results.skipped[contestant.name] = str(error)
+            self.results.skipped[contestant.name] = str(error)
 
     def _measure(
         self, contestant: Contestant, number: int, port: int, usage: Callable[[], Usage | None]
     ) -> None:
-        for scenario in self._plan.scenarios:
+        for scenario in self.plan.scenarios:
             if not _takes_part(contestant, scenario) or (scenario.once and number):
                 continue
-            self._line.step(f"round {number + 1}: {contestant.name}, {scenario.name}")
+            self.line.step(f"round {number + 1}: {contestant.name}, {scenario.name}")
             before = usage()
             if scenario.mode == "hold":
-                outcome, after = self._load.hold(scenario, port, usage)
+                outcome, after = self.load.hold(scenario, port, usage)
             else:
-                outcome = self._load.run(scenario, port, self._plan.seconds)
+                outcome = self.load.run(scenario, port, self.plan.seconds)
                 after = usage()
             if contestant.name == DIRECT:
                 _refuse_errors(scenario, outcome)
-            self._results.readings.append(
+            self.results.readings.append(
                 Reading(
                     round=number,
                     contestant=contestant.name,
@@ -113,8 +113,8 @@ class Bench:
     @contextmanager
     def _backend(self) -> Iterator[int]:
         port = free_port()
-        argv = [str(self._programs.mock), str(port)]
-        with _folder() as folder, _running(argv, self._plan.load_core, folder) as mock:
+        argv = [str(self.mock), str(port)]
+        with _folder() as folder, _running(argv, self.plan.load_core, folder) as mock:
             try:
                 wait_until_it_relays(port, mock)
             except Skipped as error:
@@ -128,7 +128,7 @@ class Bench:
         with _folder() as folder:
             site = Site(program, f"127.0.0.1:{backend}", free_port(), free_port(), folder)
             command = contestant.command(site)
-            with _running(command, self._plan.gateway_core, folder) as gateway:
+            with _running(command, self.plan.gateway_core, folder) as gateway:
                 wait_until_it_relays(site.port, gateway)
                 yield site.port, gateway
 

@@ -7,15 +7,17 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import URL, Connection, Row, create_engine, text
+from sqlalchemy import URL, Row, create_engine, text
+from sqlalchemy.pool import NullPool
 
 from endurance import files
-from endurance.files import Delivered, Received
+from endurance.files import Delivered
+from proofserve.reports import Figure, Limit
 from proofserve.rounds.records import StoredResult
 
 _BATCHES = """
@@ -31,7 +33,6 @@ _UNCUT = "SELECT count(*) FROM fleet_rounds WHERE url IS NOT NULL AND last_batch
 
 # The fleet's id of a round, and the number of a lane.
 LanePlace = tuple[str, int]
-Nonce = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,48 +70,63 @@ class FleetFile:
     leftovers: int
 
 
+def counted(meaning: str) -> Any:
+    """A field of an account: a number that has no limit."""
+    return field(metadata={"meaning": meaning})
+
+
+def zero(meaning: str) -> Any:
+    """A field of an account: a number that must be 0."""
+    return field(metadata={"meaning": meaning, "limit": Limit(0, at_most=True)})
+
+
+def figures(account: Any, of_wrong: str = "") -> list[Figure]:
+    """Those of the fields of an account; ``of_wrong`` begins the names of those with a limit."""
+    made = []
+    for each in fields(account):
+        limit = each.metadata.get("limit")
+        name = each.name if limit is None else f"{of_wrong}{each.name}"
+        made.append(Figure(name, getattr(account, each.name), each.metadata["meaning"], limit))
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class FleetAccount:
-    """The comparison. A proof is a nonce of a round with its vector or distance.
+    """The comparison. A proof is a nonce of a round with its vector or distance."""
 
-    ``lanes_twice`` lanes were given twice, or proved by two rounds of members; ``proved_twice``
-    nonces are in two members' rounds. Of the members' ``produced`` proofs ``lost`` are not stored,
-    and ``altered`` are stored with another value. ``stored_twice`` nonces are stored more than
-    once, ``foreign`` ones are of no member, ``outside`` ones not of their lane. ``gaps`` counts
-    lanes that lack a nonce before their last. ``not_received`` stored proofs are not at the
-    receiver, ``unknown`` ones only there; ``duplicates`` nonces came to it in callbacks of two
-    keys, ``repeats`` callbacks twice under one. ``keys`` counts callbacks that one side has and the
-    other has not, and missing sequence numbers. ``leftovers`` rows are undelivered or open.
-    """
-
-    rounds: int
-    lanes: int
-    produced: int
-    lanes_twice: int
-    proved_twice: int
-    lost: int
-    altered: int
-    stored_twice: int
-    foreign: int
-    outside: int
-    gaps: int
-    not_received: int
-    unknown: int
-    duplicates: int
-    repeats: int
-    keys: int
-    leftovers: int
-    damaged: int
+    rounds: int = counted("of both protocols in turn")
+    lanes: int = counted("given")
+    proofs: int = counted("artifacts and winners in the members' files")
+    lanes_twice: int = zero("lanes given twice, or proved by two rounds of members")
+    proved_twice: int = zero("nonces that two members proved")
+    lost: int = zero("proofs of members that the fleet has not stored")
+    altered: int = zero("proofs that are stored with another value")
+    stored_twice: int = zero("nonces stored twice")
+    foreign: int = zero("stored nonces that no member has proved")
+    outside: int = zero("stored nonces of another lane")
+    gaps: int = zero("lanes that lack a nonce before their last one")
+    not_received: int = zero("stored proofs that the receiver has not")
+    unknown: int = zero("proofs that only the receiver has")
+    duplicates: int = zero("nonces that the receiver has from two callbacks")
+    keys: int = zero("callbacks that one side has only, missing sequences")
+    leftovers: int = zero("rows undelivered, or of a round without an end")
+    damaged: int = zero("SQLite files in which SQLite's check finds faults")
+    repeats: int = counted("callbacks that the receiver got twice under one key")
 
 
 def read_fleet(database: URL) -> FleetFile:
-    """Read the fleet's database."""
-    engine = create_engine(database)
-    try:
-        with engine.connect() as connection:
-            return _read(connection)
-    finally:
-        engine.dispose()
+    with create_engine(database, poolclass=NullPool).connect() as connection:
+        deliveries = connection.execute(text(_DELIVERIES)).all()
+        undelivered = sum(row.state != "done" for row in deliveries)
+        rounds = connection.execute(text(_ROUNDS))
+        return FleetFile(
+            proofs=[p for row in connection.execute(text(_BATCHES)) for p in _proofs(row)],
+            lanes=[((row.id, row.lane), row.member) for row in connection.execute(text(_LANES))],
+            blocks={row.id: json.loads(row.spec)["work"]["block"]["hash"] for row in rounds},
+            keys=frozenset(row.idempotency_key for row in deliveries if row.state == "done"),
+            sequences=[row.sequence for row in deliveries],
+            leftovers=undelivered + connection.execute(text(_UNCUT)).scalar_one(),
+        )
 
 
 def account(
@@ -119,14 +135,19 @@ def account(
     """Compare; ``url`` is the address at which members reach the fleet."""
     members = [files.delivered(outbox, url) for outbox in outboxes]
     theirs = files.received(receiver_file)
-    proved = _proved(members)
+    # By the fleet's round and the nonce.
+    proved = [
+        ((_place(each.rounds[round_id])[0], nonce), value)
+        for each in members
+        for round_id, nonce, value in each.proofs
+    ]
     stored = {(proof.round_id, proof.nonce): proof.value for proof in fleet.proofs}
     sent = {(fleet.blocks[p.round_id], p.nonce, p.value) for p in fleet.proofs}
-    own = dict(proved)
+    own, numbers = dict(proved), set(range(1, len(fleet.sequences) + 1))
     return FleetAccount(
         rounds=len(fleet.blocks),
         lanes=len(fleet.lanes),
-        produced=len(proved),
+        proofs=len(proved),
         lanes_twice=_lanes_twice(fleet, members),
         proved_twice=len(proved) - len(own),
         lost=len(own.keys() - stored.keys()),
@@ -139,22 +160,9 @@ def account(
         unknown=len(theirs.proofs - sent),
         duplicates=theirs.duplicates,
         repeats=theirs.repeats,
-        keys=_wrong_keys(fleet, theirs),
+        keys=len(fleet.keys ^ theirs.keys) + len(numbers - set(fleet.sequences)),
         leftovers=fleet.leftovers + sum(each.leftovers for each in members),
         damaged=len(theirs.damaged) + sum(len(each.damaged) for each in members),
-    )
-
-
-def _read(connection: Connection) -> FleetFile:
-    deliveries = connection.execute(text(_DELIVERIES)).all()
-    undelivered = sum(row.state != "done" for row in deliveries)
-    return FleetFile(
-        proofs=[p for row in connection.execute(text(_BATCHES)) for p in _proofs(row)],
-        lanes=[((row.id, row.lane), row.member) for row in connection.execute(text(_LANES))],
-        blocks={row.id: _block_hash(row.spec) for row in connection.execute(text(_ROUNDS))},
-        keys=frozenset(row.idempotency_key for row in deliveries if row.state == "done"),
-        sequences=[row.sequence for row in deliveries],
-        leftovers=undelivered + connection.execute(text(_UNCUT)).scalar_one(),
     )
 
 
@@ -177,23 +185,10 @@ def _values(row: Row[Any]) -> Sequence[str | float]:
     return [base64.b64encode(each).decode() for each in rows]
 
 
-def _block_hash(spec: str) -> str:
-    return str(json.loads(spec)["work"]["block"]["hash"])
-
-
 def _place(url: str) -> LanePlace:
     """The lane of a callback URL that a controller has made."""
     _, round_id, lane = url.rsplit("/", 2)
     return round_id, int(lane)
-
-
-def _proved(members: Iterable[Delivered]) -> list[tuple[Nonce, str | float]]:
-    """The members' proofs by the fleet's round and the nonce."""
-    return [
-        ((_place(each.rounds[round_id])[0], nonce), value)
-        for each in members
-        for round_id, nonce, value in each.proofs
-    ]
 
 
 def _lanes_twice(fleet: FleetFile, members: Iterable[Delivered]) -> int:
@@ -208,8 +203,3 @@ def _gaps(proofs: Iterable[StoredProof]) -> int:
         of_lane = indices.setdefault((proof.round_id, proof.lane), set())
         of_lane.add(proof.nonce // proof.lanes)
     return sum(len(found) != max(found) + 1 for found in indices.values())
-
-
-def _wrong_keys(fleet: FleetFile, theirs: Received) -> int:
-    missing = set(range(1, len(fleet.sequences) + 1)) - set(fleet.sequences)
-    return len(fleet.keys ^ theirs.keys) + len(missing)

@@ -1,6 +1,8 @@
 """The network's side: it starts and stops rounds, and repeats a call until it has an answer."""
 
-from typing import Self
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from endurance.load import order
 from proofserve.remote.http import wait_until
@@ -9,6 +11,7 @@ from proofserve.reports import NodeError
 
 CALL_S = 20.0
 CHANGE_S = 120.0
+T = TypeVar("T")
 
 
 class Network:
@@ -42,43 +45,34 @@ class Network:
 
     def stop(self) -> None:
         """Stop the round. Raises TooSlowError."""
-        wait_until(self._stopped, "the stop of the round", CHANGE_S)
+
+        def stopped() -> bool:
+            self._client.stop()
+            return True
+
+        stop = partial(_answer, stopped, otherwise=False)
+        wait_until(stop, "the stop of the round", CHANGE_S)
 
     def pending(self) -> int | None:
         """How many callbacks to the network wait; None without an answer."""
-        try:
-            return int(self._client.describe()["outbox"]["pending"])
-        except NodeError:
-            return None
+        return _answer(lambda: int(self._client.describe()["outbox"]["pending"]), otherwise=None)
 
     def newest(self, known: int) -> int:
         """The newest sequence number, if the fleet answers, and else the one that is ``known``."""
-        try:
-            return self._client.last_seq(known)
-        except NodeError:
-            return known
-
-    def answers(self) -> bool:
-        """Whether the fleet shows its status."""
-        return self.pending() is not None
+        return _answer(lambda: self._client.last_seq(known), otherwise=known)
 
     def shows(self, newest: int) -> bool:
         """Whether the fleet answers, and has a result above the sequence number ``newest``."""
-        try:
-            return bool(self._client.results(newest, 1))
-        except NodeError:
-            return False
-
-    def _stopped(self) -> bool:
-        try:
-            self._client.stop()
-        except NodeError:
-            return False
-        return True
+        return _answer(lambda: bool(self._client.results(newest, 1)), otherwise=False)
 
     def _proves(self, block_hash: str) -> bool:
-        try:
-            found = self._client.describe()
-        except NodeError:
-            return False
+        unknown: Mapping[str, Any] = {"status": None}
+        found = _answer(self._client.describe, otherwise=unknown)
         return bool(found["status"] == "GENERATING" and found["config"]["block_hash"] == block_hash)
+
+
+def _answer(call: Callable[[], T], otherwise: T) -> T:
+    try:
+        return call()
+    except NodeError:
+        return otherwise

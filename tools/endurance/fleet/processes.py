@@ -84,7 +84,6 @@ class ForkedProcess:
 
     @property
     def log_end(self) -> str:
-        """The last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
 
     def freeze(self) -> None:
@@ -93,7 +92,6 @@ class ForkedProcess:
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """Let it go on after ``freeze``."""
         self._signal(signal.SIGCONT)
         self.is_frozen = False
 

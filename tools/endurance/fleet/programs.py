@@ -1,8 +1,12 @@
-"""What the forked processes run: proofserve, with a fake engine for members and workers."""
+"""What the forked processes run: proofserve, with a fake engine for members and workers.
+
+Of the fake engine are the vectors of an honest member, and what a cheat sends.
+"""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +14,57 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from endurance.fleet.toy import TOY_QUEUE, CheatEngine, ToyTruths
 from proofserve.api.routes import router
 from proofserve.cli.main import app
+from proofserve.fleet.verification import queue_name
+from proofserve.fleet.verification_records import VerificationTask
+from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
-from proofserve.verifier.nodes.member_jobs import check_sample
+from proofserve.verifier.judges import Vectors
+from proofserve.verifier.judging import JudgingOptions
+from proofserve.verifier.nodes.members import check_sample
+from proofserve.verifier.verification import Truth
 from proofserve.wiring.fleet_worker import run_worker
 from proofserve.wiring.node import running_node
-from support.fake_engine import TOY_ENGINE_INFO, FakeEngine
+from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
+
+TOY_QUEUE = queue_name(TOY_FACTS.weights_digest, None)
+
+
+class CheatEngine(FakeEngine):  # type: ignore[misc]  # Any to mypy
+    """Proves with the inputs of another key, so that every vector is wrong."""
+
+    async def answer(
+        self, work: Workload, nonces: Sequence[int], core: int = 0
+    ) -> ProofBatch | Deferred:
+        return await super().answer(replace(work, public_key="another key"), nonces, core)
+
+
+@dataclass(frozen=True, slots=True)
+class ToyTruths:
+    """Computes a worker's vectors by the fake engine, as ``CheckpointTruths`` by checkpoints.
+
+    Each call takes ``call_s`` seconds and is for up to ``at_once`` nonces.
+    """
+
+    call_s: float
+    at_once: int
+
+    def __call__(self, task: VerificationTask, _options: JudgingOptions) -> Truth:
+        work = task.round.spec.work
+        vectors = lambda nonces: toy_vectors(work, nonces, self.call_s)  # noqa: E731
+        return Truth(vectors, work.scheme.width, self.at_once, TOY_FACTS.weights_digest)
+
+
+def toy_vectors(work: Workload, nonces: Sequence[int], call_s: float = 0.0) -> Vectors:
+    """The vectors of an honest member, after ``call_s`` seconds."""
+    engine = FakeEngine()
+    engine.latency_s = call_s
+    batch = asyncio.run(engine.answer(work, nonces))
+    assert isinstance(batch, ProofBatch), "this engine defers nothing"  # noqa: S101
+    return dict(zip(batch.nonces, batch.values, strict=True))
+
 
 MODEL = TOY_ENGINE_INFO.model_names[0]
 

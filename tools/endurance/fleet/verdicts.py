@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from sqlalchemy import URL, Connection, Row, create_engine, text
 from sqlalchemy.pool import NullPool
 
-from endurance.fleet.toy import toy_vectors
+from endurance.fleet.account import counted, zero
+from endurance.fleet.programs import toy_vectors
 from proofserve.fleet.sql.tables import read_spec
 from proofserve.protocol.nonces import draw
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.counting import SequentialResult, SequentialTest
 from proofserve.rounds.records import Workload
 
 # As the option --p-fraud of ``proofserve verify``.
@@ -27,7 +28,7 @@ _P_FRAUD = 0.5
 # As a worker names its lock.
 _WORKER = re.compile("worker-(.*)-.*")
 _OPEN, _ENDED = ("queued", "running"), ("done", "failed")
-_ABSTAINED = "abstained"
+ABSTAINED = "abstained"
 _OPEN_JOBS = "SELECT id, state, worker FROM fleet_jobs WHERE state IN ('queued', 'running')"
 # Distances are never sampled, so their lanes wait for nothing.
 # The fleet looks at the eight rounds before the newest one, for ten minutes after their end.
@@ -94,36 +95,23 @@ class VerdictFile:
     verdicts: Sequence[StoredVerdict]
     counts: Mapping[str, int]
 
-    @property
-    def abstentions(self) -> list[dict[str, str | None]]:
-        """The jobs that were not judged, and why."""
-        found = (each for each in self.verdicts if each.outcome == _ABSTAINED)
-        return [{"job": each.job, "reason": each.reason} for each in found]
-
 
 @dataclass(frozen=True, slots=True)
 class VerdictAccount:
-    """``retaken`` jobs were begun more than once. Of the verdicts ``convictions`` are fraud.
+    """Verdicts are judged again; an abstention judges nothing, and is counted only."""
 
-    ``abstained`` verdicts judge nothing, and only their number is compared. ``open`` jobs have not
-    ended, ``without`` jobs have ended and have no verdict, ``twice`` jobs have several. ``early``
-    verdicts are of a job that has not ended, or of none. ``incomplete`` ones have other nonces or
-    distances than the job's sample, judged again. ``wrong`` ones convict an honest member, clear a
-    cheat, or decide nothing. ``miscounted`` outcomes are counted otherwise than there are rows.
-    """
-
-    jobs: int
-    retaken: int
-    verdicts: int
-    convictions: int
-    abstained: int
-    open: int
-    without: int
-    twice: int
-    early: int
-    incomplete: int
-    wrong: int
-    miscounted: int
+    jobs: int = counted("samples of members' lanes")
+    retaken: int = counted("of them begun again, after a kill or a fault")
+    verdicts: int = counted("one for each job")
+    convictions: int = counted("of them of the member that cheats")
+    abstained: int = counted("of them without a judgement")
+    open: int = zero("jobs that have not ended")
+    without: int = zero("jobs that have ended without a verdict")
+    twice: int = zero("jobs with several verdicts")
+    early: int = zero("verdicts of a job that has not ended, or of none")
+    incomplete: int = zero("verdicts of another sample than the job's")
+    wrong: int = zero("honest members convicted, cheats cleared, and what was not decided")
+    miscounted: int = zero("outcomes of which the fleet counts another number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +141,6 @@ class OpenJobs:
 
 
 def read_verdicts(database: URL) -> VerdictFile:
-    """Read the rows of the fleet's database."""
     with create_engine(database, poolclass=NullPool).connect() as connection:
         return VerdictFile(
             jobs=[_job(connection, row) for row in connection.execute(text(_JOBS)).all()],
@@ -167,19 +154,21 @@ def account_verdicts(file: VerdictFile, cheats: frozenset[str]) -> VerdictAccoun
     jobs = {job.id: job for job in file.jobs}
     number = Counter(verdict.job for verdict in file.verdicts)
     outcomes = Counter(verdict.outcome for verdict in file.verdicts)
-    judged = [v for v in file.verdicts if v.outcome != _ABSTAINED and v.job in jobs]
+    judged = [v for v in file.verdicts if v.outcome != ABSTAINED and v.job in jobs]
     return VerdictAccount(
         jobs=len(jobs),
         retaken=sum(job.attempts > 1 for job in file.jobs),
         verdicts=len(file.verdicts),
         convictions=outcomes["fraud"],
-        abstained=outcomes[_ABSTAINED],
+        abstained=outcomes[ABSTAINED],
         open=sum(job.state in _OPEN for job in file.jobs),
         without=sum(job.state in _ENDED and not number[job.id] for job in file.jobs),
         twice=sum(count > 1 for count in number.values()),
         early=sum(v.job not in jobs or jobs[v.job].state in _OPEN for v in file.verdicts),
         incomplete=sum(not _is_complete(jobs[v.job], v) for v in judged),
-        wrong=sum(v.outcome != _deserved(jobs[v.job], cheats) for v in judged),
+        wrong=sum(
+            v.outcome != ("fraud" if jobs[v.job].member in cheats else "honest") for v in judged
+        ),
         miscounted=sum(
             outcomes[outcome] != file.counts.get(outcome, 0)
             for outcome in outcomes.keys() | file.counts.keys()
@@ -190,12 +179,10 @@ def account_verdicts(file: VerdictFile, cheats: frozenset[str]) -> VerdictAccoun
 def _is_complete(job: StoredJob, verdict: StoredVerdict) -> bool:
     """Whether the verdict is what the whole sample of the job gives."""
     outcome, distances = _judged(job)
-    same = (outcome, tuple(distances), len(distances))
-    if same != (verdict.outcome, verdict.taken, len(verdict.distances)):
+    said = verdict.outcome, verdict.taken, verdict.nonces, len(verdict.distances)
+    if said != (outcome, tuple(distances), len(distances), len(distances)):
         return False
-    return verdict.nonces == len(distances) and np.allclose(
-        list(distances.values()), verdict.distances
-    )
+    return np.allclose(list(distances.values()), verdict.distances)
 
 
 def _judged(job: StoredJob) -> tuple[str, dict[int, float]]:
@@ -217,28 +204,16 @@ def _judged(job: StoredJob) -> tuple[str, dict[int, float]]:
     return SequentialResult.UNDECIDED.value, distances
 
 
-def _deserved(job: StoredJob, cheats: frozenset[str]) -> str:
-    return "fraud" if job.member in cheats else "honest"
-
-
 def _job(connection: Connection, row: Row[Any]) -> StoredJob:
     of = {"round": row.round, "lane": row.lane, "after": row.after_batch}
     batches = connection.execute(text(_BATCHES), of | {"through": row.through_batch}).all()
-    work = read_spec(row.spec).work
-    rule = json.loads(row.rule)
-    nonces = b"".join(batch.nonces for batch in batches)
-    found = b"".join(batch.found for batch in batches)
+    work, rule = read_spec(row.spec).work, json.loads(row.rule)
+    found = np.frombuffer(b"".join(batch.found for batch in batches), "<f2")
     return StoredJob(
-        id=row.id,
-        member=row.url,
-        work=work,
-        rule=rule,
-        alpha=row.alpha_share * rule["alpha_per_day"],
-        seed=row.seed,
-        state=row.state,
-        attempts=row.attempts,
-        nonces=np.frombuffer(nonces, "<i8"),
-        vectors=np.frombuffer(found, "<f2").reshape(-1, work.scheme.width),
+        *(row.id, row.url, work, rule, row.alpha_share * rule["alpha_per_day"]),
+        *(row.seed, row.state, row.attempts),
+        nonces=np.frombuffer(b"".join(batch.nonces for batch in batches), "<i8"),
+        vectors=found.reshape(-1, work.scheme.width),
     )
 
 

@@ -89,6 +89,7 @@ def compare_answers(
     """
     plain, with_round = one
     asked = len(plain)
+    alone_s, beside_s = (median([reply.seconds for reply in replies]) for replies in one)
     between_plain = statistics.median(differing(*pair) for pair in combinations(eight_plain, 2))
     across = statistics.median(differing(*pair) for pair in product(eight_plain, eight_round))
     figures = [
@@ -110,15 +111,11 @@ def compare_answers(
             "eight at a time: answers that differ with a round from without, median of six",
             at_most(between_plain),
         ),
-        Figure("latency_s_plain", _latency_s(plain), "median of a chat, no proofs"),
-        Figure("latency_s_round", _latency_s(with_round), "median of a chat, a round running"),
+        Figure("latency_s_plain", alone_s, "median of a chat, no proofs"),
+        Figure("latency_s_round", beside_s, "median of a chat, a round running"),
     ]
     replies = [*plain, *with_round, *chain(*eight_plain, *eight_round)]
     return figures, [reply.error for reply in replies if reply.error]
-
-
-def _latency_s(replies: Sequence[Reply]) -> float | None:
-    return median([reply.seconds for reply in replies])
 
 
 def differing(some: Sequence[Reply], others: Sequence[Reply]) -> int:

@@ -118,9 +118,9 @@ def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress)
     # The speed of a first call, which also warms the engine up and is therefore slower.
     first = node.measure(plan.work, 2)
     forwards = min(MAX_FORWARDS, max(2, math.ceil(plan.window_s / first.seconds_per_forward)))
-    progress.step("bare forwards, a round and vLLM's prefill in turns", plan.windows)
     readings.add_bare(node.measure(plan.work, forwards))
-    for number in range(plan.windows):
+    text = "bare forwards, a round and vLLM's prefill in turns"
+    for number in progress.over(text, range(plan.windows)):
         # What a round computes and stores after its first batches.
         results = StoredResults(node, node.last_seq())
         with node.round(plan.work):
@@ -133,7 +133,6 @@ def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress)
             readings.beside_prefill.append(readings.round[-1])
             readings.prefill.append(prefill_speed(node, plan.work, readings.sequences, forwards))
         readings.add_bare(node.measure(plan.work, forwards))
-        progress.advance()
     return report(plan, readings, {**machine(), **node.versions()})
 
 

@@ -36,11 +36,10 @@ def bench_receipts(
 ) -> Report:
     """Compare the server ``off`` with ``on``, which keeps receipts; one is idle meanwhile."""
     answers = [_answers(node, plan, what, progress) for node, what in ((off, "no"), (on, "with"))]
-    progress.step("receipts of these answers", plan.answers)
-    missing = 0
-    for reply in answers[1]:
-        missing += reply.response_id is None or on.receipts_of(reply.response_id) == 0
-        progress.advance()
+    missing = sum(
+        reply.response_id is None or on.receipts_of(reply.response_id) == 0
+        for reply in progress.over("receipts of these answers", answers[1])
+    )
     errors = [reply.error for replies in answers for reply in replies if reply.error]
     speeds = []
     progress.step(f"{plan.clients} chats at a time, in turns with receipts", 2 * plan.pairs)

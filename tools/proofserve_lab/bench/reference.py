@@ -10,8 +10,8 @@ import torch
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network
 from proofserve.host import machine
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.reports import Figure, Progress, Report, ReportedError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
@@ -83,13 +83,13 @@ def bench_reference(
     Every combination of ``seq_lens`` (tokens) and ``batches`` (nonces) for ``window_s``, with bare
     multiplications before and after. Raises ReportedError if no batch of a length fits into memory.
     """
-    progress.step("forwards, and bare multiplications", len(seq_lens) * len(batches))
     device, dtype = network.device, network.dtype
     size = fastest_size(device, dtype)
     rates = [multiply_rate(size, device, dtype)]
     # By length: batch, nonces per second, and the share of the bare multiplications' speed.
     readings: dict[int, list[tuple[int, float, float]]] = {each: [] for each in seq_lens}
-    for seq_len, batch in itertools.product(seq_lens, batches):
+    pairs = [*itertools.product(seq_lens, batches)]
+    for seq_len, batch in progress.over("forwards, and bare multiplications", pairs):
         if forward(network, seq_len, batch):
             speed = batch / seconds_of(partial(forward, network, seq_len, batch), device, window_s)
             rates.append(multiply_rate(size, device, dtype))
@@ -98,7 +98,6 @@ def bench_reference(
             work = 2.0 * network.weights * seq_len
             share = speed * work / (sum(rates[-2:]) / 2)
             readings[seq_len].append((batch, speed, share))
-        progress.advance()
     top = Figure("matmul_tflops", max(rates) / 1e12, "of bare multiplications, the best window")
     lengths = [_of_length(seq_len, readings[seq_len]) for seq_len in seq_lens]
     on_gpu = device.type == "cuda"

@@ -1,0 +1,1 @@
+"""``proofserve check``: whether a server does what its documents say."""
