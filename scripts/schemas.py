@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from proofserve import __version__
 from proofserve.api.proof_routes import measure_router
 from proofserve.api.routes import router
-from proofserve.gateway.http.app import build
+from proofserve.gateway.app import build
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 from proofserve.receiver.app import create_app
 from proofserve.receiver.callbacks import AnyGenerated, AnyValidated
@@ -29,9 +29,9 @@ from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.challenge import TallyRecord
 from proofserve.verifier.chat.verification import ChatRecord
 from proofserve.verifier.chat.watching import WatchRecord
-from proofserve.verifier.judges import UnprovedRecord, VerdictRecord
+from proofserve.verifier.judging import UnprovedRecord, VerdictRecord
 from proofserve.verifier.probe.report import ProbeRecord
-from proofserve.wire.receipts import LoggedEntries
+from proofserve.wire.signed import LoggedEntries
 from proofserve.wiring.fleet import running_fleet
 
 FOLDER = Path(__file__).parent.parent / "docs" / "api"

@@ -169,7 +169,7 @@ def no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
 
     It would look through all that the tests have imported, for a quarter of a second.
     """
-    from proofserve.gateway.http import app
+    from proofserve.gateway import app
 
     nothing = SimpleNamespace(collect=int, freeze=int, unfreeze=int)
     monkeypatch.setattr(app, "gc", nothing)

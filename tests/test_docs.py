@@ -12,8 +12,8 @@ from proofserve.cli.main import app
 from proofserve.cli.serve import NODE_OPTIONS
 from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings.fleet import FleetSettings
 from proofserve.settings.gateway import PREFIX, GatewaySettings
 

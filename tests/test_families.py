@@ -15,7 +15,7 @@ from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
 from proofserve.engines.vllm.support import TRIED_MODELS
 from proofserve.models.architectures import ARCHITECTURES
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve_lab.check.checks import Check
 from support.quantised import NEEDS_AMX, SERVED
 

@@ -57,28 +57,6 @@ def test_a_class_name_means_one_thing() -> None:
     assert {name for name, n in names.items() if n > 1} == set()
 
 
-def arrows(package: str) -> Iterator[tuple[str, str]]:
-    """Imports between the groups (folders) of a package, as pairs of importer and imported."""
-    groups = {path.name for path in (SOURCE / package).iterdir() if path.is_dir()}
-    pattern = re.compile(rf"^\s*from proofserve\.{package}\.(\w+)", re.MULTILINE)
-    for group in groups:
-        for path in (SOURCE / package / group).rglob("*.py"):
-            for other in pattern.findall(path.read_text()):
-                if other in groups - {group}:
-                    yield group, other
-
-
-@pytest.mark.parametrize(("package", "most"), [("gateway", 16)])
-def test_groups_import_few_others_and_never_in_a_circle(package: str, most: int) -> None:
-    pairs = set(arrows(package))
-    assert 0 < len(pairs) <= most
-    left = {group for pair in pairs for group in pair}
-    while left:
-        last = {group for group in left if not any(a == group and b in left for a, b in pairs)}
-        assert last, f"these groups import each other: {sorted(left)}"
-        left -= last
-
-
 def test_a_file_says_what_it_is() -> None:
     silent = [name_of(path) for path in SOURCES if not path.read_text().startswith('"""')]
     assert silent == []

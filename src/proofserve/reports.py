@@ -63,6 +63,9 @@ class Progress:
     def advance(self) -> None:
         """Say that one part is done."""
 
+    def layer(self, index: int, of: int) -> None:
+        """Say which layer the step has passed, of how many."""
+
     def over(self, text: str, items: Collection[T]) -> Iterator[T]:
         """A step of which each of ``items`` is a part, done when the next one is asked for."""
         self.step(text, len(items))

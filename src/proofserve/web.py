@@ -1,17 +1,18 @@
-"""Rules of HTTP for several servers: who calls, how much, strict JSON; and pages of templates."""
+"""What several servers share: who calls, how much, strict JSON, metrics, pages of templates."""
 
 import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi.routing import APIRoute
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import from_json
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -233,3 +234,26 @@ def rendered(package: str, template: str, **values: Any) -> str:
         loader=PackageLoader(package, package_path=""), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template(template).render(**values)
+
+
+Labels = TypeVar("Labels", bound=tuple[str, ...])
+# The values of a metric by its labels; a number if it has none.
+MetricValues = Mapping[Labels, float] | float
+
+
+def counter(
+    prefix: str, name: str, text: str, values: MetricValues[Labels], *labels: str
+) -> Metric:
+    return _filled(CounterMetricFamily(f"{prefix}_{name}", text, labels=labels), values)
+
+
+def gauge(prefix: str, name: str, text: str, values: MetricValues[Labels], *labels: str) -> Metric:
+    return _filled(GaugeMetricFamily(f"{prefix}_{name}", text, labels=labels), values)
+
+
+def _filled(
+    family: CounterMetricFamily | GaugeMetricFamily, values: MetricValues[Labels]
+) -> Metric:
+    for label, value in (values if isinstance(values, Mapping) else {(): values}).items():
+        family.add_metric(label, value)
+    return family

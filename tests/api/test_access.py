@@ -11,7 +11,7 @@ from starlette.requests import Request
 from api.support import JOB, ORDER, Server, serving
 from proofserve.api import proof_routes, routes
 from proofserve.api.access import Access, ApiError, Caller, Role, known_key
-from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wire import PROOFS, RECEIPTS
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from api.distance_bodies import CLAIMS
 from api.distance_bodies import ROUND as DISTANCE
 from api.support import GENERATE, JOB, ORDER, RAW, START, Server, said, serving
-from proofserve.api.access import Access, Caller, Role, known_key
-from proofserve.api.node import CallLimits
+from proofserve.api.access import Access, Caller, CallLimits, Role, known_key
 from proofserve.api.requests import holds_more_values
 
 pytestmark = pytest.mark.anyio

@@ -58,7 +58,7 @@ async def test_an_outbox_that_cannot_write_is_named(server: Server) -> None:
 async def test_an_outbox_that_hangs_is_named(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proofserve.api.status.OUTBOX_ANSWER_S", 0.05)
+    monkeypatch.setattr("proofserve.api.node.OUTBOX_ANSWER_S", 0.05)
     server.outbox.latency_s = 30.0
     response = await server.get(READY)
     assert response.json()["detail"]["outbox"] == "the outbox did not answer within 0.05 s"

@@ -8,8 +8,8 @@ import pytest
 
 from api.support import ORDER, Server, said
 from proofserve.api import proof_routes
-from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import DistanceScheme
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Workload
 

@@ -193,7 +193,7 @@ async def test_an_outbox_that_hangs_is_down(
         await asyncio.Event().wait()
         raise OutboxUnavailable
 
-    monkeypatch.setattr("proofserve.api.status.OUTBOX_ANSWER_S", 0.05)
+    monkeypatch.setattr("proofserve.api.node.OUTBOX_ANSWER_S", 0.05)
     monkeypatch.setattr(server.outbox, "gauges", never)
     seen = await scrape(registry)
     assert (seen["up", "engine"], seen["up", "outbox"]) == (1, 0)

@@ -11,7 +11,7 @@ import uvicorn
 
 from api.support import GENERATE, JOB, START, Server, serving
 from proofserve.api.access import Access
-from proofserve.wire.paths import PROOFS
+from proofserve.wire import PROOFS
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,7 @@ from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, Server, servi
 from api.test_access import ACCESS, HEADERS, whole
 from fleet.servers import members
 from proofserve.api import node_page
-from proofserve.api.access import Access, Caller, Role, known_key
-from proofserve.api.node import CallLimits
+from proofserve.api.access import Access, Caller, CallLimits, Role, known_key
 from proofserve.settings.fleet import FleetSettings
 from proofserve.wiring.fleet import running_fleet
 from support.pace import until

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from proofserve.engines.reference.kernels import own_profile
 from proofserve.engines.reference.network import load, with_kernels
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
-from proofserve.wire.answers import ANSWER_HEADER
+from proofserve.wire.signed import ANSWER_HEADER
 from support.committed import FakeNode, fake_node
 from support.fake_engine import FakeEngine
 from support.four_bits import engine_of

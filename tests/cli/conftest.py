@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from proofserve.cli import recompute, servers
+from proofserve.cli import servers
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import CommandSession
@@ -28,8 +28,7 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
         with stub_node() as (_, url), NodeClient(url) as node:
             yield node
 
-    for starter in (servers, recompute):
-        monkeypatch.setattr(starter, "serving", serving)
+    monkeypatch.setattr(servers, "serving", serving)
     return started
 
 

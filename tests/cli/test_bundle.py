@@ -94,6 +94,8 @@ def faults(file: Path) -> list[str]:
 def test_no_changed_byte_goes_unseen(verdict: str, made: dict[str, Path], tmp_path: Path) -> None:
     raw, draw, file = made[verdict].read_bytes(), random.Random(7), tmp_path / "changed.json"
     assert faults(made[verdict]) == []
+    file.write_bytes(raw.replace(b"\n", b"\r", 1))
+    assert faults(file)
     for _ in range(100):
         place = draw.randrange(len(raw))
         other = draw.choice([byte for byte in range(256) if byte != raw[place]])

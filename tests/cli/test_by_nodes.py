@@ -18,7 +18,7 @@ from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.network import load, with_kernels
 from proofserve.engines.reference.suspects import suspect
 from proofserve.protocol import SKETCH_2
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, Withheld
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError, write_json

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from cli.challenged import BUDGET, OPERATOR, VALIDATOR, ChallengedNode, challenged_node
 from proofserve.cli.main import app
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.verifier.challenge import DAY_S, ChallengeResult, DailyAlpha, Tally
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.verifier.challenge import DAY_S, ChallengeResult, Tally
 from support.four_bits import one_thread
 from support.pace import wait_until
 from support.small_bank import small_bank
@@ -225,9 +225,8 @@ def test_repeated_challenges_are_counted_until_a_signal(
 
 def test_the_challenges_of_a_day_share_alpha() -> None:
     """However late a verdict comes: no 24 hours have verdicts for more than all of it."""
-    daily = DailyAlpha(1e-6, 600.0)
-    assert daily.of_one == pytest.approx(1e-6 / 146)
-    tally = Tally("http://node", daily)
+    tally = Tally("http://node", 1e-6, 600.0)
+    assert tally.alpha_of_one == pytest.approx(1e-6 / 146)
     report: Any = object()
     challenge_: Any = None
     judged = ChallengeResult(SequentialResult.HONEST, challenge_, "", report=report)

@@ -15,7 +15,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.reports import write_json
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import KernelFacts, read
+from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts
 from proofserve.verifier.claims import Selection, document, from_file
 from proofserve.verifier.judges import OWN, BankRun
 from proofserve.verifier.orders import order_for
@@ -51,7 +51,7 @@ def test_without_any_trusted_node_the_emulated_kernels_make_a_calibration(
     bank = ("--bank", "8", "--suspect", small_models.get("qwen3", seed=1))
     made = run(tiny, *FEW, *SKETCH, *bank, "--out", out, "--png", picture)
     assert made.exit_code == 0, made.output
-    calibration = read(out)
+    calibration = CalibrationFile.read(out)
     assert (calibration.model, calibration.served_dtype) == (tiny.name, "bfloat16")
     assert (calibration.scheme, calibration.seq_len, calibration.k_dim) == ("sketch-v1", 8, 64)
     assert calibration.weights_digest
@@ -80,7 +80,7 @@ def test_a_cache_in_8_bits_is_honest_only_where_it_is_allowed(
     made = run(tiny, *FEW, "--bank", "8", "--kv-cache", "fp8", "--out", out)
     assert made.exit_code == 0, made.output
     assert passed == {(index, 6) for index in range(1, 7)}
-    calibration = read(out)
+    calibration = CalibrationFile.read(out)
     assert calibration.kv_dtype == "fp8"
     assert "our own rounding with a cache in fp8" in calibration.honest(OURS).names
     assert "KV cache in fp8" not in calibration.suspects
@@ -101,10 +101,12 @@ def test_nodes_and_files_of_other_machines_are_populations(tiny: Path, tmp_path:
         assert measured.exit_code == 0, measured.output
         joined = run(tiny, *FEW, *NO_BANK, *honest, "--add", out, "--out", both)
         assert joined.exit_code == 0, joined.output
-    facts = [each.facts for each in read(out).populations if not each.facts.emulated]
+    populations = CalibrationFile.read(out).populations
+    facts = [each.facts for each in populations if not each.facts.emulated]
     assert [each.engine for each in facts] == ["vLLM none"]
     # The same node measured twice is one population.
-    assert read(both).honest(OURS).names == read(out).honest(OURS).names
+    together, alone = (CalibrationFile.read(file).honest(OURS) for file in (both, out))
+    assert together.names == alone.names
     other = run(tiny, *FEW, "--seq-len", "4", *NO_BANK, "--add", out)
     assert other.exit_code == 2
     assert "seq_len: this calibration has 4, the added one 8" in other.output
@@ -217,4 +219,4 @@ def test_a_mixture_is_measured_by_the_scheme_that_can_clear_it(
     assert "no honest node is cleared by it" in refused.output
     made = run(mixture, *FEW, *NO_BANK, "--out", out)
     assert made.exit_code == 0, made.output
-    assert read(out).scheme == "sketch-v2"
+    assert CalibrationFile.read(out).scheme == "sketch-v2"

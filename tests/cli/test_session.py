@@ -44,6 +44,22 @@ def test_elsewhere_a_signal_waits_for_a_safe_point(
     assert caught.value.code == 130
 
 
+def test_a_signal_waits_for_the_end_of_what_is_delayed() -> None:
+    went_on = []
+
+    def body() -> None:
+        with Interrupts() as interrupts, interrupts.allowed():
+            with interrupts.delayed():
+                strike()
+                went_on.append(True)
+            raise AssertionError("went on")
+
+    with pytest.raises(SystemExit) as caught:
+        body()
+    assert went_on
+    assert caught.value.code == 130
+
+
 def test_the_end_is_a_safe_point() -> None:
     with pytest.raises(SystemExit) as caught, Interrupts():
         strike()

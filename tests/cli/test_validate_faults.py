@@ -16,12 +16,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.cli.validator.validate import command as validate_command
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.cli.validator import validate as validate_module
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import Work
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.settings.validation import NodesFile
-from proofserve.verifier.validation import asking, judging
+from proofserve.verifier.nodes import judging as by_nodes
+from proofserve.verifier.validation import judging
 from proofserve.verifier.validation.ledger import Ledger
 from support.committed import fake_node
 from support.fake_engine import FakeEngine
@@ -130,7 +131,7 @@ def dripping(first: bytes) -> Iterator[str]:
 def test_a_hostile_node_holds_up_no_other(
     sends: bytes, kind: str, urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "DESCRIBES_ITSELF_S", 1.0)
+    monkeypatch.setattr(judging, "DESCRIBES_ITSELF_S", 1.0)
     with dripping(sends) as url:
         file = file_of(tmp_path, urls["node"], [urls["same"], urls["other"]], slow=url)
         result = validate(file)
@@ -143,7 +144,7 @@ def test_a_hostile_node_holds_up_no_other(
 def test_an_error_that_nobody_foresaw_is_that_of_one_node(
     where: str, urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = asking if where == "ask" else judging
+    module = judging if where == "ask" else by_nodes
     usual = getattr(module, where)
 
     def faulty(of: Any, *about: Any) -> Any:
@@ -217,7 +218,7 @@ def test_a_node_whose_alpha_is_spent_is_not_asked(urls: dict[str, str], tmp_path
 
 
 def test_the_file_that_help_shows_is_one() -> None:
-    text = str(validate_command.__doc__).replace("\\[", "[")
+    text = str(validate_module.validate.__doc__).replace("\\[", "[")
     lines = text[text.index("[validate]") : text.index("proofserve validate")]
     read = NodesFile.model_validate(tomllib.loads(lines.replace("\b", "").replace('"..."', KEY)))
     assert (read.validate_.every, read.nodes["berlin-1"].model) == (86_400.0, "qwen")

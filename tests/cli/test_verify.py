@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
 from proofserve.remote.node_client import NodeClient

@@ -15,9 +15,9 @@ from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.records import BLOCK_HEIGHT, Work

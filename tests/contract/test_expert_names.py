@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from proofserve.engines.vllm import compat_worker
 from proofserve.engines.vllm.support import UnsupportedEngine
-from proofserve.protocol.model import ExpertLayer
+from proofserve.protocol.scheme import ExpertLayer
 from support.contract import source
 
 CPURouter: Any = pytest.importorskip(

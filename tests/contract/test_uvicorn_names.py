@@ -1,4 +1,4 @@
-"""Pins what the gateway's server (gateway/http, wiring/gateway) relies on in uvicorn and httptools.
+"""Pins what gateway/protocol and wiring/gateway rely on in uvicorn and httptools.
 
 A failure here after an upgrade says which of them to look at.
 """

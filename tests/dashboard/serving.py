@@ -26,7 +26,7 @@ from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.rounds.status import CoreLiveness, EngineGauges
 from proofserve.settings.node import NodeSettings
-from proofserve.wire.paths import PROOFS
+from proofserve.wire import PROOFS
 from proofserve.wiring.launch import free_port
 from proofserve.wiring.node import running_node
 from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine

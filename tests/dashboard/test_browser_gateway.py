@@ -16,9 +16,9 @@ from fastapi.responses import StreamingResponse
 
 from dashboard.looking import expect, expect_unanswered, fits, is_accessible, live, picture, state
 from dashboard.serving import PageServer
+from proofserve.gateway.app import build
 from proofserve.gateway.dashboard import LoadHistory
-from proofserve.gateway.http.app import build
-from proofserve.gateway.http.protocol import GatewayProtocol
+from proofserve.gateway.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 from support.browser import tab
 

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.support import serving
 from fleet.servers import fleet_of
 from proofserve.api.metrics import exposed
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.receipts.record import SigningKey
 from proofserve.rounds.receipts import ReceiptService

@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gateway.serving import Server, plan_for, serving
 from proofserve.gateway.records import ClientSpec
-from proofserve.gateway.tracing import ExportedTraces
-from proofserve.wire.paths import RECEIPTS
+from proofserve.gateway.tracing import Traces
+from proofserve.wire import RECEIPTS
 from support.collector import Collector
 from support.gateway_requests import NAMED, WEATHER
 from support.node import NAME, ServedNode
@@ -46,7 +46,7 @@ async def gateway(
     plan = plan_for(
         node.server.url, clients=(ClientSpec(name="anna", key="k"),), receipts_path=RECEIPTS
     )
-    async with serving(plan, traces=ExportedTraces(provider)) as server:
+    async with serving(plan, traces=Traces(provider)) as server:
         node.start_round()
         await until(lambda: node.processed() >= 16)
         yield server

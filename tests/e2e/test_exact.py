@@ -10,7 +10,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from proofserve.cli import recompute
+from proofserve.cli import servers
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions
@@ -161,7 +161,7 @@ def test_an_engine_of_its_own_serves_the_checkpoint(
         started.append(wanted)
         return NodeClient(measured.server.url)
 
-    monkeypatch.setattr(recompute, "serving", serving)
+    monkeypatch.setattr(servers, "serving", serving)
     result = run(write(published), "--model", tiny, "--engine", "vllm:tp2", *ALL)
     assert result.exit_code == 0, result.output
     (wanted,) = started

@@ -1,5 +1,6 @@
 """One server of two engine cores and two API processes: any process answers, every core proves."""
 
+import json
 import os
 import re
 import signal
@@ -12,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from proofserve.wiring import owner as address
 from proofserve.wiring.launch import ServerFailed
+from proofserve.wiring.owner import address_file
 from support.node import NAME, ServedNode, engine_of, serve
 from support.node import until as wait_until
 from support.processes import have_ended
@@ -63,8 +64,11 @@ def processed(node: ServedNode) -> int:
 
 def owner_of(folder: Path) -> int | None:
     """The id of the process that owns the node; None between two owners."""
-    found = address.read(folder / "outbox.sqlite")
-    return None if found is None else found.process
+    try:
+        found = json.loads(address_file(folder / "outbox.sqlite").read_text())
+    except FileNotFoundError:
+        return None
+    return int(found["process"])
 
 
 def end_owner(folder: Path, how: signal.Signals) -> int:

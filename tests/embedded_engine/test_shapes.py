@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from proofserve.engines.vllm import compat_client
-from proofserve.protocol.distance import DistanceScheme
+from proofserve.protocol.network_schemes import DistanceScheme
 from proofserve.rounds.records import ProofBatch
 from support import ranks
 from support.engines import SKETCH, EmbeddedEngine, workload

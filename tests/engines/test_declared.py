@@ -18,9 +18,9 @@ from proofserve.engines.reference.network import load, weights_alone, with_kerne
 from proofserve.engines.reference.rounding import Rounding, fp8, fp8_unscaled, in_groups, integers
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, suspects_of
 from proofserve.engines.reference.variants import with_activations, with_cache
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.network_schemes import ArtifactScheme
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import vectors_of
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.records import Workload

@@ -30,8 +30,8 @@ from proofserve.engines.reference.kernels import PROFILES, KernelProfile, Point,
 from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.rounding import EightBits
 from proofserve.engines.reference.suspects import suspect
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.records import Workload

@@ -33,8 +33,8 @@ from proofserve.engines.reference.variants import (
     with_redrawn_matrices,
     without_layers,
 )
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.errors import EngineFault

@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network, load
-from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme, DistanceScheme
 from proofserve.protocol.scheme import ModelFacts, Scheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload

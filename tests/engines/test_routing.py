@@ -23,8 +23,8 @@ from proofserve.engines.reference.routing import (
 )
 from proofserve.engines.reference.suspects import suspect
 from proofserve.engines.reference.variants import with_matrices, without_layers
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload

@@ -21,9 +21,8 @@ from proofserve.engines.reference.variants import (
     with_redrawn_matrices,
     without_layers,
 )
-from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme, DistanceScheme
 from proofserve.protocol.scheme import Scheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proofserve.fleet.verification_records import DAY_S, VerificationRule
-from proofserve.protocol.verdict.sequential import share_of_alpha
+from proofserve.protocol.verdict.counting import share_of_alpha
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 # A round that ends is sampled once more, and an operator asks when he likes.

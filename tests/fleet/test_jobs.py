@@ -18,7 +18,7 @@ from fleet.servers import (
     receiving,
 )
 from proofserve.outbox.receipts import signing_key
-from proofserve.wire.answers import ANSWER_HEADER, answer_with
+from proofserve.wire.signed import ANSWER_HEADER, answer_with
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

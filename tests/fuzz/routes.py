@@ -6,7 +6,7 @@ from api.distance_bodies import CLAIMS
 from fuzz.hostile import Form
 from fuzz.nodes import POW
 from gateway.scripted import MODEL
-from proofserve.gateway.relay.routes import ROUTES
+from proofserve.gateway.gateway import ROUTES
 
 COUNTS = ("node_id", "node_count", "block_height", "batch_size")
 

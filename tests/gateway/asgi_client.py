@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 
-from proofserve.gateway.http.app import build
+from proofserve.gateway.app import build
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
 
 LOCAL = "127.0.0.1"
 

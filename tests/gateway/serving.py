@@ -12,12 +12,12 @@ import pytest
 import uvicorn
 
 from gateway.scripted import MODEL, PATIENCE_S, Backend
+from proofserve.gateway.app import build
 from proofserve.gateway.backends import Resolve, addresses
-from proofserve.gateway.http.app import build
-from proofserve.gateway.http.protocol import GatewayProtocol
+from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.tracing import NO_TRACES, Traces
+from proofserve.gateway.tracing import Traces
 from support.pace import until
 
 CHAT = "/v1/chat/completions"
@@ -34,7 +34,7 @@ class Server:
         loop: Any = "uvloop",
         keep_alive: float = 60.0,
         resolve: Resolve = addresses,
-        traces: Traces = NO_TRACES,
+        traces: Traces | None = None,
     ) -> None:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
@@ -131,7 +131,7 @@ async def serving(
     loop: Any = "uvloop",
     keep_alive: float = 60.0,
     resolve: Resolve = addresses,
-    traces: Traces = NO_TRACES,
+    traces: Traces | None = None,
 ) -> AsyncIterator[Server]:
     """A running gateway. At the end, assert that it holds no permit, request or connection."""
     server = Server(plan, loop, keep_alive, resolve, traces)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from proofserve.gateway.relay.gateway import Entry, PermitQueue
+from proofserve.gateway.gateway import Entry, PermitQueue
 
 
 class Waiting:

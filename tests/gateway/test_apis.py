@@ -21,10 +21,10 @@ from gateway.scripted import (
     silent,
 )
 from gateway.serving import Server, once, order, plan_for, post, serving, wire
+from proofserve.gateway.gateway import ROUTES
 from proofserve.gateway.limits import USUAL_ANSWER, read_form
 from proofserve.gateway.metrics import Series
 from proofserve.gateway.records import ClientSpec, GatewayPlan, Timeouts
-from proofserve.gateway.relay.routes import ROUTES
 from proofserve.wiring.gateway import other_paths
 from support.pace import PACE, until
 

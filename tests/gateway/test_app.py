@@ -13,10 +13,10 @@ from fastapi.testclient import TestClient
 from starlette.types import ASGIApp
 
 from gateway.probe_backend import ProbeBackend, probe_backend
-from proofserve.gateway.http import app as gateway_app
-from proofserve.gateway.http.app import build, running
+from proofserve.gateway import app as gateway_app
+from proofserve.gateway.app import build, running
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
 
 UNREACHABLE = GatewayPlan((BackendSpec("http://127.0.0.1:1"),), probe_interval=60)
 

@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import cast
 
 import pytest
@@ -19,8 +20,8 @@ from support.pace import until
 
 pytestmark = pytest.mark.anyio
 Batched = Callable[[WriteBatch, asyncio.Transport], asyncio.Transport]
-TO_CLIENT: Batched = WriteBatch.to_client
-TO_BACKEND: Batched = WriteBatch.to_backend
+TO_CLIENT: Batched = partial(WriteBatch.batched, to_client=True)
+TO_BACKEND: Batched = partial(WriteBatch.batched, to_client=False)
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])

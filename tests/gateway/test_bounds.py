@@ -18,8 +18,8 @@ from gateway.serving import (
     slow_reader,
     wire,
 )
+from proofserve.gateway.exchange import Exchange
 from proofserve.gateway.records import Timeouts
-from proofserve.gateway.relay.exchange import Exchange
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.scripted import END, SSE_HEAD, Backend, Call, answer, backends, chunk, event, sends
 from gateway.serving import CHAT, Server, Wire, once, order, plan_for, post, serving, wire
-from proofserve.gateway.http.checked_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from proofserve.gateway.framing import MAX_HEAD_BYTES, MAX_HEADERS
 
 pytestmark = pytest.mark.anyio
 

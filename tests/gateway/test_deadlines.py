@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proofserve.gateway.relay.gateway import PERIOD_S, Deadlines
+from proofserve.gateway.gateway import PERIOD_S, Deadlines
 
 pytestmark = pytest.mark.anyio
 

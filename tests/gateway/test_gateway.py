@@ -2,9 +2,9 @@
 
 import pytest
 
+from proofserve.gateway.answer import HOP_BY_HOP
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
-from proofserve.gateway.relay.attempts import HOP_BY_HOP
-from proofserve.gateway.relay.gateway import Gateway
 
 pytestmark = pytest.mark.anyio
 PLAN = GatewayPlan(

@@ -3,7 +3,7 @@
 import httptools
 import pytest
 
-from proofserve.gateway.relay.attempts import HOP_BY_HOP, CrossOrigin, request_head, response_head
+from proofserve.gateway.answer import HOP_BY_HOP, CrossOrigin, request_head, response_head
 
 EXPECTED_HOP_BY_HOP = [
     b"connection",

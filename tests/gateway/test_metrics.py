@@ -9,22 +9,19 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from proofserve.gateway.metrics import (
-    SECONDS,
-    SHORT_SECONDS,
-    GatewayCollector,
-    GatewayTotals,
-    Gauge,
-)
+from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.metrics import SECONDS, SHORT_SECONDS, GatewayTotals
+from proofserve.gateway.records import BackendSpec, GatewayPlan
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
-def shown(totals: GatewayTotals, *gauges: Gauge) -> Samples:
+def shown(collector: Collector) -> Samples:
     """Samples by name and label values, in the order of the labels' names."""
     registry = CollectorRegistry()
-    registry.register(GatewayCollector(totals, list(gauges)))
+    registry.register(collector)
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
@@ -61,17 +58,16 @@ def test_label_values_are_quoted() -> None:
     assert shown(totals)["gateway_requests_total", ('a"b\\c\nd — é', "ok")] == 1
 
 
-def test_gauges_are_read_at_each_scrape() -> None:
-    value = 1
-    gauges: list[Gauge] = [
-        ("queued", "Waiting.", [], lambda: {(): value}),
-        ("backend_up", "Up.", ["backend"], lambda: {("a",): True, ("b",): value > 1}),
-    ]
-    first = shown(GatewayTotals(), *gauges)
-    assert first["gateway_queued", ()] == 1
-    assert (first["gateway_backend_up", ("a",)], first["gateway_backend_up", ("b",)]) == (1, 0)
-    value = 2
-    assert shown(GatewayTotals(), *gauges)["gateway_queued", ()] == 2
+@pytest.mark.anyio
+async def test_gauges_are_read_at_each_scrape() -> None:
+    gateway = Gateway(GatewayPlan((BackendSpec("http://a"), BackendSpec("http://b"))))
+    a, b = (("http://a",), ("http://b",))
+    gateway.pool.backends[1].draining = True
+    first = shown(gateway)
+    assert first["gateway_in_flight", ()] == 0
+    assert (first["gateway_backend_up", a], first["gateway_backend_up", b]) == (1, 0)
+    gateway.admission.in_use = 2
+    assert shown(gateway)["gateway_in_flight", ()] == 2
 
 
 @pytest.mark.parametrize(
@@ -141,6 +137,6 @@ def test_counting_during_a_scrape_does_not_disturb_it(monkeypatch: pytest.Monkey
 def test_every_metric_has_a_help_text() -> None:
     totals: Any = GatewayTotals()
     totals.series["http://a", "tiny"].first.observe(1)
-    for family in GatewayCollector(totals, []).collect():
+    for family in totals.collect():
         assert family.documentation.endswith(".")
         assert family.name.startswith("gateway_")

@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from gateway.asgi_client import PLAN, AsgiClient, client_of
 from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
+from proofserve.gateway.gateway import ROUTES
 from proofserve.gateway.records import ClientSpec, GatewayPlan
-from proofserve.gateway.relay.routes import ROUTES
 
 pytestmark = pytest.mark.anyio
 ADMIN_PATHS = ("/admin/backends", "/admin/drain", "/admin/undrain")

@@ -21,8 +21,8 @@ from gateway.scripted import (
     sends,
 )
 from gateway.serving import CHAT, KINDS_OF_LOOP, Server, once, order, plan_for, post, serving, wire
+from proofserve.gateway.exchange import Exchange
 from proofserve.gateway.records import ClientSpec
-from proofserve.gateway.relay.exchange import Exchange
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ from prometheus_client import generate_latest
 
 from gateway.scripted import PATIENCE_S, answers, backends
 from gateway.serving import Server, once, order, plan_for, post, serving
+from proofserve.gateway import gateway as relay_gateway
 from proofserve.gateway import limits
-from proofserve.gateway.limits import SharedBudgets, SharedWindow, require_valid
+from proofserve.gateway.limits import SharedBudgets, SharedWindow, redis_client
 from proofserve.gateway.records import ClientSpec
-from proofserve.gateway.relay import gateway as relay_gateway
 from support.pace import until
 from support.redis_server import RedisServer, running_redis
 
@@ -241,4 +241,4 @@ async def test_a_gateway_starts_without_redis(
 
 def test_a_url_that_is_none_of_redis_is_refused() -> None:
     with pytest.raises(ValueError, match=r"VLLM_SHARED_LIMITS: .*redis"):
-        require_valid("http://redis:6379")
+        redis_client("http://redis:6379")

@@ -23,7 +23,7 @@ from gateway.scripted import (
     event,
 )
 from gateway.serving import Answer, Wire, once, order, post, slow_reader, wire
-from proofserve.gateway.http.app import REPEAT_S
+from proofserve.gateway.app import REPEAT_S
 from proofserve.wiring.launch import free_port
 from support.pace import until
 

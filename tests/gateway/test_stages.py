@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.kit import Clock
-from proofserve.gateway.failures import BACKEND_BROKE, BODY_TOO_LARGE, UNREACHABLE
-from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
-from proofserve.gateway.relay.exchange import (
+from proofserve.gateway.exchange import (
     CONNECTING,
     ENDED,
     PIPELINED,
@@ -27,8 +25,9 @@ from proofserve.gateway.relay.exchange import (
     StageMove,
     step,
 )
-from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.relay.routes import ROUTES, RelayTarget
+from proofserve.gateway.failures import BACKEND_BROKE, BODY_TOO_LARGE, UNREACHABLE
+from proofserve.gateway.gateway import ROUTES, Gateway, RelayTarget
+from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
 
 CHAT = b"/v1/chat/completions"
 TARGET = RelayTarget(CHAT, ROUTES[CHAT])

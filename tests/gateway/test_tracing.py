@@ -15,7 +15,7 @@ from opentelemetry.trace import StatusCode
 from gateway.scripted import OK, Call, answer, answers, backends, silent
 from gateway.serving import CHAT, never_tried_again, once, plan_for, post, serving, wire
 from proofserve.gateway.records import Timeouts
-from proofserve.gateway.tracing import NO_TRACES, ExportedTraces, exported
+from proofserve.gateway.tracing import Traces, exported
 from support.collector import collecting
 from support.pace import until
 
@@ -31,10 +31,10 @@ def memory() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def traces(memory: InMemorySpanExporter) -> Iterator[ExportedTraces]:
+def traces(memory: InMemorySpanExporter) -> Iterator[Traces]:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(memory))
-    made = ExportedTraces(provider)
+    made = Traces(provider)
     yield made
     made.close()
 
@@ -61,7 +61,7 @@ async def test_without_spans_a_clients_trace_headers_pass_as_they_came() -> None
 
 
 async def test_a_request_is_a_span_with_its_wait_and_its_attempt_in_the_clients_trace(
-    memory: InMemorySpanExporter, traces: ExportedTraces
+    memory: InMemorySpanExporter, traces: Traces
 ) -> None:
     go_on = asyncio.Event()
 
@@ -106,7 +106,7 @@ async def test_a_request_is_a_span_with_its_wait_and_its_attempt_in_the_clients_
 
 
 async def test_a_trace_begins_here_without_valid_headers(
-    memory: InMemorySpanExporter, traces: ExportedTraces
+    memory: InMemorySpanExporter, traces: Traces
 ) -> None:
     async with backends(answers) as (backend,), serving(plan_for(backend), traces=traces) as server:
         await once(server.port, post(None, "traceparent: 00-nonsense\xff-01"))
@@ -117,7 +117,7 @@ async def test_a_trace_begins_here_without_valid_headers(
 
 
 async def test_each_attempt_is_a_span_and_a_failure_ends_all(
-    memory: InMemorySpanExporter, traces: ExportedTraces, monkeypatch: pytest.MonkeyPatch
+    memory: InMemorySpanExporter, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_tried_again(monkeypatch)
     async with backends(answer("500 Oops"), silent) as (broken, mute):
@@ -164,5 +164,5 @@ def test_without_opentelemetry_a_gateway_says_what_to_install(
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with caplog.at_level(logging.WARNING, logger="uvicorn.error"):
-        assert exported().begin(b"/", {}) is NO_TRACES.begin(b"/", {})
+        assert exported() is None
     assert "pip install 'proofserve[otel]'" in caplog.text

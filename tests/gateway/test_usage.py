@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proofserve.gateway.answer import TAIL_BYTES, BackendResponse, read_usage, tail_of
+from proofserve.gateway.gateway import Usage
 from proofserve.gateway.metrics import Series
-from proofserve.gateway.relay.attempts import TAIL_BYTES, BackendResponse, read_usage, tail_of
-from proofserve.gateway.relay.routes import Usage
 
 COUNTS = {"prompt_tokens": 12, "total_tokens": 17, "completion_tokens": 5}
 

@@ -11,13 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofserve.protocol.artifact import ArtifactScheme, rotation_steps
 from proofserve.protocol.codec import encode, to_float16
+from proofserve.protocol.draws import hash_keys, seed_bits
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
 from proofserve.protocol.identity import Block, Challenge, seed
-from proofserve.protocol.murmur import hash_keys, seed_bits
+from proofserve.protocol.network_schemes import (
+    ArtifactScheme,
+    normalise,
+    pick,
+    pick_by_score,
+    rotate,
+    rotation_steps,
+)
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.transforms import normalise, pick, pick_by_score, rotate
 from proofserve.protocol.verdict.comparison import Claim, compare
 from proofserve.protocol.verdict.counting import judge
 

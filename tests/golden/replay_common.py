@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import decode, encode
-from proofserve.protocol.draws import normal, uniform, unit_vectors
+from proofserve.protocol.draws import hash_keys, normal, seed_bits, uniform, unit_vectors
 from proofserve.protocol.errors import MalformedVector, ProtocolError
 from proofserve.protocol.identity import Block, seed, words
-from proofserve.protocol.murmur import hash_keys, seed_bits
+from proofserve.protocol.network_schemes import ArtifactScheme, reflect
 from proofserve.protocol.nonces import NonceLane, pad
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.transforms import reflect
 from proofserve.protocol.verdict.counting import judge
 
 from .cases import DEVICE, Case, assert_close, bits, tensor

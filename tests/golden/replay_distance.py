@@ -8,13 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from proofserve.protocol.distance import DistanceScheme, is_winner, projection, target
-from proofserve.protocol.draws import unit_vectors
+from proofserve.protocol.draws import as_ordered, hash_keys, seed_bits, unit_vectors
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
 from proofserve.protocol.identity import Block, Challenge, seed
-from proofserve.protocol.murmur import as_ordered, hash_keys, seed_bits
+from proofserve.protocol.network_schemes import (
+    DistanceScheme,
+    is_winner,
+    normalise,
+    projection,
+    rotate,
+    sign_flips,
+    target,
+)
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.transforms import normalise, rotate, sign_flips
 from proofserve.protocol.verdict.comparison import compare_distances
 from proofserve.protocol.verdict.counting import judge_distances
 

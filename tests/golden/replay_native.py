@@ -16,8 +16,7 @@ from proofserve.engines.reference.network import load
 from proofserve.protocol import commitments
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.identity import Block
-from proofserve.protocol.model import AllowedTokens, ExpertLayer
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ExpertLayer, ModelFacts
 from proofserve.protocol.sketch import SketchBlock, SketchScheme
 from proofserve.rounds.records import Workload
 

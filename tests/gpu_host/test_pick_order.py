@@ -8,7 +8,7 @@ import torch
 
 from gpu import pick_order
 from gpu.pick_order import OURS, RULES, Comparison, compare, seeds_of
-from proofserve.protocol.transforms import pick, pick_by_score
+from proofserve.protocol.network_schemes import pick, pick_by_score
 
 CPU = torch.device("cpu")
 HIDDEN, K, ROWS = 256, 12, 20

@@ -16,7 +16,7 @@ from proofserve.models.trained import CALIBRATIONS, DENSE, MIXTURE, TRAINED_MODE
 from proofserve.models.writer import ModelSummary, write_trained
 from proofserve.protocol import default_k_dim
 from proofserve.protocol.receipts.record import SCHEME as RECEIPT
-from proofserve.verifier.calibration_file import checkpoint_shape, read
+from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.judges import OWN
 from training.texts import written_chats
 
@@ -115,7 +115,7 @@ def test_its_calibrations_are_of_this_model_and_of_emulated_kernels_alone(
     trained: TrainedModel, scheme: str
 ) -> None:
     files = Path(str(trained.files()))
-    found = read(files / CALIBRATIONS[scheme])
+    found = CalibrationFile.read(files / CALIBRATIONS[scheme])
     assert found.shape == checkpoint_shape(files)
     assert (found.model, found.weights_digest) == (trained.name, trained.weights_digest)
     assert (found.scheme, found.seq_len, found.k_dim) == (scheme, 256, default_k_dim(scheme))

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from proofserve.protocol.artifact import ArtifactScheme, rotation_steps
 from proofserve.protocol.draws import normal, unit_vectors
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block, Challenge, seed
+from proofserve.protocol.network_schemes import ArtifactScheme, rotation_steps
 from proofserve.protocol.scheme import ModelFacts
 
 CPU = torch.device("cpu")

@@ -3,9 +3,15 @@ import math
 import pytest
 import torch
 
-from proofserve.protocol.distance import OUTPUT_DIM, DistanceScheme, is_winner, projection, target
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import (
+    OUTPUT_DIM,
+    DistanceScheme,
+    is_winner,
+    projection,
+    target,
+)
 from proofserve.protocol.scheme import ModelFacts
 
 CPU = torch.device("cpu")

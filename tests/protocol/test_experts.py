@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
-from proofserve.protocol.model import DRAWS, AllowedTokens, ExpertLayer
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import DRAWS, AllowedTokens, ExpertLayer, ModelFacts
 from proofserve.protocol.sketch import SketchBlock, SketchScheme
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import seed, words
-from proofserve.protocol.inputs import input_embeddings
+from proofserve.protocol.network_schemes import input_embeddings
 
 CPU = torch.device("cpu")
 STRINGS = st.lists(st.text("abc_01", min_size=1), min_size=1, max_size=5)

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proofserve.protocol.draws import normal, uniform
-from proofserve.protocol.murmur import as_float32, as_ordered, hash_keys, seed_bits
-from proofserve.protocol.transforms import pick, sign_flips
+from proofserve.protocol.draws import as_float32, as_ordered, hash_keys, normal, seed_bits, uniform
+from proofserve.protocol.network_schemes import pick, sign_flips
 
 CPU = torch.device("cpu")
 SEEDS = st.integers(0, 2**32 - 1)

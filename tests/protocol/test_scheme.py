@@ -1,14 +1,17 @@
 import pytest
 import torch
 
-from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.draws import normal, unit_vectors
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block, seed
-from proofserve.protocol.inputs import input_embeddings
+from proofserve.protocol.network_schemes import (
+    ArtifactScheme,
+    DistanceScheme,
+    input_embeddings,
+    normalise_reflect,
+    reflect,
+)
 from proofserve.protocol.scheme import ModelFacts, Scheme
-from proofserve.protocol.transforms import normalise_reflect, reflect
 
 CPU = torch.device("cpu")
 HIDDEN = 32

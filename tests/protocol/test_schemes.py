@@ -3,9 +3,8 @@ import json
 
 import pytest
 
-from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.network_schemes import ArtifactScheme, DistanceScheme
 from proofserve.protocol.schemes import SCHEMES, from_wire, scheme
 
 

@@ -4,9 +4,8 @@ import torch
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
-from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.nonces import pad
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts
 from proofserve.protocol.sketch import SketchBlock, SketchScheme
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.model import AllowedTokens, allowed_tokens
+from proofserve.protocol.scheme import AllowedTokens, allowed_tokens
 
 
 @given(st.sets(st.integers(0, 300), min_size=2))

@@ -3,10 +3,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofserve.protocol.draws import normal, uniform, unit_vectors
+from proofserve.protocol.draws import (
+    as_ordered,
+    hash_keys,
+    normal,
+    seed_bits,
+    uniform,
+    unit_vectors,
+)
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.murmur import as_ordered, hash_keys, seed_bits
-from proofserve.protocol.transforms import (
+from proofserve.protocol.network_schemes import (
     map_layer_output,
     normalise,
     normalise_reflect,

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from gateway.serving import Server, plan_for, serving
 from proofserve.gateway.records import ClientSpec
-from proofserve.wire.paths import RECEIPTS
-from proofserve.wire.receipts import signed_receipt
+from proofserve.wire import RECEIPTS
+from proofserve.wire.signed import signed_receipt
 from support.pace import until
 
 from .nodes import Served, served

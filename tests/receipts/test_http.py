@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from proofserve.api.response_models import LogPage, ReceiptsAnswer, Versions
 from proofserve.outbox.receipts import signing_key
 from proofserve.protocol.receipts.record import is_signed, require_chain
-from proofserve.wire.receipts import signed_entry, signed_receipt
+from proofserve.wire.signed import signed_entry, signed_receipt
 from proofserve.wire.status import NodeStatusResponse
 
 from .nodes import Served, served

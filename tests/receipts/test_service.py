@@ -28,7 +28,7 @@ from proofserve.protocol.receipts.record import (
 )
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.receipts import ReceiptService
-from proofserve.wire.receipts import signed_entry
+from proofserve.wire.signed import signed_entry
 from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from support.pace import until
 from support.refusals import refused

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from proofserve.rounds.computation import Computation, NonceLimit
-from proofserve.rounds.jobs import JobQueue
+from proofserve.rounds.manager import JobQueue
 from proofserve.rounds.records import JobState, Limits, Outcome
 from proofserve.rounds.status import NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox

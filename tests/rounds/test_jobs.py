@@ -8,7 +8,6 @@ import pytest
 
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of
 from proofserve.rounds.errors import EngineFault, EngineGone, Refusal, Refused
-from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import JobState, Proofs, Verdict
 from rounds.doubles import QUICK, claims_of, computed, job
 from rounds.job_bench import JobBench
@@ -256,22 +255,3 @@ async def test_cancelled_jobs_do_not_pile_up() -> None:
             known += bench.state(request_id) is JobState.CANCELLED
     assert known == 3
     await bench.assert_idle()
-
-
-def test_places_are_called_in_the_order_of_joining() -> None:
-    line = WaitQueue()
-    first, second, third = line.join(), line.join(), line.join()
-    assert [first.is_set(), second.is_set(), third.is_set()] == [True, False, False]
-    line.leave(first)
-    assert second.is_set()
-    assert not third.is_set()
-
-
-def test_leaving_from_the_middle_of_the_queue_calls_no_place() -> None:
-    line = WaitQueue()
-    first, second, third = line.join(), line.join(), line.join()
-    line.leave(second)
-    line.leave(second)
-    assert not third.is_set()
-    line.leave(first)
-    assert third.is_set()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from proofserve.rounds.prover import SharedLane
+from proofserve.rounds.generation import SharedLane
 
 
 def lane(most_ahead: int = 4, cores: int = 2, start: int = 0) -> SharedLane[str]:

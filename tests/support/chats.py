@@ -24,7 +24,7 @@ from proofserve.protocol.receipts.record import (
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from proofserve.verifier.chat.conversation import Conversation, conversation
 from proofserve.verifier.validator import CheckpointTokenizer
-from proofserve.wire.receipts import signed_receipt_body
+from proofserve.wire.signed import signed_receipt_body
 from support.decoders import decoder_of
 from support.provider import CREATED_MS, SEEN_AFTER_MS
 

@@ -11,9 +11,8 @@ import torch
 
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Challenge, seed
-from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.receipts.record import FinishedAnswer
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.ports import Prove
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload

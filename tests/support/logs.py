@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proofserve.protocol.receipts.record import LogEntry, SignedEntry, SigningKey, first_entry
-from proofserve.wire.receipts import signed_entry_body
+from proofserve.wire.signed import signed_entry_body
 
 
 def chain(count: int, name: str = "a", before: LogEntry | None = None) -> list[LogEntry]:

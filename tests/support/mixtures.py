@@ -9,8 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from proofserve.engines.reference.network import Network
-from proofserve.protocol.model import AllowedTokens
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts
 from support.written import network_from
 
 EXPERTS: Final = 8

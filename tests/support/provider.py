@@ -27,7 +27,7 @@ from proofserve.protocol.receipts.record import (
     token_hash,
 )
 from proofserve.verifier.chat.conversation import Conversation, conversation
-from proofserve.wire.receipts import signed_entry_body, signed_receipt_body
+from proofserve.wire.signed import signed_entry_body, signed_receipt_body
 
 CREATED_MS = 1_700_000_000_000
 # By the client's clock, after an answer's end.

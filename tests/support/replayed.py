@@ -10,9 +10,9 @@ from torch import Tensor
 
 from proofserve.engines.reference.engine import Run, proof_values
 from proofserve.engines.reference.network import load
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.verdict.comparison import Claim
 
 # Nonces of each of two blocks: some 37 pairs of them share the 32 bits that inputs depend on.

@@ -12,10 +12,10 @@ from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.models.architectures import ARCHITECTURES, SHAPES
-from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.attacks import attacks
 from proofserve.verifier.audit.deployment import (

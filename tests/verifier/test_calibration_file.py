@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from proofserve.protocol import SKETCHES, schemes
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
+from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import OWN
 from proofserve.verifier.noise import left_out, left_out_lines, require_explained
@@ -97,11 +97,11 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_read(path: Path, tmp_path: Path) -> None:
-    calibration = read(path)
+    calibration = CalibrationFile.read(path)
     assert (calibration.dist_threshold, calibration.p_mismatch) == (0.0261, 0.01)
     again = tmp_path / "again.json"
     calibration.write(again)
-    assert read(again) == calibration
+    assert CalibrationFile.read(again) == calibration
     # A file of proofs has no conversations.
     assert json.loads(again.read_text()) == {**FIELDS, "groups": None}
 
@@ -110,7 +110,7 @@ def test_what_was_written_is_read(path: Path, tmp_path: Path) -> None:
 def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: str) -> None:
     path.write_text(json.dumps({name: FIELDS[name] for name in FIELDS if name != field}))
     with pytest.raises(ReportedError, match=rf"calibration\.json: {field}: Field required"):
-        read(path)
+        CalibrationFile.read(path)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: 
 def test_a_broken_field_is_named(path: Path, change: dict[str, Any], named: str) -> None:
     path.write_text(json.dumps(FIELDS | change))
     with pytest.raises(ReportedError, match=rf"calibration\.json: {named}"):
-        read(path)
+        CalibrationFile.read(path)
 
 
 def test_a_kernel_may_send_the_published_vector(path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_kernel_may_send_the_published_vector(path: Path) -> None:
     exact = population("exact", 3)
     exact["figures"]["lengths"] = [0.0, *exact["figures"]["lengths"][1:]]
     path.write_text(json.dumps(FIELDS | {"populations": [*FIELDS["populations"], exact]}))
-    found = read(path).honest(OURS).members[-1]
+    found = CalibrationFile.read(path).honest(OURS).members[-1]
     assert found.ratios[0] == pytest.approx(LEAST_RATIO)
     assert np.isfinite(found.sizes.log_factors(found.ratios)).all()
 
@@ -162,16 +162,16 @@ def test_a_kernel_may_send_the_published_vector(path: Path) -> None:
 def test_a_file_of_something_else_is_refused(path: Path, text: str) -> None:
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ReportedError, match=r"calibration\.json: "):
-        read(path)
+        CalibrationFile.read(path)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportedError, match=r"cannot read .*nothing"):
-        read(tmp_path / "nothing")
+        CalibrationFile.read(tmp_path / "nothing")
 
 
 def test_what_fits_is_accepted(path: Path) -> None:
-    calibration = read(path)
+    calibration = CalibrationFile.read(path)
     calibration.require(WORK, ["./model"], SHAPE, DIGEST)
     # Where the digest is not known the shape decides, and without a shape the name.
     calibration.require(WORK, ["./model"], SHAPE, None)
@@ -199,25 +199,25 @@ def test_other_artifacts_are_refused_by_the_name_of_the_field(
     values = {"scheme": WORK.scheme, "seq_len": WORK.seq_len} | change
     work = Workload(values["scheme"], Block("block", 7), "key", values["seq_len"])
     with pytest.raises(ReportedError, match=message):
-        read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST)
+        CalibrationFile.read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST)
 
 
 @pytest.mark.parametrize(("measured", "judged"), [*itertools.permutations(SKETCHES)])
 def test_both_sketches_are_the_same_numbers_of_a_dense_model_alone(
     path: Path, measured: str, judged: str
 ) -> None:
-    calibration = read(path).model_copy(update={"scheme": measured})
+    calibration = CalibrationFile.read(path).model_copy(update={"scheme": measured})
     work = Workload(schemes.scheme(judged, k_dim=12), Block("block", 7), "key", WORK.seq_len)
     calibration.require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
     message = f"scheme: the calibration has {measured}, the artifacts have {judged}"
     with pytest.raises(ReportedError, match=message):
         calibration.require(work, ["tiny-qwen3"], SHAPE, DIGEST)
     with pytest.raises(ReportedError, match="scheme: the calibration has artifact-v1"):
-        read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
+        CalibrationFile.read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
 
 
 def test_another_model_is_refused(path: Path) -> None:
-    calibration = read(path)
+    calibration = CalibrationFile.read(path)
     # Base and instruct have one shape, and other weights.
     with pytest.raises(
         ReportedError, match="weights_digest: the calibration has d5644de1, the model"
@@ -234,7 +234,7 @@ def test_another_model_is_refused(path: Path) -> None:
 
 
 def test_other_dtypes_are_refused(path: Path) -> None:
-    calibration = read(path)
+    calibration = CalibrationFile.read(path)
     message = "served_dtype: the calibration has bfloat16, the checkpoint is served with float16"
     with pytest.raises(ReportedError, match=message):
         calibration.require_served("float16")
@@ -251,9 +251,9 @@ def test_an_older_calibration_is_refused_by_its_version_and_says_how_to_measure_
     path.write_text(json.dumps(old))
     message = f"is a calibration of version {version}, this program reads 4"
     with pytest.raises(ReportedError, match=message):
-        read(path)
+        CalibrationFile.read(path)
     with pytest.raises(ReportedError, match=r"calibrate noise mine --seq-len 256 --out FILE"):
-        read(path)
+        CalibrationFile.read(path)
 
 
 def made(**changes: Any) -> CalibrationFile:
@@ -387,7 +387,7 @@ def test_the_shape_of_a_checkpoint_is_read_from_its_configuration(
 
 
 def test_what_a_source_says_is_not_completed(path: Path) -> None:
-    calibration = read(path)
+    calibration = CalibrationFile.read(path)
     nothing = ClaimedArtifacts("block", "key", (), ())
     assert calibration.completed(WorkOptions(), nothing) == WorkOptions("artifact-v1", 12, 64)
     all_said = replace(nothing, width=8, seq_len=32, scheme="artifact-v1-layers")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.http import wait_until
 from proofserve.remote.node_client import NodeClient
@@ -21,7 +21,7 @@ from proofserve.verifier.claims import (
     from_node,
     kernel_facts,
 )
-from proofserve.verifier.orders import WorkOptions, require_width, workload
+from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
 from support.stub_node import stub_node
 
 ANY = Selection()
@@ -135,12 +135,14 @@ def of(width: int) -> str:
 
 def test_the_shape_is_what_was_asked_for_then_what_the_source_says_then_the_default() -> None:
     silent, tokens = claims(), WorkOptions(seq_len=256)
-    assert workload(silent, tokens).scheme == ArtifactScheme(k_dim=12)
+    assert workload_of(order_of(silent, tokens)).scheme == ArtifactScheme(k_dim=12)
     sketches = replace(tokens, scheme="sketch-v1", block_height=7)
-    assert workload(silent, sketches).scheme.width == 128
-    assert workload(silent, replace(tokens, k_dim=24)).scheme == ArtifactScheme(k_dim=24)
+    assert workload_of(order_of(silent, sketches)).scheme.width == 128
+    assert workload_of(order_of(silent, replace(tokens, k_dim=24))).scheme == ArtifactScheme(
+        k_dim=24
+    )
     said = replace(silent, scheme="sketch-v1", width=96, seq_len=64, block_height=7)
-    assert (workload(said, WorkOptions()).scheme.width, said.seq_len) == (96, 64)
+    assert (workload_of(order_of(said, WorkOptions())).scheme.width, said.seq_len) == (96, 64)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_claim_of_another_shape_is_an_error_of_the_call(
 ) -> None:
     options = WorkOptions(**{"seq_len": 256, "block_height": 7, **asked})
     with pytest.raises(ReportedError, match=both):
-        workload(replace(claims(of(12)), **source), options)
+        workload_of(order_of(replace(claims(of(12)), **source), options))
 
 
 def test_a_source_is_of_another_width_only_as_a_whole() -> None:

@@ -2,8 +2,13 @@ import numpy as np
 import pytest
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.counting import judge, judge_distances, power
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.counting import (
+    SequentialResult,
+    SequentialTest,
+    judge,
+    judge_distances,
+    power,
+)
 from proofserve.rounds.records import StatTest
 from proofserve.verifier.audit.audit import ConvictionRule, conviction, least_rate
 
@@ -13,21 +18,25 @@ RULE = ConvictionRule()
 def test_what_always_mismatches_needs_three() -> None:
     # 0.001 ** 2 is not below 1e-6, 0.001 ** 3 is.
     found = conviction(RULE, 1.0)
-    assert found.fixed == 3
+    assert found.fixed_nonces == 3
     assert found.sequential is not None
     assert (found.sequential.nonces, found.sequential.p_fraud) == (3, 0.5)
-    assert found.default_convicts == 1.0
+    assert found.default_sequential_convicts == 1.0
 
 
 def test_what_never_mismatches_is_never_convicted() -> None:
     found = conviction(RULE, 0.0)
-    assert (found.fixed, found.sequential, found.default_convicts) == (None, None, 0.0)
-    assert conviction(RULE, 0.001).default_convicts <= 1e-6
+    assert (found.fixed_nonces, found.sequential, found.default_sequential_convicts) == (
+        None,
+        None,
+        0.0,
+    )
+    assert conviction(RULE, 0.001).default_sequential_convicts <= 1e-6
 
 
 @pytest.mark.parametrize("rate", [0.8, 0.3, 0.1, 0.05])
 def test_the_fixed_test_convicts_as_often_as_it_says(rate: float) -> None:
-    n = conviction(RULE, rate).fixed
+    n = conviction(RULE, rate).fixed_nonces
     assert n is not None
     assert power(n, 0.001, 1e-6, rate) >= 0.999
     seen = np.random.default_rng(1).binomial(n, rate, 4000)
@@ -59,7 +68,7 @@ def test_a_patient_setting_catches_what_the_default_clears() -> None:
     found = conviction(RULE, 0.05)
     assert found.sequential is not None
     assert found.sequential.p_fraud == 0.05
-    assert found.default_convicts < 0.1
+    assert found.default_sequential_convicts < 0.1
 
 
 def test_the_least_rate_is_just_enough() -> None:
@@ -68,14 +77,14 @@ def test_the_least_rate_is_just_enough() -> None:
     sizes = range(1, 1001)
     assert max(power(n, 0.001, 1e-6, least) for n in sizes) >= 0.999
     assert max(power(n, 0.001, 1e-6, least - 1e-5) for n in sizes) < 0.999
-    assert conviction(RULE, least).fixed is not None
-    assert conviction(RULE, least - 1e-5).fixed is None
+    assert conviction(RULE, least).fixed_nonces is not None
+    assert conviction(RULE, least - 1e-5).fixed_nonces is None
 
 
 def test_so_few_nonces_that_nothing_convicts() -> None:
     rule = ConvictionRule(max_nonces=2)
     assert least_rate(rule) is None
-    assert conviction(rule, 1.0).fixed is None
+    assert conviction(rule, 1.0).fixed_nonces is None
 
 
 @pytest.mark.parametrize("field", ["p_mismatch", "alpha", "power"])

@@ -17,8 +17,7 @@ from proofserve.engines.reference.forward import states
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.verifier.judges import OWN, PUBLISHED, BankRun
 from proofserve.verifier.judging import COUNT, DIRECTION, FOOTPRINT, GivenThreshold, JudgingOptions
-from proofserve.verifier.plans.costs import CostPlan, expected_passes, layer_size
-from proofserve.verifier.plans.rates import disk_rate
+from proofserve.verifier.plans import CostPlan, disk_rate, expected_passes, layer_size
 from support.mixtures import CHOSEN, EXPERTS, MIXTURES, mixture, network_of
 
 ROOT = Path(__file__).parents[2]

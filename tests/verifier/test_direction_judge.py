@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.error_judges import PER_NONCE, DirectionJudge
 from proofserve.verifier.judges import BankRun, Chances, Vectors
 from proofserve.verifier.populations import HonestRuns

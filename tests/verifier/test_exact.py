@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress
-from proofserve.verifier.judges import SHARE, Chances, Standing
+from proofserve.verifier.judges import SHARE, Chances
 from proofserve.verifier.verification import (
     ExactJudge,
     Verification,
@@ -77,7 +77,7 @@ def test_no_error_convicts_or_refutes() -> None:
     far = np.full(4, 2.0, np.float32)
     for nonce in range(1000):
         judge.add(ClaimError(nonce, far))
-    assert judge.standing() == Standing()
+    assert judge.result() is SequentialResult.UNDECIDED
 
 
 def test_the_finding_says_in_what_the_engines_differ() -> None:

@@ -19,7 +19,7 @@ from outbox.support import serving
 from proofserve.protocol.commitments import leaf, root
 from proofserve.protocol.nonces import NonceLane, draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Reason
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.counting import SequentialResult, SequentialTest
 from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection

@@ -7,7 +7,7 @@ import pytest
 
 from proofserve.engines.reference.kernels import SERVED
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge
 from proofserve.verifier.judging import references_on

@@ -15,7 +15,7 @@ from proofserve.verifier.audit.attacks import AT_ONCE, attacks
 from proofserve.verifier.audit.audit import AuditOptions, ConvictionRule, audit
 from proofserve.verifier.audit.deployment import AuditSetup, CheckpointDeployment
 from proofserve.verifier.noise import MeasuringPlan, measured_calibration
-from proofserve.verifier.plans.costs import Pass, audit_passes, measuring_passes
+from proofserve.verifier.plans import Pass, audit_passes, measuring_passes
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 
 SCHEME = SketchScheme()

@@ -7,7 +7,7 @@ import pytest
 
 from proofserve.protocol import ARTIFACT, SKETCH, SKETCH_2
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import Opinion
 from proofserve.verifier.verification import Truth, Verification, settled

@@ -15,7 +15,7 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.verifier.judges import PUBLISHED, Vectors
-from proofserve.verifier.validation.passes import side_by_side
+from proofserve.verifier.validation.judging import side_by_side
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.models import SmallModels
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.protocol.verdict.directions import Compared
 from proofserve.protocol.verdict.evidence import Evidence
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.protocol.verdict.suspicion import Compared
 from proofserve.reports import Progress
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge, Vectors
-from proofserve.verifier.own_run import OwnRun
-from proofserve.verifier.populations import uncalibrated
+from proofserve.verifier.populations import OwnRun, uncalibrated
 from proofserve.verifier.simulation import (
     Draws,
     Endings,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge

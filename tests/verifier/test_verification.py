@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, Reason
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.counting import SequentialResult, SequentialTest
 from proofserve.reports import ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import CountJudge, CountRule, Vectors

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.verifier.judges import BankRun, Vectors
 from proofserve.verifier.noise import RunMeasurement
-from proofserve.verifier.own_run import OwnRun
 from proofserve.verifier.populations import (
     HonestPopulations,
     HonestRuns,
+    OwnRun,
     RunFigures,
     populations,
     uncalibrated,

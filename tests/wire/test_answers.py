@@ -6,7 +6,7 @@ import pytest
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import SigningKey
-from proofserve.wire.answers import answer_header, answer_with
+from proofserve.wire.signed import answer_header, answer_with
 
 KEY = SigningKey.new()
 ABOUT = ("POST", "/api/v1/pow/generate?x=1", b'{"nonces": [1]}', b'{"artifacts": []}')

@@ -20,7 +20,7 @@ from proofserve.protocol.receipts.record import (
     require_signatures,
     token_hash,
 )
-from proofserve.wire.receipts import (
+from proofserve.wire.signed import (
     signed_entry,
     signed_entry_body,
     signed_receipt,

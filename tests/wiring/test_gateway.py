@@ -13,10 +13,10 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proofserve.gateway.http.protocol import GatewayProtocol
+from proofserve.gateway.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
 from proofserve.settings.gateway import PREFIX, GatewaySettings
-from proofserve.wire.paths import RECEIPTS
+from proofserve.wire import RECEIPTS
 from proofserve.wiring import gateway
 from proofserve.wiring.gateway import application, backends_of, plan_of, run_gateway
 

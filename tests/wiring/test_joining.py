@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from proofserve.api.status import status_of
+from proofserve.api.node import status_of
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring import joining
 from proofserve.wiring.joining import joining_of

@@ -1,12 +1,13 @@
 """API processes of their own, with real sockets and a real outbox: the owner is killed."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
 from api.support import ORDER
-from proofserve.wiring import owner as address
+from proofserve.wiring.owner import address_file
 from support.pace import wait_until
 from wiring.api_processes import processed, served
 
@@ -22,9 +23,8 @@ def test_each_next_owner_goes_on_and_no_nonce_is_lost_or_twice(
         while len(left) > 1:
             before = processed(left[0])
             wait_until(lambda before=before: processed(left[0]) > before + 50)
-            found = address.read(tmp_path / "outbox.sqlite")
-            assert found is not None
-            (owner,) = [each for each in left if each.process.pid == found.process]
+            found = json.loads(address_file(tmp_path / "outbox.sqlite").read_text())
+            (owner,) = [each for each in left if each.process.pid == found["process"]]
             left.remove(owner)
             reported = processed(left[0])
             owner.process.send_signal(number)

@@ -19,11 +19,11 @@ from proofserve.engines.reference.kernels import PROFILES, SERVED
 from proofserve.engines.reference.suspects import FP8_CACHE, SUSPECTS, weight_bits
 from proofserve.models.trained import CALIBRATIONS, DENSE
 from proofserve.protocol import SEQ_LEN, SKETCH, TWINS
-from proofserve.verifier.calibration_file import read
+from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.judges import OWN
 from proofserve.verifier.judging import JudgingOptions
 from proofserve.verifier.noise import MeasuringPlan
-from proofserve.verifier.plans.costs import (
+from proofserve.verifier.plans import (
     CostPlan,
     LayerSize,
     Rates,
@@ -91,7 +91,7 @@ def planned(model: PublishedModel) -> tuple[CostPlan, CostPlan]:
     bits = int(min(model.bits, model.of_experts or model.bits))
     names = [name for name in SUSPECTS if name == FP8_CACHE or weight_bits(name) < bits]
     references = (str(OWN.kernels), *SERVED)
-    kept = read(Path(str(DENSE.files())) / CALIBRATIONS[SKETCH])
+    kept = CalibrationFile.read(Path(str(DENSE.files())) / CALIBRATIONS[SKETCH])
     options = JudgingOptions(threshold=kept)
     verdict = expected_passes(options, SAMPLE, (names, references), AT_ONCE)
     calibration = measuring_passes(MEASURED, (names, tuple(PROFILES), references))

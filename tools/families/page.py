@@ -10,7 +10,7 @@ from families.trial import ONE, ROUNDED, SEQ_LEN, TWO
 from families.verdicts import BANK, CALIBRATED, JUDGED
 from measuring.results import table
 from proofserve.engines.reference.suspects import FP8_CACHE
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 
 TEXT: Final = Path(__file__).with_suffix(".txt")
 STEPS: Final = ("smoke", "e2e", "coexist", "chat", "receipts")

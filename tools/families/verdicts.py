@@ -11,7 +11,7 @@ from families.results import Judged
 from measuring.nodes import about_calibration
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import Work, vectors_of
 from proofserve.reports import Progress
 from proofserve.verifier.calibration_file import KernelFacts

@@ -21,9 +21,8 @@ from proofserve.cli.model import checkpoint_named
 from proofserve.engines.reference.engine import Run, proof_values
 from proofserve.engines.reference.network import Network, load
 from proofserve.protocol.identity import Block
-from proofserve.protocol.scheme import BlockScheme
+from proofserve.protocol.scheme import BlockScheme, LayerOutput
 from proofserve.protocol.schemes import scheme
-from proofserve.protocol.transforms import LayerOutput
 
 SCHEMES = ("artifact-v1", "distance-v1", "sketch-v1")
 BLOCK, KEY = Block("profile", 1), "key"

@@ -14,7 +14,7 @@ import torch
 
 from gpu.report import write_record
 from measuring.files import ROOT
-from proofserve.protocol.device.choice import kernels_for
+from proofserve.protocol.device import kernels_for
 
 TESTS = ROOT / "tests" / "golden"
 # Without this repository's settings for pytest: they name plugins that a GPU host may lack.

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from gpu.report import write_record
+from proofserve.protocol.draws import hash_keys, seed_bits
 from proofserve.protocol.identity import Challenge, seed
-from proofserve.protocol.murmur import hash_keys, seed_bits
-from proofserve.protocol.transforms import pick, pick_by_score
+from proofserve.protocol.network_schemes import pick, pick_by_score
 
 # Hidden sizes of served models, and one beyond the single-block kernels.
 HIDDEN_SIZES = (256, 1024, 2048, 4096, 5120, 8192, 16384)

@@ -10,7 +10,7 @@ from measuring.results import table
 from proofserve.cli.model import trained_calibration
 from proofserve.engines.vetting.features import MATRIX, VETTED
 from proofserve.models.trained import TRAINED_MODELS
-from proofserve.verifier.calibration_file import read
+from proofserve.verifier.calibration_file import CalibrationFile
 
 REFERENCE = "0.32-V1"
 STEPS = ("contract", "smoke", "e2e", "coexist", "chat first")
@@ -58,7 +58,7 @@ def honest_noise() -> dict[str, float]:
         with trained_calibration(scheme, TRAINED_MODELS[model]) as file:
             found[model] = min(
                 max(each.figures.lengths)
-                for each in read(file).populations
+                for each in CalibrationFile.read(file).populations
                 if each.facts.name.startswith("vLLM on x86")
             )
     return found

@@ -13,9 +13,8 @@ from rich.table import Column, Table
 
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
-from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.cli.validator.verify import COLOURS
-from proofserve.client.checkpoint import proof_validator, validator_setup
+from proofserve.cli.session import COLOURS, EXIT_FAILED, CommandSession, open_session
+from proofserve.client.judging import proof_validator, validator_setup
 from proofserve.host import quick_dtype
 from proofserve.models.trained import DENSE, SMOLLM2, TrainedModel
 from proofserve.protocol import SKETCHES
@@ -23,12 +22,12 @@ from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.record import SCHEME as RECEIPT_SCHEME
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.chats import Call, Reply, ask_all, chat, chats
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work, tampered, vectors_of
 from proofserve.reports import ReportedError
-from proofserve.verifier.calibration_file import checkpoint_shape, read
+from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker
@@ -240,7 +239,7 @@ class DemoValidator:
         self._truth = honest.as_truth(WIDTH, FORWARD_BATCH)
         scheme = next(each for each in SKETCHES if each in shown.known.calibrated)
         with trained_calibration(scheme, shown.known) as file:
-            measured = read(file)
+            measured = CalibrationFile.read(file)
         self._options = JudgingOptions(threshold=measured)
         shape, digest = checkpoint_shape(mine), honest.weights_digest
         measured.require(WORKLOAD, [shown.known.name], shape, digest, honest.is_dense)
@@ -325,7 +324,7 @@ def _receipts_are_judged_right(
 ) -> bool:
     """Print what the receipts say of the answers, and of an answer with another token."""
     with trained_calibration(RECEIPT_SCHEME, known) as file:
-        checker = ChatChecker(validator_setup(folder), read(file), fresh_seed())
+        checker = ChatChecker(validator_setup(folder), CalibrationFile.read(file), fresh_seed())
     facts, chances = NodeFacts(checker.weights_digest), Chances()
     honest = checker.outcome(chats, facts, chances, session.line)
     choice = chats[0].choices[0]

@@ -30,7 +30,7 @@ from proofserve.remote.records import Work
 from proofserve.reports import ReportedError
 from proofserve.rounds.records import StoredResult
 from proofserve.settings.process import environment
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server, started, stop
 
 MODEL = SmallModel(DENSE.name)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.codec import encode
 from proofserve.protocol.nonces import draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.claims import ClaimedArtifacts

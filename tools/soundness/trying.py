@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from measuring.nodes import about_calibration
 from proofserve.cli.model import trained_calibration
 from proofserve.models.trained import TRAINED_MODELS
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.reports import Progress
-from proofserve.verifier.calibration_file import CalibrationFile, read
+from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.judges import BankRun, Chances, Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
@@ -21,8 +21,13 @@ from proofserve.verifier.noise import (
     checked,
     measured_calibration,
 )
-from proofserve.verifier.own_run import lacks_footprint
-from proofserve.verifier.populations import HonestPopulations, RunFigures, nearest, uncalibrated
+from proofserve.verifier.populations import (
+    HonestPopulations,
+    RunFigures,
+    lacks_footprint,
+    nearest,
+    uncalibrated,
+)
 from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
@@ -81,7 +86,7 @@ def calibration_of(
     trained = TRAINED_MODELS.get(subject.arch)
     if trained and work.scheme.name in trained.calibrated:
         with trained_calibration(work.scheme.name, trained) as file:
-            return read(file)
+            return CalibrationFile.read(file)
     nonces = subject.calibrated
     plan = MeasuringPlan(nonces, len(nonces), subject.bank)
     made = measured_calibration(runs, [], plan, about_calibration(subject.arch, work), progress)

@@ -1,20 +1,26 @@
-"""Which clients may call: by a key and its role, or from this machine; why calls are refused."""
+"""Which clients may call, and how much: by a key and its role, or from this machine; refusals."""
 
 import hmac
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import Refusal
-from proofserve.web import bearer_key, digest, why_not_local
-from proofserve.wire.paths import PROOFS
+from proofserve.web import HOUR_S, FixedWindow, bearer_key, digest, why_not_local
+from proofserve.wire import PROOFS
 
-# Why a call is refused, and the status of the answer. The metric of refusals has these names. A
-# refusal that is not here has status 409.
+# Retry-After when too many calls wait: few of them end sooner. Seconds.
+_WAIT_ENDS_S = 5.0
+
+
+# Why a call is refused, and the status of the answer; 409 for a refusal that is not here. The
+# metric of refusals has these names.
 STATUS: Mapping[str, int] = {
     Refusal.LANE_UNSET: 400,
     Refusal.NOT_INITIALISED: 400,
@@ -57,7 +63,7 @@ class ApiError(Exception):
         self, reason: str, detail: str | Mapping[str, Any], retry_after_s: float | None = None
     ) -> None:
         super().__init__(detail)
-        self.reason, self.detail, self.status = reason, detail, STATUS[reason]
+        self.reason, self.detail, self.status = reason, detail, STATUS.get(reason, 409)
         self.headers: dict[str, str] = {}
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
@@ -173,3 +179,83 @@ class Access:
                 " start the server with --poc-api-key",
             )
         return LOCAL
+
+
+@dataclass(slots=True, eq=False)
+class CallLimits:
+    """How much clients may ask: requests a minute, calls that wait, and validators' challenges."""
+
+    per_minute: int = 6000
+    open_waits: int = 64
+    nonces_per_hour: int = 1000
+    _waiting: int = 0
+    _minutes: dict[str, FixedWindow] = field(default_factory=dict)
+    _hours: dict[str, FixedWindow] = field(default_factory=dict)
+    # The validators whose challenge waits for its answer: a key has one at a time.
+    _challenging: set[str] = field(default_factory=set)
+
+    def count(self, caller: Caller) -> None:
+        """Count one request. Raises ApiError for one beyond the caller's limit."""
+        limit = caller.requests_per_minute or self.per_minute
+        window = self._minutes.setdefault(caller.name, FixedWindow(limit))
+        if not window.take():
+            raise ApiError(
+                "too_many",
+                f"{caller.name} may send {limit} requests a minute"
+                " (POC_REQUESTS_PER_MINUTE, or the key's own limit)",
+                window.seconds_left,
+            )
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count one call until the context ends. Raises ApiError if the limit is reached."""
+        if self._waiting >= self.open_waits:
+            raise ApiError(
+                "too_many",
+                f"{self._waiting} calls wait for their answer, limit is {self.open_waits}"
+                " (POC_MAX_OPEN_WAITS); a job without wait needs no open connection",
+                _WAIT_ENDS_S,
+            )
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    @contextmanager
+    def challenge(self, caller: Caller, nonces: int) -> Iterator[None]:
+        """Count a call about ``nonces`` until the context ends; an operator's is not counted.
+
+        The nonces count from now on, whatever becomes of the call: a client that leaves before the
+        answer has used the engine. Raises ApiError beyond the key's budget of an hour and beside
+        another open call of it, and ProtocolError for more nonces than an hour has.
+        """
+        if caller.role is not Role.VALIDATOR:
+            yield
+            return
+        if caller.name in self._challenging:
+            raise ApiError(
+                "too_many",
+                f"a challenge of {caller.name} waits for its answer, and a validator's key has one"
+                " at a time",
+                _WAIT_ENDS_S,
+            )
+        limit = caller.nonces_per_hour or self.nonces_per_hour
+        if nonces > limit:
+            raise ProtocolError(
+                "nonces", f"{nonces} are more than the {limit} that {caller.name} has in an hour"
+            )
+        window = self._hours.setdefault(caller.name, FixedWindow(limit, seconds=HOUR_S))
+        if not window.take(nonces):
+            raise ApiError(
+                "too_many",
+                f"{caller.name} may have {limit} nonces computed in an hour"
+                f" (POC_CHALLENGE_NONCES_PER_HOUR, or the key's own limit); {window.left} are left,"
+                f" and all of them again in {window.seconds_left:.0f} s",
+                window.seconds_left,
+            )
+        self._challenging.add(caller.name)
+        try:
+            yield
+        finally:
+            self._challenging.remove(caller.name)

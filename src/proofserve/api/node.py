@@ -1,130 +1,37 @@
-"""What the routes work with: one deployed server, its objects, and the limits of its callers."""
+"""One deployed server: its objects, and how its rounds, engine, outbox and receipts are read."""
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from proofserve.api.access import Access, ApiError, Caller, Role
+from proofserve.api.access import Access, ApiError, Caller, CallLimits
 from proofserve.dashboard.routes import SnapshotFeed
-from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import SigningKey
-from proofserve.rounds.errors import EngineFault
+from proofserve.protocol.sketch import cost_of_few_values
+from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts import ReceiptService
-from proofserve.rounds.records import EngineInfo
-from proofserve.rounds.status import CoreLiveness, FleetMembership
-from proofserve.web import HOUR_S, FixedWindow
+from proofserve.rounds.records import EngineInfo, Winner
+from proofserve.rounds.status import (
+    CoreLiveness,
+    EngineGauges,
+    FleetMembership,
+    ReceiptGauges,
+    RoundStats,
+    Status,
+)
+from proofserve.wire.status import DeploymentStatus, NodeStatusResponse, PowStatus, RoundConfig
 
 T = TypeVar("T")
 
-# Retry-After when too many calls wait: few of them end sooner. Seconds.
-_WAIT_ENDS_S = 5.0
-
-
-@dataclass(slots=True, eq=False)
-class CallLimits:
-    """How much clients may ask: requests a minute, calls that wait, and validators' challenges."""
-
-    per_minute: int = 6000
-    open_waits: int = 64
-    nonces_per_hour: int = 1000
-    _waiting: int = 0
-    _minutes: dict[str, FixedWindow] = field(default_factory=dict)
-    _hours: dict[str, FixedWindow] = field(default_factory=dict)
-    # The validators whose challenge waits for its answer: a key has one at a time.
-    _challenging: set[str] = field(default_factory=set)
-
-    def count(self, caller: Caller) -> None:
-        """Count one request. Raises ApiError for one beyond the caller's limit."""
-        limit = caller.requests_per_minute or self.per_minute
-        window = self._minutes.setdefault(caller.name, FixedWindow(limit))
-        if not window.take():
-            raise ApiError(
-                "too_many",
-                f"{caller.name} may send {limit} requests a minute"
-                " (POC_REQUESTS_PER_MINUTE, or the key's own limit)",
-                window.seconds_left,
-            )
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count one call until the context ends. Raises ApiError if the limit is reached."""
-        if self._waiting >= self.open_waits:
-            raise ApiError(
-                "too_many",
-                f"{self._waiting} calls wait for their answer, limit is {self.open_waits}"
-                " (POC_MAX_OPEN_WAITS); a job without wait needs no open connection",
-                _WAIT_ENDS_S,
-            )
-        self._waiting += 1
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-
-    @contextmanager
-    def challenge(self, caller: Caller, nonces: int) -> Iterator[None]:
-        """Count a call about ``nonces`` until the context ends; an operator's is not counted.
-
-        The nonces count from now on, whatever becomes of the call: a client that leaves before the
-        answer has used the engine. Raises ApiError beyond the key's budget of an hour and beside
-        another open call of it, and ProtocolError for more nonces than an hour has.
-        """
-        if caller.role is not Role.VALIDATOR:
-            yield
-            return
-        if caller.name in self._challenging:
-            raise ApiError(
-                "too_many",
-                f"a challenge of {caller.name} waits for its answer, and a validator's key has one"
-                " at a time",
-                _WAIT_ENDS_S,
-            )
-        limit = caller.nonces_per_hour or self.nonces_per_hour
-        if nonces > limit:
-            raise ProtocolError(
-                "nonces", f"{nonces} are more than the {limit} that {caller.name} has in an hour"
-            )
-        window = self._hours.setdefault(caller.name, FixedWindow(limit, seconds=HOUR_S))
-        if not window.take(nonces):
-            raise ApiError(
-                "too_many",
-                f"{caller.name} may have {limit} nonces computed in an hour"
-                f" (POC_CHALLENGE_NONCES_PER_HOUR, or the key's own limit); {window.left} are left,"
-                f" and all of them again in {window.seconds_left:.0f} s",
-                window.seconds_left,
-            )
-        self._challenging.add(caller.name)
-        try:
-            yield
-        finally:
-            self._challenging.remove(caller.name)
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, or ApiError once the client leaves. The body must be read before."""
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ApiError("client_gone", "Client closed request")
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
+# The longest wait for the outbox, in seconds; the engine's answer has its own limit.
+OUTBOX_ANSWER_S = 5.0
+_NOTHING = RoundStats(0, 0, 0.0, 0.0, 0, 0.0, 0, 0.0, 0)
 
 
 async def _accept(_url: str) -> str | None:
@@ -213,3 +120,145 @@ async def require_engine(node: Node) -> None:
     """Raise EngineGone for a dead engine. One that is slow or reports a fault may still work."""
     with contextlib.suppress(EngineFault):
         await node.manager.engine_gauges()
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, or ApiError once the client leaves. The body must be read before."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError("client_gone", "Client closed request")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+async def status_of(node: Node) -> NodeStatusResponse:
+    """Takes as long as the slowest of engine and outbox."""
+    status = node.manager.status()
+    of_outbox = answer_of_outbox(node.outbox.gauges())
+    of_engine, of_receipts = read_engine(node), read_receipts(node)
+    parts = await asyncio.gather(pow_status(node, status), of_outbox, of_engine, of_receipts)
+    of_round, (outbox, outbox_error), (engine, engine_error), (receipts, receipts_error) = parts
+    spec = status.spec
+    of_url = node.url_warnings.get(spec.round_id) if spec else None
+    return NodeStatusResponse(
+        status=status.state,
+        **dict(of_round),
+        config=RoundConfig.of(spec) if spec else None,
+        stats=status.stats,
+        round_id=spec.round_id if spec else None,
+        scheme=node.deployment.scheme,
+        paused_reason=status.paused_reason,
+        error=status.error,
+        warning=joined(
+            of_url,
+            cost_of_few_values(spec.work.scheme) if spec else None,
+            engine and engine.warning,
+        ),
+        cores=list(status.cores),
+        lanes=status.lanes,
+        queue=status.queue,
+        outbox=outbox,
+        outbox_error=outbox_error,
+        engine=engine,
+        engine_error=engine_error,
+        liveness=list(node.liveness()),
+        fleet=node.membership(),
+        receipts=receipts,
+        receipts_error=receipts_error,
+        deployment=_deployment(node.deployment),
+    )
+
+
+def _deployment(deployment: Deployment) -> DeploymentStatus:
+    engine_info = deployment.engine_info
+    facts = engine_info.facts
+    return DeploymentStatus(
+        models=list(engine_info.model_names),
+        max_seq_len=engine_info.max_seq_len,
+        hidden_size=facts.hidden_size,
+        weights_digest=facts.weights_digest,
+        token_ids=len(facts.tokens) if facts.tokens else 0,
+        scheme=deployment.scheme,
+        seq_len=deployment.seq_len,
+        k_dim=deployment.k_dim,
+        max_nonces=deployment.max_nonces,
+        versions=dict(engine_info.versions),
+    )
+
+
+async def pow_status(node: Node, status: Status) -> PowStatus:
+    """The fields that clients of the distance protocol expect in every state."""
+    spec, stats = status.spec, status.stats
+    winners: Sequence[Winner] | None = []
+    r_target: float | None = None
+    if spec is None or stats is None or spec.target is None:
+        stats = _NOTHING
+    else:
+        r_target = spec.target.r_target
+        try:
+            # Older ones are in GET /results.
+            winners = await node.outbox.winners(spec.round_id, 100)
+        except OutboxUnavailable:
+            winners = None
+    return PowStatus(
+        state=status.state,
+        valid_nonces=None if winners is None else [winner.nonce for winner in winners],
+        valid_distances=None if winners is None else [winner.distance for winner in winners],
+        total_checked=stats.total_processed,
+        total_valid=stats.total_found,
+        elapsed_seconds=stats.elapsed_s,
+        rate_per_second=stats.nonces_per_second,
+        r_target=r_target,
+    )
+
+
+async def read_receipts(node: Node) -> tuple[ReceiptGauges | None, str | None]:
+    """The counts of receipts, or None and the reason; no reason if answers get none."""
+    if node.receipts is None:
+        return None, None
+    return await answer_of_outbox(node.receipts.gauges())
+
+
+async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
+    """The engine's newest gauges, or None and why not; an engine that hangs is not waited for."""
+    asked = asyncio.ensure_future(node.manager.engine_gauges())
+    try:
+        while not asked.done():
+            if (reason := node.stall) is not None:
+                return None, reason
+            await asyncio.wait({asked}, timeout=0.25)
+        engine = asked.result()
+    except EngineFault as error:
+        return None, node.stall or str(error)
+    except EngineGone as error:
+        return None, str(error)
+    finally:
+        asked.cancel()
+    if engine.age_s and (reason := node.stall) is not None:
+        return None, reason
+    return engine, None
+
+
+async def answer_of_outbox(call: Awaitable[T]) -> tuple[T | None, str | None]:
+    """The result of a call to the outbox, or None and the reason why it has none."""
+    try:
+        async with asyncio.timeout(OUTBOX_ANSWER_S):
+            return await call, None
+    except TimeoutError:
+        return None, f"the outbox did not answer within {OUTBOX_ANSWER_S:g} s"
+    except OutboxUnavailable as error:
+        return None, str(error)

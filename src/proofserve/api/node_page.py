@@ -12,9 +12,8 @@ from typing import Final, Literal
 from fastapi import APIRouter, Request
 
 from proofserve.api.access import ApiError
-from proofserve.api.node import NODE, Deployment, Node
+from proofserve.api.node import NODE, Deployment, Node, status_of
 from proofserve.api.requests import guarded
-from proofserve.api.status import status_of
 from proofserve.dashboard import routes
 from proofserve.dashboard.records import (
     STEP_S,
@@ -35,7 +34,7 @@ from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
 from proofserve.rounds.status import EngineGauges, OutboxGauges, RoundStats, Status
-from proofserve.wire.paths import PROOFS
+from proofserve.wire import PROOFS
 from proofserve.wire.status import NodeStatusResponse
 
 _RUNNING = (State.GENERATING, State.VALIDATING)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Request
 
@@ -19,6 +19,7 @@ from proofserve.api.node import (
     ServedCaller,
     ServedNode,
     joined,
+    pow_status,
     require_engine,
     while_connected,
 )
@@ -27,14 +28,17 @@ from proofserve.api.response_models import (
     JobAnswer,
     JudgeAnswer,
     MeasureAnswer,
+    OpeningModel,
     OpeningsAnswer,
     PowAnswer,
+    ResultRow,
     ResultsPage,
     StartAnswer,
+    StateOnly,
     StopAnswer,
+    StoppedPowStatus,
     documented,
 )
-from proofserve.api.status import pow_status
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, check_nonces, draw
@@ -42,8 +46,10 @@ from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import Measure
 from proofserve.rounds.records import RoundSpec
+from proofserve.rounds.state import State
 from proofserve.wire.callbacks import outcome_body
 from proofserve.wire.records import opening_record, result_record
+from proofserve.wire.status import PowStatus
 
 _EXAMPLES = {
     "artifact": {"summary": "artifact protocol", "value": schemas.ARTIFACT_ROUND_EXAMPLE},
@@ -72,35 +78,39 @@ def add_to(router: APIRouter) -> None:
 
 async def start_round(
     node: ServedNode, body: Annotated[schemas.AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
-) -> dict[str, Any]:
+) -> StartAnswer:
     """Start generating proofs, until stopped. 409 while a round runs.
 
     ``r_target`` in the body selects the distance protocol, ``params`` the artifact protocol.
     """
-    return await _configure(node, body, node.manager.start)
+    warning = await _configure(node, body, node.manager.start)
+    of_round: PowStatus | StateOnly = StateOnly(status=State.GENERATING)
+    if isinstance(body, schemas.DistanceRoundRequest):
+        of_round = await pow_status(node, node.manager.status())
+    return StartAnswer(status="OK", pow_status=of_round, warning=warning)
 
 
-async def init(node: ServedNode, body: schemas.DistanceRoundRequest) -> dict[str, Any]:
+async def init(node: ServedNode, body: schemas.DistanceRoundRequest) -> PowAnswer:
     """Configure a round without starting it. 409 while a round generates."""
-    return await _configure(node, body, node.manager.init)
+    return await _ok(node, await _configure(node, body, node.manager.init))
 
 
-async def init_validate(node: ServedNode, body: schemas.DistanceRoundRequest) -> dict[str, Any]:
+async def init_validate(node: ServedNode, body: schemas.DistanceRoundRequest) -> PowAnswer:
     """Configure the round by which claims are judged, and send verdicts to its callback_url.
 
     409 while a round generates.
     """
-    return await _configure(node, body, node.manager.init_validate)
+    return await _ok(node, await _configure(node, body, node.manager.init_validate))
 
 
-async def phase_generate(node: ServedNode) -> dict[str, Any]:
+async def phase_generate(node: ServedNode) -> PowAnswer:
     """Start the configured round, or continue it where it stopped. 400 if there is no round."""
     await require_engine(node)
     await node.manager.generate()
     return await _ok(node)
 
 
-async def phase_validate(node: ServedNode) -> dict[str, Any]:
+async def phase_validate(node: ServedNode) -> PowAnswer:
     """Stop generating, and judge claims by the configured round. 400 if there is no round."""
     await require_engine(node)
     await node.manager.validate()
@@ -111,7 +121,8 @@ async def _configure(
     node: Node,
     body: schemas.RoundRequest | schemas.DistanceRoundRequest,
     configure: Callable[[RoundSpec], Awaitable[None]],
-) -> dict[str, Any]:
+) -> str | None:
+    """Configure the round of ``body``; returns a warning about it, None for none."""
     round_id = str(uuid.uuid4())
     if isinstance(body, schemas.DistanceRoundRequest):
         field, spec = "callback_url", translate.distance_round(body, node.deployment, round_id)
@@ -127,42 +138,38 @@ async def _configure(
     of_engine = None
     with contextlib.suppress(EngineFault, EngineGone):
         of_engine = (await node.manager.engine_gauges()).warning
-    warning = joined(of_url, cost_of_few_values(spec.work.scheme), of_engine)
-    more = {} if warning is None else {"warning": warning}
-    if isinstance(body, schemas.DistanceRoundRequest):
-        return await _ok(node) | more
-    return {"status": "OK", "pow_status": {"status": "GENERATING"}} | more
+    return joined(of_url, cost_of_few_values(spec.work.scheme), of_engine)
 
 
-async def _ok(node: Node) -> dict[str, Any]:
-    return {"status": "OK", "pow_status": await pow_status(node, node.manager.status())}
+async def _ok(node: Node, warning: str | None = None) -> PowAnswer:
+    of_round = await pow_status(node, node.manager.status())
+    return PowAnswer(status="OK", pow_status=of_round, warning=warning)
 
 
-async def stop(node: ServedNode) -> dict[str, Any]:
+async def stop(node: ServedNode) -> StopAnswer:
     """Store finished results, stop the round, and cancel queued jobs."""
     await node.manager.stop()
     status = node.manager.status()
-    body = {"status": status.state.value}
+    of_round: StoppedPowStatus | StateOnly = StateOnly(status=status.state)
     if status.spec is None or status.spec.target is not None:
-        body |= await pow_status(node, status)
-    return {"status": "OK", "pow_status": body}
+        found = await pow_status(node, status)
+        of_round = StoppedPowStatus(status=status.state, **dict(found))
+    return StopAnswer(status="OK", pow_status=of_round)
 
 
 async def results(
     node: ServedNode,
     after: Annotated[int, Query(ge=0, le=MAX_NONCE)] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-) -> dict[str, Any]:
+) -> ResultsPage:
     """Stored results with ``seq > after``. The next page begins after ``next_after``.
 
     A row has ``vector_b64`` (artifact protocol), ``dist`` (a winner of the distance protocol)
     or ``error``.
     """
     rows = await node.outbox.results(after, limit)
-    return {
-        "results": [result_record(row) for row in rows],
-        "next_after": rows[-1].seq if rows else after,
-    }
+    shown = [ResultRow(**result_record(row)) for row in rows]
+    return ResultsPage(results=shown, next_after=rows[-1].seq if rows else after)
 
 
 # -- jobs and claims -------------------------------------------------------------------------------
@@ -170,7 +177,7 @@ async def results(
 
 async def generate(
     request: Request, node: ServedNode, caller: ServedCaller, body: schemas.JobRequest
-) -> dict[str, Any]:
+) -> JobAnswer:
     """Prove the given nonces, or judge claims about them, after the running round.
 
     A validator's key may have nonces proved and wait for them, within its budget of an hour.
@@ -180,29 +187,28 @@ async def generate(
     job = translate.job(body, node.deployment)
     of_url = await translate.url_warning("url", job.url, node.deployment)
     warning = joined(of_url, cost_of_few_values(job.work.scheme))
-    more = {"warning": warning} if warning else {}
     await require_engine(node)
     if not body.wait:
         if job.url is not None:
             await _require_callback_room(node)
         request_id = await node.manager.submit(job)
-        queued = {"status": "queued", "request_id": request_id, "queued_count": len(job.nonces)}
-        return queued | more
+        count = len(job.nonces)
+        return JobAnswer(
+            status="queued", request_id=request_id, queued_count=count, warning=warning
+        )
     with node.call_limits.waiting(), node.call_limits.challenge(caller, len(job.nonces)):
         outcome = await while_connected(request, node.manager.run(job))
-    done = {"status": "completed", "request_id": str(uuid.uuid4())}
-    return done | outcome_body(job, outcome) | more
+    request_id, done = str(uuid.uuid4()), outcome_body(job, outcome)
+    return JobAnswer(status="completed", request_id=request_id, warning=warning, **done)
 
 
-async def job_result(node: ServedNode, request_id: str) -> dict[str, Any]:
+async def job_result(node: ServedNode, request_id: str) -> JobAnswer:
     """The state of a queued job, and its result. 404 once the result has expired."""
     view = await node.manager.result(request_id)
-    body: dict[str, Any] = {"status": view.state.value, "request_id": view.request_id}
-    if view.completed is not None:
-        body |= outcome_body(view.completed.job, view.completed.outcome)
-    if view.error is not None:
-        body["error"] = view.error
-    return body
+    done = view.completed and outcome_body(view.completed.job, view.completed.outcome)
+    return JobAnswer(
+        status=view.state.value, request_id=view.request_id, error=view.error, **(done or {})
+    )
 
 
 def _require_challenge(body: schemas.JobRequest, deployment: Deployment) -> None:
@@ -237,7 +243,7 @@ async def _require_callback_room(node: Node) -> None:
 
 async def validate(
     request: Request, node: ServedNode, caller: ServedCaller, body: schemas.DistanceClaimsRequest
-) -> dict[str, Any]:
+) -> JudgeAnswer:
     """Recompute a prover's winners and judge them by the configured round.
 
     400 if there is no round, 409 if the round is for another block. Chat goes first. A validator's
@@ -248,19 +254,19 @@ async def validate(
     of_round = caller.role is not Role.VALIDATOR
     with node.call_limits.waiting(), node.call_limits.challenge(caller, len(claims.nonces)):
         verdict = await while_connected(request, node.manager.judge(claims, of_round))
-    return {
-        "status": "OK",
-        "fraud_detected": verdict.fraud_detected,
-        "computed_distances": list(verdict.computed),
-        "n_invalid": verdict.n_invalid,
-        "probability_honest": verdict.probability_honest,
-    }
+    return JudgeAnswer(
+        status="OK",
+        fraud_detected=verdict.fraud_detected,
+        computed_distances=list(verdict.computed),
+        n_invalid=verdict.n_invalid,
+        probability_honest=verdict.probability_honest,
+    )
 
 
 # -- openings --------------------------------------------------------------------------------------
 
 
-async def open_vectors(node: ServedNode, body: schemas.OpenRequest) -> dict[str, Any]:
+async def open_vectors(node: ServedNode, body: schemas.OpenRequest) -> OpeningsAnswer:
     """The vectors of some nonces of a committed round, with their paths to the posted roots.
 
     404 for a round or nonce that is unknown, 409 for a round that publishes vectors, 410 for
@@ -277,11 +283,10 @@ async def open_vectors(node: ServedNode, body: schemas.OpenRequest) -> dict[str,
             drawn = asyncio.to_thread(lambda: draw(lane.batch(0, size), seed, body.count))
             nonces = [*await drawn]
         openings = await node.outbox.openings(committed, nonces)
-    return {
-        "round_id": committed.round_id,
-        "committed": committed.next_index,
-        "openings": [opening_record(each) for each in openings],
-    }
+    opened = [OpeningModel(**opening_record(each)) for each in openings]
+    return OpeningsAnswer(
+        round_id=committed.round_id, committed=committed.next_index, openings=opened
+    )
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -296,16 +301,16 @@ def measure_router(
 
     async def measure(
         request: Request, node: ServedNode, body: schemas.MeasureRequest
-    ) -> dict[str, Any]:
+    ) -> MeasureAnswer:
         """Nonces per second of the worker alone: no HTTP, no rounds, no outbox."""
         work = translate.measured_work(body, node.deployment)
         nonces = range(body.batch_size)
         proved, seconds = await measure_of(request)(work, nonces, body.forwards)
-        return {
-            "nonces_per_second": proved / seconds,
-            "seconds_per_forward": seconds / body.forwards,
-            "sequences": proved * work.scheme.sequences_per_nonce // body.forwards,
-        }
+        return MeasureAnswer(
+            nonces_per_second=proved / seconds,
+            seconds_per_forward=seconds / body.forwards,
+            sequences=proved * work.scheme.sequences_per_nonce // body.forwards,
+        )
 
     made = proof_router(get_node, has_keys)
     made.post("/measure", **documented(MeasureAnswer, 409, 422, 503))(measure)

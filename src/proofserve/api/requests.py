@@ -21,15 +21,15 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from proofserve.api.access import READING, STATUS, ApiError, Caller, role_for
+from proofserve.api.access import READING, ApiError, Caller, role_for
 from proofserve.api.node import CALLER, NODE, Node
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import SigningKey
 from proofserve.rounds.errors import EngineGone, Refusal, Refused, RoundsError
 from proofserve.web import Handle, StrictJsonRequest, request_id_of, route_class, with_body
-from proofserve.wire.answers import ANSWER_HEADER, answer_header
-from proofserve.wire.paths import PROOFS
+from proofserve.wire import PROOFS
 from proofserve.wire.records import problems
+from proofserve.wire.signed import ANSWER_HEADER, answer_header
 
 _logger = logging.getLogger(__name__)
 
@@ -199,24 +199,22 @@ def holds_more_values(body: bytes, limit: int) -> bool:
 # -- errors ----------------------------------------------------------------------------------------
 
 # Retry-After, in seconds: by then a full queue probably has room, and a receipt is in the log.
-_RETRY_S: Mapping[str, str] = {
-    Refusal.QUEUE_FULL: "5",
-    Refusal.WAITS_FULL: "5",
-    Refusal.RECEIPT_NOT_LOGGED: "1",
+_RETRY_S: Mapping[str, float] = {
+    Refusal.QUEUE_FULL: 5,
+    Refusal.WAITS_FULL: 5,
+    Refusal.RECEIPT_NOT_LOGGED: 1,
 }
 _WORD_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def error_response(error: Exception) -> JSONResponse:
     """The response for ``error``: its own status, or that of its reason in the table."""
+    if isinstance(error, Refused):
+        error = ApiError(error.reason, str(error), _RETRY_S.get(error.reason))
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     if isinstance(error, ApiError):
         return JSONResponse({"detail": error.detail}, error.status, error.headers)
-    if isinstance(error, Refused):
-        after = _RETRY_S.get(error.reason)
-        headers = {"Retry-After": after} if after else None
-        return JSONResponse({"detail": str(error)}, STATUS.get(error.reason, 409), headers)
     if isinstance(error, RoundsError):
         # A subclass, such as a fleet's, says what can be done.
         text = "Engine not available" if type(error) is EngineGone else str(error)

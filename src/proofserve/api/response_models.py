@@ -1,12 +1,12 @@
-"""The responses of the routes for the OpenAPI page; a test compares real responses with them."""
+"""What the routes answer, and how the OpenAPI page describes them and their refusals."""
 
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from proofserve.rounds.state import State
-from proofserve.wire.receipts import SignedEntryRecord, SignedReceiptRecord
-from proofserve.wire.records import ArtifactRecord, FailedNonce, VectorEncoding
+from proofserve.wire.records import ArtifactRecord, FailedNonce, OrLeftOut, VectorEncoding
+from proofserve.wire.signed import SignedEntryRecord, SignedReceiptRecord
 from proofserve.wire.status import PowStatus
 
 S = TypeVar("S")
@@ -33,7 +33,7 @@ class RoundAnswer(ResponseModel, Generic[S]):
 
     status: Literal["OK"]
     pow_status: S
-    warning: str | None = None
+    warning: OrLeftOut[str] = None
 
 
 PowAnswer = RoundAnswer[PowStatus]
@@ -58,9 +58,9 @@ class ResultRow(ResponseModel):
     seq: int
     round_id: str
     nonce: int
-    vector_b64: str | None = None
-    dist: float | None = None
-    error: str | None = None
+    vector_b64: OrLeftOut[str] = None
+    dist: OrLeftOut[float] = None
+    error: OrLeftOut[str] = None
 
 
 class ResultsPage(ResponseModel):
@@ -96,20 +96,20 @@ class JobAnswer(ResponseModel):
 
     status: Literal["queued", "running", "completed", "failed", "cancelled"]
     request_id: str
-    queued_count: int | None = None
-    block_hash: str | None = None
-    block_height: int | None = None
-    public_key: str | None = None
-    artifacts: list[ArtifactRecord] | None = None
-    encoding: VectorEncoding | None = None
-    failed: list[FailedNonce] | None = None
-    n_total: int | None = None
-    n_mismatch: int | None = None
-    mismatch_nonces: list[int] | None = None
-    p_value: float | None = None
-    fraud_detected: bool | None = None
-    error: str | None = None
-    warning: str | None = None
+    queued_count: OrLeftOut[int] = None
+    block_hash: OrLeftOut[str] = None
+    block_height: OrLeftOut[int] = None
+    public_key: OrLeftOut[str] = None
+    artifacts: OrLeftOut[list[ArtifactRecord]] = None
+    encoding: OrLeftOut[VectorEncoding] = None
+    failed: OrLeftOut[list[FailedNonce]] = None
+    n_total: OrLeftOut[int] = None
+    n_mismatch: OrLeftOut[int] = None
+    mismatch_nonces: OrLeftOut[list[int]] = None
+    p_value: OrLeftOut[float] = None
+    fraud_detected: OrLeftOut[bool] = None
+    error: OrLeftOut[str] = None
+    warning: OrLeftOut[str] = None
 
 
 class OpeningModel(ResponseModel, ArtifactRecord):
@@ -192,11 +192,9 @@ _REASONS = {
 def documented(answer: type[BaseModel], *refusals: int, needs_key: bool = True) -> dict[str, Any]:
     """Arguments of a route that answers ``answer`` or one of ``refusals``.
 
-    Every route may answer 400, 413 and 429, and one that ``needs_key`` 401 and 403. Responses do
-    not pass through the models: that would cost time and could change them.
+    Every route may answer 400, 413 and 429, and one that ``needs_key`` 401 and 403.
     """
-    responses = {200: {"model": answer}, **refused(*refusals, needs_key=needs_key)}
-    return {"response_model": None, "responses": responses}
+    return {"response_model": answer, "responses": refused(*refusals, needs_key=needs_key)}
 
 
 def refused(*refusals: int, needs_key: bool = True) -> dict[int | str, dict[str, Any]]:

@@ -2,31 +2,32 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from proofserve.api import metrics, proof_routes
 from proofserve.api.access import ANONYMOUS, ApiError, Caller, Role
-from proofserve.api.node import Node, ServedNode
+from proofserve.api.node import Node, ServedNode, answer_of_outbox, read_engine, status_of
 from proofserve.api.requests import close_if_upgraded, guarded, proof_router
 from proofserve.api.response_models import (
     DeepAnswer,
     HealthAnswer,
     LogPage,
+    ReceiptKeys,
     ReceiptsAnswer,
     Versions,
     documented,
 )
-from proofserve.api.status import answer_of_outbox, read_engine, status_of
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.rounds.receipts import ReceiptService
-from proofserve.wire.paths import PROOFS, RECEIPTS
-from proofserve.wire.receipts import signed_entry_body, signed_receipt_body
+from proofserve.wire import PROOFS, RECEIPTS
+from proofserve.wire.signed import signed_entry_body, signed_receipt_body
 from proofserve.wire.status import NodeStatusResponse
 
-OK = "ok"
+OK: Final = "ok"
 # How long a watched engine may take to answer before it counts as busy, seconds. Supervisors wait
 # for few seconds, and a busy engine must not look like a dead one.
 BUSY_ANSWER_S = 1.0
@@ -70,14 +71,12 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
     return all_routes
 
 
-async def status(node: ServedNode) -> Response:
+async def status(node: ServedNode) -> NodeStatusResponse:
     """The round, its counters, and the state of queue, outbox and engine."""
-    # Fleets ask often, and FastAPI would take longer to encode the answer than all else here.
-    answer = (await status_of(node)).model_dump_json(exclude_unset=True)
-    return Response(answer, media_type="application/json")
+    return await status_of(node)
 
 
-async def versions(node: ServedNode) -> dict[str, Any]:
+async def versions(node: ServedNode) -> Versions:
     """The versions of vLLM, proofserve and what they use, and the digest of the weights.
 
     ``kernels`` says on what the model runs, as a calibration of honest nodes names it.
@@ -87,34 +86,34 @@ async def versions(node: ServedNode) -> dict[str, Any]:
     """
     engine_info = node.deployment.engine_info
     versions = dict(engine_info.versions)
-    keys: dict[str, Any] | None = None
+    keys = None
     if (service := node.receipts) is not None:
-        keys = {
-            "public_key": service.public_key.hex(),
-            "sketch_key": service.answers.sketch_key,
-            "k_dim": service.answers.k_dim,
-        }
-    return {
-        "vllm_version": versions.get("vllm"),
-        "poc_validation_inference": True,
-        "weights_digest": engine_info.facts.weights_digest,
-        "versions": versions,
-        "kernels": dict(engine_info.kernels),
-        "public_key": node.key.public_key.hex() if node.key else None,
-        "receipts": keys,
-    }
+        keys = ReceiptKeys(
+            public_key=service.public_key.hex(),
+            sketch_key=service.answers.sketch_key,
+            k_dim=service.answers.k_dim,
+        )
+    return Versions(
+        vllm_version=versions.get("vllm"),
+        poc_validation_inference=True,
+        weights_digest=engine_info.facts.weights_digest,
+        versions=versions,
+        kernels=dict(engine_info.kernels),
+        public_key=node.key.public_key.hex() if node.key else None,
+        receipts=keys,
+    )
 
 
 # -- health ----------------------------------------------------------------------------------------
 
 
-async def live(request: Request, response: Response) -> dict[str, Any]:
+async def live(request: Request, response: Response) -> HealthAnswer:
     """The API process answers. Needs no key, and works while proofs are off."""
     close_if_upgraded(request, response)
-    return {"status": OK}
+    return HealthAnswer(status=OK)
 
 
-async def ready(request: Request, node: ServedNode) -> dict[str, Any]:
+async def ready(request: Request, node: ServedNode) -> HealthAnswer:
     """The engine works and the outbox can be written. Needs no key.
 
     503 names the part that failed; only a caller with a key gets the reason. An engine that has
@@ -126,7 +125,7 @@ async def ready(request: Request, node: ServedNode) -> dict[str, Any]:
     return _answer(node, request, {"engine": fault, "outbox": outbox})
 
 
-async def engine(request: Request, node: ServedNode) -> dict[str, Any]:
+async def engine(request: Request, node: ServedNode) -> HealthAnswer:
     """The engine works. Needs no key.
 
     For supervisors that restart a server: a full disk, which no restart repairs, is no reason for
@@ -135,9 +134,9 @@ async def engine(request: Request, node: ServedNode) -> dict[str, Any]:
     return _answer(node, request, {"engine": await _engine_fault(node)})
 
 
-async def deep(node: ServedNode) -> dict[str, Any]:
+async def deep(node: ServedNode) -> DeepAnswer:
     """Run one real forward after chat. 503 if it fails or chat leaves no time."""
-    return {"status": OK, "seconds": await node.manager.self_check()}
+    return DeepAnswer(status=OK, seconds=await node.manager.self_check())
 
 
 async def _engine_fault(node: Node) -> str | None:
@@ -159,10 +158,10 @@ async def _engine_fault(node: Node) -> str | None:
     return fault
 
 
-def _answer(node: Node, request: Request, faults: dict[str, str | None]) -> dict[str, Any]:
+def _answer(node: Node, request: Request, faults: dict[str, str | None]) -> HealthAnswer:
     """The answer of a node whose parts have ``faults``. Raises ApiError if one has."""
     if not any(faults.values()):
-        return {"status": OK}
+        return HealthAnswer(status=OK)
     try:
         node.access.admit(request, Role.VIEWER)
     except ApiError:
@@ -173,29 +172,30 @@ def _answer(node: Node, request: Request, faults: dict[str, str | None]) -> dict
 # -- receipts --------------------------------------------------------------------------------------
 
 
-async def receipts(node: ServedNode, response_id: ResponseId) -> dict[str, Any]:
+async def receipts(node: ServedNode, response_id: ResponseId) -> JSONResponse:
     """The signed receipts of an answer that has ended, each with its place in the log.
 
     An id that is not known is waited for up to 2 s, then 404. 425 with Retry-After until the log
     has the receipt, which takes a second. 410 after the receipt's time to live.
     """
     found = await _service(node).of_response(response_id)
-    return {"receipts": [signed_receipt_body(each) for each in found]}
+    return JSONResponse({"receipts": [signed_receipt_body(each) for each in found]})
 
 
 async def log(
     node: ServedNode,
     after: Annotated[int, Query(ge=-1, le=MAX_NONCE)] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-) -> dict[str, Any]:
+) -> JSONResponse:
     """Entries with an index above ``after``, in order: each has the hash of the one before."""
     service = _service(node)
     entries = await service.entries(after, limit)
-    return {
+    page = {
         "public_key": service.public_key.hex(),
         "entries": [signed_entry_body(each) for each in entries],
         "next_after": entries[-1].entry.index if entries else after,
     }
+    return JSONResponse(page)
 
 
 def _service(node: Node) -> ReceiptService:

@@ -18,9 +18,9 @@ from proofserve.protocol import (
     SKETCHES,
     schemes,
 )
-from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import DistanceScheme
 from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme

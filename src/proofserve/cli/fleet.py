@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from proofserve.cli.command import SettingOptions
 from proofserve.cli.options import first_key
-from proofserve.cli.serve import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.fleet import FleetSettings, FleetWorkerSettings
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 
 FLEET_OPTIONS = SettingOptions(FleetSettings)
 WORKER_OPTIONS = SettingOptions(FleetWorkerSettings)
@@ -125,11 +125,11 @@ def members(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: AsJson = False
         table.add_row(
             Text(each["name"]),
             Text(each["state"], _STATE_COLOURS.get(each["state"], "yellow")),
-            "" if each["lane"] is None else str(each["lane"]),
-            f"{each['nonces_per_second']:.1f}",
-            str(each["processed"]),
-            "" if each["outbox_age_s"] is None else f"{each['outbox_age_s']:.0f} s",
-            "" if each["seen_s"] is None else f"{each['seen_s']:.0f} s ago",
+            _shown("{}", each["lane"]),
+            _shown("{:.1f}", each["nonces_per_second"]),
+            _shown("{}", each["processed"]),
+            _shown("{:.0f} s", each["outbox_age_s"]),
+            _shown("{:.0f} s ago", each["seen_s"]),
         )
     console.print(table)
     for each in found["members"]:
@@ -201,9 +201,10 @@ def verdicts(
             Text(each["outcome"], _VERDICT_COLOURS.get(each["outcome"], "yellow")),
             each["test"] or "",
             str(each["nonces"]),
-            *("" if each[key] is None else f"{each[key]:.4f}" for key in ("distance", "threshold")),
+            _shown("{:.4f}", each["distance"]),
+            _shown("{:.4f}", each["threshold"]),
             # Null in rows of older versions.
-            "" if each["alpha"] is None else f"{each['alpha']:.1e}",
+            _shown("{:.1e}", each["alpha"]),
             Text(each["reason"] or ""),
         )
     Console().print(table)
@@ -239,6 +240,10 @@ def _logged_start(command: str) -> Iterator[None]:
         yield
     except (ValueError, OSError, OutboxUnavailable) as error:
         _fail(f"proofserve fleet {command}: {error}")
+
+
+def _shown(form: str, value: float | None) -> str:
+    return "" if value is None else form.format(value)
 
 
 def _fail(reason: str) -> NoReturn:

@@ -9,95 +9,78 @@ from typer.main import get_command
 
 from proofserve.settings.process import export, has_variable
 
-# The module of each command, its attribute that is the command or a group of commands, and what the
-# list of commands says. Those of proofserve_lab stand above the package, which never imports them.
+# Where each command or group of commands is, a module and its attribute, and what the list of
+# commands says. Those of proofserve_lab stand above the package, which never imports them.
 # Importing torch costs seconds and a quarter of a gigabyte: no list and no gateway needs it.
 COMMANDS = {
-    "serve": ("proofserve.cli.serve", "app", "Start vLLM's own server for MODEL."),
+    "serve": ("proofserve.cli.serve:app", "Start vLLM's own server for MODEL."),
     "gateway": (
-        "proofserve.cli.serve",
-        "gateway_app",
+        "proofserve.cli.serve:gateway_app",
         "Relay chat to vLLM servers: a bounded queue, timeouts, streams, limits per key.",
     ),
     "fleet": (
-        "proofserve_lab.fleet_demo",
-        "app",
+        "proofserve_lab.fleet_demo:app",
         "Many servers that look like one node: the controller, and its members.",
     ),
     "demo": (
-        "proofserve_lab.demo",
-        "app",
+        "proofserve_lab.demo:app",
         "Serve a model, chat, prove, and tell honest proofs and receipts from forged.",
     ),
     "receive": (
-        "proofserve.cli.receive",
-        "app",
+        "proofserve.cli.receive:app",
         "Receive callbacks (/generated, /validated, /logged), store them, and show a live summary.",
     ),
     "outbox": (
-        "proofserve.cli.outbox",
-        "app",
+        "proofserve.cli.outbox:app",
         "Show, resend, export and delete a node's results; also while it runs.",
     ),
     "verify": (
-        "proofserve.cli.validator.verify",
-        "app",
+        "proofserve.cli.validator.verify:app",
         "Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.",
     ),
     "challenge": (
-        "proofserve.cli.validator.challenge",
-        "app",
+        "proofserve.cli.validator.challenge:app",
         "Have a node compute nonces of a block that was drawn just now, and judge it.",
     ),
     "validate": (
-        "proofserve.cli.validator.validate",
-        "app",
+        "proofserve.cli.validator.validate:app",
         "Challenge every node that is due, judge them, and keep a ledger.",
     ),
     "verify-bundle": (
-        "proofserve.cli.validator.bundle",
-        "app",
+        "proofserve.cli.validator.bundle:app",
         "Check a verdict of another validator, and compute it again.",
     ),
     "verify-chat": (
-        "proofserve.cli.validator.chat",
-        "verify_app",
+        "proofserve.cli.validator.chat:verify_app",
         "Check answers by their receipts, and reach a verdict: honest or fraud.",
     ),
     "watch-chat": (
-        "proofserve.cli.validator.chat",
-        "watch_app",
+        "proofserve.cli.validator.chat:watch_app",
         "Check a provider's answers by their receipts, again and again.",
     ),
     "probe": (
-        "proofserve.cli.validator.probe",
-        "app",
+        "proofserve.cli.validator.probe:app",
         "Ask any OpenAI-compatible endpoint, and say whether it serves this checkpoint.",
     ),
     "audit": (
-        "proofserve.cli.validator.audit",
-        "app",
+        "proofserve.cli.validator.audit:app",
         "Try every known attack on a deployment, and say which its validators would notice.",
     ),
-    "model": ("proofserve.cli.model", "app", "Make small checkpoints, which load like any other."),
+    "model": ("proofserve.cli.model:app", "Make small checkpoints, which load like any other."),
     "check": (
-        "proofserve_lab.check.command",
-        "app",
+        "proofserve_lab.check.command:app",
         "Check a server that this command starts, or a running one.",
     ),
     "bench": (
-        "proofserve_lab.bench.command",
-        "app",
+        "proofserve_lab.bench.command:app",
         "Measure a server that we start, or a running one.",
     ),
     "calibrate": (
-        "proofserve.cli.validator.calibrate",
-        "app",
+        "proofserve.cli.validator.calibrate:app",
         "Find the parameters that suit a model.",
     ),
     "doctor": (
-        "proofserve_lab.doctor",
-        "app",
+        "proofserve_lab.doctor:app",
         "Say in ten lines whether this host can serve, prove and verify.",
     ),
 }
@@ -113,14 +96,14 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = {
-            name: TyperCommand(name, help=line) for name, (_, _, line) in COMMANDS.items()
+            name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()
         }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
         if name is None or listed is None:
             return name, listed, rest
-        module, attribute, _ = COMMANDS[name]
+        module, _, attribute = COMMANDS[name][0].partition(":")
         if module.startswith("proofserve.cli.validator.") and not has_variable(HUGE_PAGES):
             export({HUGE_PAGES: "1"})
         command = get_command(getattr(import_module(module), attribute))

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import Field
 
-from proofserve.cli.session import open_session
+from proofserve.cli.command import CommandOptions, command
+from proofserve.cli.session import CommandSession
 from proofserve.models.trained import CALIBRATIONS, DENSE, TRAINED_MODELS, TrainedModel
 from proofserve.protocol import SKETCH
 from proofserve.reports import ReportedError
@@ -42,18 +44,18 @@ def _group() -> None:
     """Make small checkpoints, which load like any other."""
 
 
-@app.command("new")
-def new(
-    directory: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
-    arch: Annotated[str, typer.Option(help=f"One of {', '.join(ARCHS)}.")] = "qwen3",
-    size: Annotated[
-        str | None,
-        typer.Option(help="tiny (a few MB, if unset), small (100M) or 0.6b; mixtures are larger."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Another seed than 0 gives other weights.")
-    ] = None,
-) -> None:
+class NewModelOptions(CommandOptions):
+    directory: Annotated[Path, typer.Argument()]
+    """A new folder, or an empty one."""
+    arch: str = Field("qwen3", description=f"One of {', '.join(ARCHS)}.")
+    size: str | None = None
+    """tiny (a few MB, if unset), small (100M) or 0.6b; mixtures are larger."""
+    seed: int | None = None
+    """Another seed than 0 gives other weights."""
+
+
+@command(app, "new")
+def new(given: NewModelOptions, session: CommandSession) -> None:
     """Write a checkpoint with seeded random weights in which every layer matters.
 
     Or a trained one, which answers short questions in words: --arch trained, a
@@ -71,18 +73,17 @@ def new(
     proofserve model new ./smollm2 --arch smollm2
     proofserve serve ./trained --enable-poc --enforce-eager --max-model-len 2048
     """
-    trained = TRAINED_MODELS.get(arch)
-    with open_session() as session, session.interrupts.allowed():
-        if trained and (size, seed) != (None, None):
-            raise ReportedError(f"--size, --seed: {arch} has one size and no seed")
-        session.line.step(f"writing {arch} to {directory}")
-        summary = _written(directory, arch, size or "tiny", seed or 0, session.line.step)
-        session.tell(
-            f"{summary.path}: {summary.arch} {summary.size}, "
-            f"{summary.parameters / 1e6:.1f}M parameters, {summary.bytes / 1e6:.1f} MB"
-        )
-        if trained and trained.wheel:
-            session.tell(f"{trained.wheel.credit}, as {trained.wheel.requirement} has it")
+    arch, trained, step = given.arch, TRAINED_MODELS.get(given.arch), session.line.step
+    if trained and (given.size, given.seed) != (None, None):
+        raise ReportedError(f"--size, --seed: {arch} has one size and no seed")
+    step(f"writing {arch} to {given.directory}")
+    summary = _written(given.directory, arch, given.size or "tiny", given.seed or 0, step)
+    session.tell(
+        f"{summary.path}: {summary.arch} {summary.size}, "
+        f"{summary.parameters / 1e6:.1f}M parameters, {summary.bytes / 1e6:.1f} MB"
+    )
+    if trained and trained.wheel:
+        session.tell(f"{trained.wheel.credit}, as {trained.wheel.requirement} has it")
 
 
 def _written(directory: Path, arch: str, size: str, seed: int, step: Step) -> "ModelSummary":

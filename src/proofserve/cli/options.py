@@ -1,4 +1,4 @@
-"""Options that several commands share: server, small models, protocol, threshold."""
+"""Options that several commands share: server, small models, protocol."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -6,16 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from proofserve.cli.model import NAMES
-from proofserve.protocol import ARTIFACT_K_DIM, SKETCH_K_DIM
 from proofserve.remote.records import AnyWork, DistanceWork, work_of_scheme
-from proofserve.verifier.calibration_file import NETWORK_P_MISMATCH
-
-
-def needed_without_plan(ctx: typer.Context, value: str | None) -> str | None:
-    if value is None and not ctx.params["plan"]:
-        raise typer.BadParameter("it is missing, and only --plan needs none")
-    return value
-
 
 Url = Annotated[str | None, typer.Option(help="Use this running server; start none.")]
 Name = Annotated[
@@ -34,12 +25,6 @@ ApiKey = Annotated[
     ),
 ]
 SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
-KDim = Annotated[
-    int | None,
-    typer.Option(
-        help=f"Values per vector; {ARTIFACT_K_DIM}, or {SKETCH_K_DIM} of a sketch, if unset.", min=1
-    ),
-]
 Protocol = Annotated[Literal["artifact", "distance"], typer.Option(help="Of the proofs.")]
 Protocols = Annotated[
     Literal["artifact", "distance", "both"], typer.Option("--protocol", help="Of the proofs.")
@@ -54,71 +39,9 @@ Models = Annotated[
 ]
 Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
-BundleFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--bundle",
-        help="Write the verdict with the node's signed answers, for `verify-bundle` by others.",
-    ),
-]
 Png = Annotated[Path | None, typer.Option("--png", help="Draw histograms to this file.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 ForwardBatch = Annotated[int, typer.Option(help="Nonces per forward.", min=1)]
-StrongerRng = Annotated[bool, typer.Option(help="256-bit seeds; with artifact-v1-layers.")]
-DistThreshold = Annotated[
-    float | None,
-    typer.Option(help="L2 distance beyond which a vector is a mismatch, measured for this model."),
-]
-Calibration = Annotated[
-    Path | None, typer.Option(help="A file of `calibrate noise --out`; it must be of this model.")
-]
-References = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--reference",
-        help="A node or a file of one that you trust, two or more, in the place of --model.",
-    ),
-]
-SuspectNodes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--suspect-node",
-        help="NAME=URL or NAME=FILE: a node of yours that cheats so; with --reference.",
-    ),
-]
-ReferenceApiKey = Annotated[
-    str | None, typer.Option(envvar="POC_REFERENCE_API_KEY", help="A key of those nodes.")
-]
-Plan = Annotated[
-    bool,
-    typer.Option(
-        "--plan",
-        # What only a plan can do without asks whether it is one.
-        is_eager=True,
-        help="Only say what it will cost here: bytes, memory, time. Writes nothing; a model's"
-        " config.json will do.",
-    ),
-]
-Suspects = Annotated[
-    list[Path] | None,
-    typer.Option(help="A checkpoint that a cheating node may serve, beside the bank of suspects."),
-]
-LeftOut = Annotated[int, typer.Option(help="Simulated of each kernel that is left out.", min=1)]
-BlockHeight = Annotated[
-    int | None, typer.Option(help="For sketches, if the source does not say.", min=0)
-]
-PMismatch = Annotated[
-    float | None,
-    typer.Option(
-        help="Share of honest vectors beyond the threshold;"
-        f" the calibration's, or {NETWORK_P_MISMATCH} with --dist-threshold."
-    ),
-]
-Alpha = Annotated[float, typer.Option(help="Chance to convict an honest node.")]
-Beta = Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")]
-Share = Annotated[
-    float, typer.Option(help="Clear only if a node that forges this share would have shown.")
-]
 # In "--models qwen llama" typer passes "llama" on as an extra argument of the command.
 SEVERAL = {"allow_extra_args": True}
 

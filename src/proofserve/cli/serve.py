@@ -1,27 +1,17 @@
 """``proofserve serve`` and ``proofserve gateway``: servers whose options are their settings."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NoReturn
 
-import annotated_types as bounds
 import typer
-from pydantic import SecretStr, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
 
+from proofserve.cli.command import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.gateway import GatewaySettings
 from proofserve.settings.node import NodeSettings
-from proofserve.wire.records import first_problem
 from proofserve.wiring.experts import asked_experts
 from proofserve.wiring.gateway import run_gateway
 from proofserve.wiring.launch import exec_server, server_command
 from proofserve.wiring.start_checks import slow_checks, slow_dtype, start_checks
-
-S = TypeVar("S", bound=BaseSettings)
-C = TypeVar("C", bound=Callable[..., None])
 
 # The exit code of a server that a check keeps from starting.
 REFUSED = 2
@@ -33,63 +23,6 @@ SHORT = {
     "receipts_k_dim": "--receipts-k-dim",
     "resume": "--resume",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SettingOptions(Generic[S]):
-    """The options of a command: one for each field of ``settings``, named by ``flag``."""
-
-    settings: type[S]
-    flag: Callable[[str], str] = lambda name: f"--{name.replace('_', '-')}"
-
-    @property
-    def fields(self) -> dict[str, FieldInfo]:
-        """In the order of options: first those that these settings do not share with others."""
-        found, own = self.settings.model_fields, self.settings.__annotations__
-        return {name: found[name] for name in sorted(found, key=lambda name: name not in own)}
-
-    def variable(self, name: str) -> str:
-        return f"{self.settings.model_config['env_prefix']}{name.upper()}"
-
-    def variables(self, given: dict[str, Any]) -> dict[str, str]:
-        """The environment variables with the values of the options."""
-        return {
-            self.variable(name): str(int(value) if isinstance(value, bool) else value)
-            for name, value in _joined(given).items()
-        }
-
-    def chosen(self, given: dict[str, Any]) -> S:
-        """Raises typer.BadParameter, which names option, variable and allowed range."""
-        try:
-            return self.settings(**_joined(given))
-        except ValidationError as error:
-            field, message = first_problem(error)
-            name = field.partition(".")[0]
-            limits = allowed(self.settings.model_fields[name])
-            text = f"{message} (allowed: {limits})" if limits else message
-            hint = f"{self.flag(name)} / {self.variable(name)}"
-            raise typer.BadParameter(text, param_hint=hint) from error
-
-    def given_to(self, command: C) -> C:
-        """``command``, which takes any keywords, with its own parameters and the options."""
-        *own, _ = inspect.signature(command).parameters.values()
-        first = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        options = [self._parameter(*item) for item in self.fields.items()]
-        command.__signature__ = inspect.Signature([*first, *options])  # type: ignore[attr-defined]
-        return command
-
-    def _parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
-        annotation, default, text = field.annotation, field.default, field.description
-        variable: str | None = self.variable(name)
-        if get_origin(annotation) is tuple:
-            # The settings read the variable and split it at commas; click would split at spaces.
-            text = f"{text}  [env var: {variable}]"
-            annotation, default, variable = list[str] | None, None, None
-        elif SecretStr in get_args(annotation):
-            annotation = str | None
-        option = typer.Option(self.flag(name), envvar=variable, help=text)
-        kind, marked = inspect.Parameter.KEYWORD_ONLY, Annotated[annotation, option]
-        return inspect.Parameter(name, kind, default=default, annotation=marked)
 
 
 NODE_OPTIONS = SettingOptions(
@@ -181,24 +114,6 @@ def gateway(**given: Any) -> None:
         run_gateway(chosen)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-def _joined(given: dict[str, Any]) -> dict[str, Any]:
-    """The values of options that have one; a list becomes one text with commas."""
-    texts = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
-    return {name: value for name, value in texts.items() if value not in (None, "")}
-
-
-def allowed(field: FieldInfo) -> str:
-    """The range of a field in words; empty without one."""
-    limits = {bounds.Ge: "at least", bounds.Gt: "more than", bounds.Le: "at most"}
-    words = [
-        f"{words} {getattr(limit, kind.__name__.lower()):g}"
-        for limit in field.metadata
-        for kind, words in limits.items()
-        if isinstance(limit, kind)
-    ]
-    return " and ".join(words)
 
 
 # Without rich's frames, narrow terminals show the names of variables in full.

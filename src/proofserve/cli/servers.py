@@ -17,6 +17,7 @@ from proofserve.cli.session import CommandSession
 from proofserve.engines.vllm.support import ROTATED_BY_PYTORCH
 from proofserve.host import EMULATED, ServedDtype, quick_dtype, vllm_version
 from proofserve.remote.node_client import NodeClient
+from proofserve.reports import ReportedError
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.settings.process import has_variable
 from proofserve.wiring.experts import asked_experts
@@ -30,6 +31,7 @@ from proofserve.wiring.launch import (
 from proofserve.wiring.sockets import folder_for_sockets
 
 MAX_MODEL_LEN = 2048
+MOST_RANKS = 64
 # Defaults: the user's own values of these variables take precedence.
 SMALL_MACHINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -80,6 +82,19 @@ def served_in(dtype: ServedDtype) -> str:
     if dtype == "bfloat16":
         return f"in {dtype}, {EMULATED}"
     return f"in {dtype}, because this processor has no instructions for bfloat16"
+
+
+def vllm_ranks(name: str) -> int | None:
+    """On how many devices to start a vLLM, if ``name`` means one.
+
+    Raises ReportedError for too many.
+    """
+    ranks = "1" if name == "vllm" else name.removeprefix("vllm:tp")
+    if ranks == name or not ranks.isdecimal():
+        return None
+    if not 1 <= int(ranks) <= MOST_RANKS:
+        raise ReportedError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
+    return int(ranks)
 
 
 def own_model(deployment: ServerOptions, session: CommandSession) -> ServedModel:
@@ -147,7 +162,7 @@ def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[Node
     Raises ServerFailed, which names its log; that is kept.
     """
     session.line.step(f"starting vLLM with {deployment.name}, about half a minute")
-    with scratch_folder() as folder:
+    with session.interrupts.delayed(), scratch_folder() as folder:
         command, log = small_server(deployment, folder), folder / "server.log"
         try:
             with (
@@ -167,6 +182,16 @@ def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[Node
 def existing_server(url: str, api_key: str | None, session: CommandSession) -> Iterator[NodeClient]:
     with NodeClient(url, api_key) as node, session.interrupts.allowed():
         yield node
+
+
+def running_engine(
+    name: str, started: ServerOptions | None, api_key: str | None, session: CommandSession
+) -> AbstractContextManager[NodeClient]:
+    """The node at a URL, or with a ``name`` as vllm:tp2 one that is started on so many devices."""
+    if started is not None and (ranks := vllm_ranks(name)) is not None:
+        return serving(replace(started, ranks=ranks), session)
+    session.line.step(f"asking {name}")
+    return existing_server(name, api_key, session)
 
 
 def scratch_folder() -> AbstractContextManager[Path]:

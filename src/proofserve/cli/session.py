@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -17,6 +17,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from proofserve.engines.errors import CheckpointError
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress, ReportedError, TooSlowError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed
@@ -24,8 +25,20 @@ from proofserve.wiring.launch import ServerFailed
 # Exit codes: a check or a limit failed; the command could not do its work.
 EXIT_FAILED = 1
 EXIT_ERROR = 2
-# No verdict, for ``verify`` and ``audit``, whose codes 0, 1 and 2 are verdicts.
+# No verdict, for commands whose codes 0, 1 and 2 are verdicts.
 EXIT_NO_VERDICT = 3
+EXIT_CODES = {
+    SequentialResult.HONEST: 0,
+    SequentialResult.FRAUD: 1,
+    SequentialResult.UNDECIDED: 2,
+    SequentialResult.UNPROVED: 2,
+    SequentialResult.UNEXPLAINED: EXIT_NO_VERDICT,
+}
+COLOURS = {
+    **dict.fromkeys(SequentialResult, "yellow"),
+    SequentialResult.HONEST: "green",
+    SequentialResult.FRAUD: "red",
+}
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # How long a demo waits while nothing moves. A busy processor without bf16 instructions may take a
@@ -41,9 +54,9 @@ class Interrupts:
 
     An exception between the start of a server and the note of its process id would leave that
     server running for ever, and an exception during its cleanup would stop the cleanup. So a
-    signal is only noted; ``check`` and ``allowed`` turn it into SystemExit with the code that a
-    shell expects: 130 after Ctrl-C, 143 after SIGTERM. They do this once: no later signal disturbs
-    the cleanup.
+    signal is only noted, also inside ``delayed``; ``check`` and ``allowed`` turn it into SystemExit
+    with the code that a shell expects: 130 after Ctrl-C, 143 after SIGTERM. They do this once: no
+    later signal disturbs the cleanup.
     """
 
     def __init__(self) -> None:
@@ -69,12 +82,22 @@ class Interrupts:
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """Let a signal end the program at once; the caller cleans up around this context."""
-        self._allowed = True
+        before, self._allowed = self._allowed, True
         try:
             self.check()
             yield
         finally:
-            self._allowed = False
+            self._allowed = before and self._received is None
+
+    @contextmanager
+    def delayed(self) -> Iterator[None]:
+        """Only note a signal until the end of the context."""
+        before, self._allowed = self._allowed, False
+        try:
+            yield
+        finally:
+            self._allowed = before and self._received is None
+        self.check()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._received = number
@@ -159,6 +182,11 @@ class CommandSession:
     def tell(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, markup=False, soft_wrap=True)
 
+    def show(self, verdict: SequentialResult, lines: Iterable[str]) -> None:
+        self.console.print(f"[bold {COLOURS[verdict]}]{verdict}[/]")
+        for line in lines:
+            self.tell(line)
+
     def say(self, label: str, text: str) -> None:
         """Print a line of a demo."""
         line = f"[bold]{label:9}[/bold] {escape(text)}"
@@ -187,6 +215,12 @@ class CommandSession:
             if time.monotonic() - moved_at > still_s:
                 raise TooSlowError(f"{what}: nothing has moved for {still_s:g} s ({before})")
             time.sleep(_POLL_S)
+
+
+def worst_exit_code(verdicts: Iterable[SequentialResult]) -> int:
+    """Of several verdicts: that of a fraud, else of none, else of an undecided one; 0 for none."""
+    codes = {EXIT_CODES[each] for each in verdicts}
+    return next((code for code in (1, EXIT_NO_VERDICT, 2) if code in codes), 0)
 
 
 @contextmanager

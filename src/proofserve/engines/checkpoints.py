@@ -20,8 +20,7 @@ from torch import Tensor
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.model import AllowedTokens, allowed_tokens
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts, allowed_tokens
 
 _logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import aiohttp
 from proofserve.fleet.records import MemberLook, read_status
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.records import RoundSpec, Workload
-from proofserve.wire.paths import PROOFS
+from proofserve.wire import PROOFS
 from proofserve.wire.status import DeploymentStatus
 
 # The longest waits for a member, seconds: for its status, for a start or stop of its round,

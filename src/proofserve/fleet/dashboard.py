@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from proofserve.api.node import answer_of_outbox
 from proofserve.api.node_page import (
     COLUMNS,
     NodeHistory,
@@ -15,7 +16,6 @@ from proofserve.api.node_page import (
     round_panel,
     work_figures,
 )
-from proofserve.api.status import answer_of_outbox
 from proofserve.dashboard.records import (
     STEP_S,
     ActionField,
@@ -43,7 +43,7 @@ from proofserve.fleet.verification_records import (
 )
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.rounds.status import OutboxGauges, Status
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 
 # A view of the database that is older is of no use, seconds.
 _OLDEST_S = 15.0

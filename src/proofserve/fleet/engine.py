@@ -25,8 +25,8 @@ from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.records import NoMemberReady, read_status
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.codec import decode
-from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.network_schemes import DistanceScheme
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import Prove

@@ -21,9 +21,8 @@ from proofserve.protocol.commitments import CommittedBatch, Opening
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.computation import Computation, NonceLimit
 from proofserve.rounds.errors import EngineFault, Refusal, Refused
-from proofserve.rounds.jobs import WaitQueue
+from proofserve.rounds.generation import lane_of
 from proofserve.rounds.ports import NodeManager
-from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
     CommittedRound,
     CompletedJob,
@@ -62,7 +61,7 @@ class FleetJobs:
     _engine: FleetEngine
     _computation: Computation
     _limits: Limits
-    _turns: WaitQueue = field(default_factory=WaitQueue, init=False)
+    _turns: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
@@ -84,7 +83,7 @@ class FleetJobs:
     async def run(self, job: Job) -> Outcome:
         """As the port: compute ``job`` while the caller waits."""
         with self._computation.admission.admitted(len(job.nonces)):
-            async with self._turns.turn():
+            async with self._turns:
                 return await self._compute(job)
 
     async def result(self, request_id: str) -> JobView:
@@ -118,7 +117,7 @@ class FleetJobs:
         """Compute the oldest open job; False if there is none that can be computed now."""
         if not self._computation.no_round.is_set() or not self._watch.current.ready:
             return False
-        async with self._turns.turn():
+        async with self._turns:
             begun = await self._store.begin()
             if begun is None:
                 return False

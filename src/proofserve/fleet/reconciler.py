@@ -23,7 +23,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.rounds.errors import Refused, RoundsError
 from proofserve.rounds.tasks import woken
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 
 _logger = logging.getLogger(__name__)
 # How often the members are looked at, and the pause after a pass that changed something. Seconds.

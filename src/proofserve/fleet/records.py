@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.rounds.errors import EngineGone, OutboxUnavailable
 from proofserve.rounds.records import CommittedRound, RoundSpec, Workload
-from proofserve.rounds.state import Configured, State
+from proofserve.rounds.state import State
 from proofserve.rounds.status import CoreLiveness, EngineGauges, OutboxGauges, RoundStats
 from proofserve.wire.records import CommittedRoots, first_problem
 from proofserve.wire.status import DeploymentStatus, RoundConfig
@@ -232,11 +232,8 @@ class DesiredState:
     round: FleetRound | None = None
 
     @property
-    def configured(self) -> Configured:
-        """Which protocol's round is configured."""
-        if self.round is None:
-            return Configured.NOTHING
-        return Configured.ARTIFACT if self.round.spec.target is None else Configured.DISTANCE
+    def configured(self) -> RoundSpec | None:
+        return self.round.spec if self.round is not None else None
 
 
 @dataclass(frozen=True, slots=True)

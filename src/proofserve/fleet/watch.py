@@ -13,8 +13,7 @@ from proofserve.fleet.members import MemberCondition, Rules, conditions, lanes_l
 from proofserve.fleet.records import DesiredState, FleetView, Lane, MemberState, StoreUnavailable
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import VerificationView
-from proofserve.protocol.model import AllowedTokens
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.state import State
 from proofserve.rounds.status import LaneUse, RoundStats

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import httpx
 from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response, Security
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
@@ -18,9 +18,8 @@ from proofserve.dashboard import routes
 from proofserve.gateway import failures
 from proofserve.gateway.backends import Backend, plain_client
 from proofserve.gateway.failures import Failure, RefusedByGateway
+from proofserve.gateway.gateway import ROUTES, Gateway, Route
 from proofserve.gateway.records import GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.relay.routes import ROUTES, Route
 from proofserve.web import Handle, bearer_key, client_key, route_class, why_not_local, with_body
 
 Arguments = dict[Any, Any]
@@ -173,11 +172,11 @@ class ShownBackend(BaseModel, extra="forbid"):
 def answering(
     answer: Any, *refusals: int, unavailable: str | None = None, refusal: Any = ErrorModel
 ) -> Arguments:
-    """Arguments of a route that answers ``answer`` unvalidated, one of ``refusals``, or 503."""
-    responses: Arguments = {200: {"model": answer}, **_errors(refusal, *refusals)}
+    """Arguments of a route that answers ``answer``, one of ``refusals``, or ``answer`` with 503."""
+    responses = _errors(refusal, *refusals)
     if unavailable is not None:
         responses[503] = {"model": answer, "description": unavailable}
-    return {"response_model": None, "responses": responses}
+    return {"response_model": answer, "responses": responses}
 
 
 def relaying(route: Route) -> Arguments:
@@ -262,23 +261,24 @@ def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
 
 @public.get("/v1/health", tags=["health"], **answering(Health, unavailable=_DRAINING))
 @public.get("/health", tags=["health"], **answering(Health, unavailable=_DRAINING))
-def health(gateway: Shared) -> JSONResponse:
+def health(gateway: Shared, response: Response) -> Health:
     """Whether the gateway accepts new requests; 503 once a shutdown has begun."""
     if gateway.draining:
-        return JSONResponse({"status": "draining"}, 503)
-    return JSONResponse({"status": "ok"})
+        response.status_code = 503
+    return Health(status="draining" if gateway.draining else "ok")
 
 
 @public.get("/health/ready", tags=["health"], **answering(Ready, unavailable=_NOT_READY))
-def ready(gateway: Shared) -> JSONResponse:
+def ready(gateway: Shared, response: Response) -> Ready:
     """The backends that can take a request; 503 if there is none."""
     usable = [b.name for b in gateway.pool.backends if b.healthy and not b.draining]
     status = "draining" if gateway.draining else "ok" if usable else "no backend"
-    return JSONResponse({"status": status, "backends": usable}, 200 if status == "ok" else 503)
+    response.status_code = 200 if status == "ok" else 503
+    return Ready(status=status, backends=usable)
 
 
 @openai.get("/models", **answering(Models, 401))
-def models(gateway: Shared, request: Request) -> JSONResponse:
+def models(gateway: Shared, request: Request) -> Models:
     """The models of all backends that are up, each once."""
     if gateway.clients.find(client_key(request.scope["headers"])) is None:
         raise RefusedByGateway(failures.UNAUTHORIZED)
@@ -286,7 +286,7 @@ def models(gateway: Shared, request: Request) -> JSONResponse:
     for backend in gateway.pool.backends:
         if backend.healthy and not backend.draining:
             merged = {**(backend.models or {}), **merged}
-    return JSONResponse({"object": "list", "data": list(merged.values())})
+    return Models(object="list", data=list(merged.values()))
 
 
 @public.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
@@ -302,25 +302,29 @@ def backends(gateway: Shared) -> list[ShownBackend]:
     return [_shown(backend) for backend in gateway.pool.backends]
 
 
-@operators.post("/drain", **answering(ShownBackend, 400, 403, 404, 413, 422))
-def drain(gateway: Shared, which: BackendName) -> ShownBackend:
-    """Send no new requests to a backend. The backend is idle once ``in_flight`` is 0."""
-    return _set_draining(gateway, which, True)
-
-
-@operators.post("/undrain", **answering(ShownBackend, 400, 403, 404, 413, 422))
-def undrain(gateway: Shared, which: BackendName) -> ShownBackend:
-    """Send requests to a backend again."""
-    return _set_draining(gateway, which, False)
-
-
-def _set_draining(gateway: Gateway, which: BackendName, draining: bool) -> ShownBackend:
+def _named(gateway: Shared, which: BackendName) -> Backend:
     backend = gateway.pool.named(which.backend)
     if backend is None:
         names = ", ".join(each.name for each in gateway.pool.backends)
         message = f"There is no backend {which.backend!r:.200}; there are {names}."
         raise RefusedByGateway(Failure(404, "unknown_backend", message, param="backend"))
-    backend.draining = draining
+    return backend
+
+
+Named = Annotated[Backend, Depends(_named)]
+
+
+@operators.post("/drain", **answering(ShownBackend, 400, 403, 404, 413, 422))
+def drain(backend: Named) -> ShownBackend:
+    """Send no new requests to a backend. The backend is idle once ``in_flight`` is 0."""
+    backend.draining = True
+    return _shown(backend)
+
+
+@operators.post("/undrain", **answering(ShownBackend, 400, 403, 404, 413, 422))
+def undrain(backend: Named) -> ShownBackend:
+    """Send requests to a backend again."""
+    backend.draining = False
     return _shown(backend)
 
 

@@ -129,22 +129,19 @@ class BackendPool:
         if not fit:
             return None
         if self._affinity and prefix:
-            return self._by_prefix(fit, prefix)
+            # Rendezvous hashing with a bound on the load: no earlier choice needs to be stored.
+            weight = sum(backend.spec.weight for backend in fit)
+            bound = IMBALANCE * (sum(backend.outstanding for backend in fit) + 1) / weight
+            # Rounded up, so that the bounds add up to more than all requests: a backend has room.
+            with_room = [b for b in fit if b.outstanding < math.ceil(bound * b.spec.weight)]
+            return max(
+                with_room,
+                key=lambda b: hashlib.blake2b(prefix + b.name.encode(), digest_size=8).digest(),
+            )
         # Backends with equal load take turns.
         self._rotation += 1
         start = self._rotation % len(fit)
         return min([*fit[start:], *fit[:start]], key=lambda b: b.outstanding / b.spec.weight)
-
-    def _by_prefix(self, fit: Sequence[Backend], prefix: bytes) -> Backend:
-        """Rendezvous hashing with a bound on the load; no earlier choice needs to be stored."""
-        weight = sum(backend.spec.weight for backend in fit)
-        bound = IMBALANCE * (sum(backend.outstanding for backend in fit) + 1) / weight
-        # Rounded up, so that the bounds add up to more than all requests and a backend has room.
-        with_room = [b for b in fit if b.outstanding < math.ceil(bound * b.spec.weight)]
-        return max(
-            with_room,
-            key=lambda b: hashlib.blake2b(prefix + b.name.encode(), digest_size=8).digest(),
-        )
 
 
 def plain_client(spec: BackendSpec, key: str | None, timeout_s: float) -> httpx.AsyncClient:

@@ -43,22 +43,14 @@ UNCHANGED = (
 )
 
 
-class Connecting(Protocol):
-    """Waits for a connection, and uses it until it releases, aborts or returns it unused."""
+class Requester(Protocol):
+    """Has a request to send on a connection, and reads its answer.
+
+    ``head`` comes without its final empty line, ``data`` of the body with its framing.
+    """
 
     def connected(self, upstream: "Upstream") -> None: ...
     def connect_failed(self, failure: Failure) -> None: ...
-
-
-class Requester(Protocol):
-    """Has a request to send, and reads its answer.
-
-    It is told that the backend ``host`` is connected, or why it is not. ``head`` comes without its
-    final empty line, ``data`` of the body with its framing.
-    """
-
-    def connected(self, upstream: "Upstream", host: bytes) -> None: ...
-    def retry_or_fail(self, failure: Failure) -> None: ...
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None: ...
     def answer_goes_on(self, data: bytes, complete: bool) -> None: ...
     def answer_broken(self, failure: Failure) -> None: ...
@@ -128,7 +120,9 @@ class Upstream(asyncio.Protocol):
     # -- asyncio's side ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = self._pool.writes.to_backend(cast("asyncio.Transport", transport))
+        self._transport = self._pool.writes.batched(
+            cast("asyncio.Transport", transport), to_client=False
+        )
         self.closing = self._transport.is_closing
         self._pool.opened += 1
         sock = transport.get_extra_info("socket")
@@ -231,7 +225,7 @@ class ConnectionPool:
         self._connecting: set[asyncio.Task[None]] = set()
         self.opened = 0
 
-    def acquire(self, waiting: Connecting, fresh: bool = False) -> None:
+    def acquire(self, waiting: Requester, fresh: bool = False) -> None:
         """Give ``waiting`` an idle connection at once or, also if ``fresh``, a new one later."""
         while self._idle and not fresh:
             upstream = self._idle.pop()
@@ -242,7 +236,7 @@ class ConnectionPool:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, waiting: Connecting) -> None:
+    async def _connect(self, waiting: Requester) -> None:
         loop, upstream = self._loop, Upstream(self)
         try:
             async with asyncio.timeout(self._connect_s):
@@ -286,15 +280,9 @@ class WriteBatch:
         self._to_clients: list[BatchedTransport] = []
         self._due = False
 
-    def to_backend(self, transport: asyncio.Transport) -> asyncio.Transport:
-        return self._batched(transport, self._to_backends)
-
-    def to_client(self, transport: asyncio.Transport) -> asyncio.Transport:
-        return self._batched(transport, self._to_clients)
-
-    def _batched(
-        self, transport: asyncio.Transport, queue: "list[BatchedTransport]"
-    ) -> asyncio.Transport:
+    def batched(self, transport: asyncio.Transport, to_client: bool) -> asyncio.Transport:
+        """``transport``, to a client or to a backend, with writes that go with the batch."""
+        queue = self._to_clients if to_client else self._to_backends
         raw = transport.get_extra_info("socket")
         if raw is None or transport.get_extra_info("sslcontext") is not None:
             # With TLS only the transport knows the bytes on the socket.

@@ -25,8 +25,8 @@ from proofserve.dashboard.records import (
 )
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.gateway.backends import Backend
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.metrics import SECONDS, SHORT_SECONDS
-from proofserve.gateway.relay.gateway import Gateway
 
 COLUMNS = ("rate", "in_flight", "connections", "faults")
 # Keys that the page shows: those with most errors, then those with most requests.

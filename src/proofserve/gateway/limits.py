@@ -128,14 +128,9 @@ def read_form(body: bytes | bytearray) -> RequestFields:
 NewWindow = Callable[[str, int], FixedWindow]
 
 
-class Charge(msgspec.Struct, frozen=True, gc=False):
-    """Tokens set aside for one request, and the end of the window they were taken from."""
-
-    tokens: int
-    window_end: float
-
-
-NOTHING = Charge(0, 0.0)
+# Tokens set aside for one request, and the end of the window that they were taken from.
+Charge = tuple[int, float]
+NOTHING: Charge = (0, 0.0)
 
 
 class Client:
@@ -169,10 +164,10 @@ class Client:
                 )
             if not self._tokens.take(tokens):
                 return failures.TOKEN_RATE.after(self._tokens.seconds_left)
-            charge = Charge(tokens, self._tokens.end)
+            charge = (tokens, self._tokens.end)
         if self._requests is not None and not self._requests.take():
             if self._tokens is not None:
-                self._tokens.give_back(charge.tokens, charge.window_end)
+                self._tokens.give_back(*charge)
             return failures.REQUEST_RATE.after(self._requests.seconds_left)
         self.in_flight += 1
         return charge
@@ -182,10 +177,11 @@ class Client:
         self.in_flight -= 1
         if used is None or self._tokens is None:
             return
-        if used <= charge.tokens:
-            self._tokens.give_back(charge.tokens - used, charge.window_end)
+        set_aside, window_end = charge
+        if used <= set_aside:
+            self._tokens.give_back(set_aside - used, window_end)
         else:
-            self._tokens.charge(used - charge.tokens)
+            self._tokens.charge(used - set_aside)
 
 
 class Clients:
@@ -277,7 +273,7 @@ class SharedBudgets:
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        self._redis, self._errors = _client(url)
+        self._redis, self._errors = redis_client(url)
         self._clock = clock
         self._windows: dict[str, SharedWindow] = {}
         self._changed: dict[str, None] = {}
@@ -360,13 +356,11 @@ class SharedBudgets:
         self.up = failure is None
 
 
-def require_valid(url: str) -> None:
-    """Raise ValueError for a URL that is not one of Redis, and if redis is not installed."""
-    _client(url)
+def redis_client(url: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """A client of Redis that never tries again by itself, and what may go wrong with it.
 
-
-def _client(url: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A client of Redis that never tries again by itself, and what may go wrong with it."""
+    Raises ValueError for a URL that is not one of Redis, and if redis is not installed.
+    """
     try:
         # Only gateways that share limits need it.
         from redis.asyncio import Redis  # noqa: PLC0415

@@ -26,23 +26,14 @@ class RequestTrace:
     def ended(self, outcome: str, tokens: tuple[int, int] | None) -> None: ...
 
 
+NO_TRACE = RequestTrace()
+
+
 class Traces:
-    """Makes no spans. Request headers that ours replace are ``replaced``."""
+    """Makes spans by a TracerProvider of OpenTelemetry's SDK, which ``close`` shuts down.
 
-    replaced: frozenset[bytes] = frozenset()
-    _none = RequestTrace()
-
-    def begin(self, _url: bytes, _values: Mapping[bytes, bytes]) -> RequestTrace:
-        return self._none
-
-    def close(self) -> None: ...
-
-
-NO_TRACES = Traces()
-
-
-class ExportedTraces(Traces):
-    """Makes spans by a TracerProvider of OpenTelemetry's SDK, which ``close`` shuts down."""
+    Request headers that ours replace are ``replaced``.
+    """
 
     def __init__(self, provider: Any) -> None:
         from opentelemetry import trace  # noqa: PLC0415
@@ -69,7 +60,7 @@ class ExportedTraces(Traces):
 class SpanTrace(RequestTrace):
     """A span of the request, within it one of its wait for a permit and one of each attempt."""
 
-    def __init__(self, traces: ExportedTraces, path: str, given: Mapping[str, str]) -> None:
+    def __init__(self, traces: Traces, path: str, given: Mapping[str, str]) -> None:
         self._traces, self._api = traces, traces.api
         context = traces.headers.extract(given)
         kind = self._api.SpanKind.SERVER
@@ -115,15 +106,15 @@ class SpanTrace(RequestTrace):
         self._span.end()
 
 
-def exported() -> Traces:
-    """Traces that go where OpenTelemetry's variables say, by OTLP over HTTP."""
+def exported() -> Traces | None:
+    """Traces that go where OpenTelemetry's variables say, by OTLP over HTTP, if it is installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ModuleNotFoundError as error:
         log.warning("no traces: %s is not installed: pip install 'proofserve[otel]'", error.name)
-        return Traces()
+        return None
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return ExportedTraces(provider)
+    return Traces(provider)

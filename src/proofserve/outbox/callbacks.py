@@ -70,14 +70,12 @@ _BATCHES = """
 class SqliteCallbacks(CallbackStore[Database, Connection]):
     """A failed callback does not hold back the others to its URL, but those of its round."""
 
+    prefix, unit = "", "seq"
+    next_sequence, deleted = _NEXT_SEQUENCE, _DELETED_AND_REVIVED
+
     @staticmethod
     def _execute(connection: Connection, sql: str, values: Mapping[str, Any]) -> Cursor:
         return connection.execute(sql, values)
-
-    @classmethod
-    def _next_sequence(cls, connection: Connection, url: str) -> int:
-        (sequence,) = connection.execute(_NEXT_SEQUENCE, {"url": url}).fetchone()
-        return int(sequence)
 
     def _uncut(self, connection: Connection) -> Sequence[UncutRound]:
         return [UncutRound(Span(*row[:3]), *row[3:]) for row in connection.execute(_UNCUT)]
@@ -114,7 +112,3 @@ class SqliteCallbacks(CallbackStore[Database, Connection]):
         _, nonces, distances = zip(*rows, strict=True)
         # A stored distance is the JSON of a number already.
         return {"nonces": listed(nonces), "dist": ",".join(distances)}
-
-    def _deleted_and_revived(self, connection: Connection) -> tuple[int, int]:
-        deleted, revived = connection.execute(_DELETED_AND_REVIVED).fetchone()
-        return deleted, revived

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Generic
 from proofserve.outbox.database import C, D, StorePart, announces, kept, reads, writes
 from proofserve.rounds.records import CompletedJob, DistanceVerdict, RoundSpec
 from proofserve.rounds.status import OutboxGauges
+from proofserve.wire import GENERATED, LOGGED, VALIDATED
 from proofserve.wire.callbacks import callback
-from proofserve.wire.paths import GENERATED, LOGGED, VALIDATED
 from proofserve.wire.records import ARTIFACT, DISTANCE, ROOTS, encoding_of
 
 ENDPOINTS = (GENERATED, VALIDATED, LOGGED)
@@ -240,12 +240,17 @@ class CallbackStore(StorePart[D], ABC, Generic[D, C]):
     """Where callbacks wait: what ``CallbackSender`` needs, and how others queue them.
 
     Methods raise OutboxUnavailable, and the sender calls them again. What follows the order of
-    results is the same in every database; a subclass has the SQL that is not, with ``prefix`` in
-    the names of its tables and ``unit`` in those of the columns of spans.
+    results is the same in every database; a subclass has the SQL that is not.
     """
 
-    prefix: ClassVar[str] = ""
-    unit: ClassVar[str] = "seq"
+    prefix: ClassVar[str]
+    """What the names of its tables begin with."""
+    unit: ClassVar[str]
+    """What a span counts, in the names of columns."""
+    next_sequence: ClassVar[str]
+    """The next number of ``:url``. They rise in the order of commits, and none is used again."""
+    deleted: ClassVar[str]
+    """How many delivered callbacks are no rows any more, and how many expired were made due."""
     _failed_attempts = 0
 
     async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
@@ -316,7 +321,7 @@ class CallbackStore(StorePart[D], ABC, Generic[D, C]):
             return None if row is None else row[0]
 
         counts = {row[0]: row[1] for row in self._run(connection, _COUNTS, {})}
-        deleted, revived = self._deleted_and_revived(connection)
+        deleted, revived = self._run(connection, self.deleted, {}).fetchone()
         oldest = value(_OLDEST)
         return OutboxGauges(
             # PostgreSQL sums up to decimals.
@@ -338,7 +343,8 @@ class CallbackStore(StorePart[D], ABC, Generic[D, C]):
         body, place = (about, (None,) * 3) if isinstance(about, str) else (None, astuple(about))
         values = dict(zip(("round", "first", "last"), place, strict=True))
         values |= {"body": body, "endpoint": endpoint, "url": url, "now": now}
-        values |= {"sequence": cls._next_sequence(connection, url), "key": uuid.uuid4().hex}
+        (sequence,) = cls._run(connection, cls.next_sequence, {"url": url}).fetchone()
+        values |= {"sequence": sequence, "key": uuid.uuid4().hex}
         cls._run(connection, _ADD, values)
 
     @classmethod
@@ -354,11 +360,6 @@ class CallbackStore(StorePart[D], ABC, Generic[D, C]):
     @abstractmethod
     def _execute(connection: C, sql: str, values: Mapping[str, Any]) -> Any:
         """The cursor of a statement with named values."""
-
-    @classmethod
-    @abstractmethod
-    def _next_sequence(cls, connection: C, url: str) -> int:
-        """The next number of ``url``: they rise in the order of commits, and none is used again."""
 
     @abstractmethod
     def _uncut(self, connection: C) -> Sequence[UncutRound]:
@@ -383,7 +384,3 @@ class CallbackStore(StorePart[D], ABC, Generic[D, C]):
     @abstractmethod
     def _lists(rows: Sequence[Any], kind: str) -> Mapping[str, str]:
         """The lists of a body by name, as JSON without brackets."""
-
-    @abstractmethod
-    def _deleted_and_revived(self, connection: C) -> tuple[int, int]:
-        """How many delivered callbacks are no rows any more, and expired ones were made due."""

@@ -28,8 +28,8 @@ from proofserve.protocol.receipts.record import (
 )
 from proofserve.rounds.ports import NewReceipt, ReceiptStorage
 from proofserve.rounds.status import INVALID, REPEATED_ID, ReceiptGauges
-from proofserve.wire.paths import LOGGED
-from proofserve.wire.receipts import receipt_of, signed_entry_body
+from proofserve.wire import LOGGED
+from proofserve.wire.signed import receipt_of, signed_entry_body
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.settings.process import has_variable
-from proofserve.wire.paths import PROOFS
+from proofserve.wire import PROOFS
 from proofserve.wiring.access import access_of, description, require_access_rule
 from proofserve.wiring.node import running_node, versions
 from proofserve.wiring.owner import ForwardingRoute, Ownership, StartNode, this_server

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DISTANCE, SKETCH, SKETCH_2
-from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.network_schemes import ArtifactScheme, DistanceScheme
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proofserve.protocol import SKETCH, SKETCH_2, SKETCH_K_DIM, TWINS
-from proofserve.protocol.device.copies import to_device
+from proofserve.protocol.device import to_device
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
-from proofserve.protocol.model import DRAWS, ExpertLayer
-from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
+from proofserve.protocol.scheme import DRAWS, BlockScheme, ExpertLayer, ModelFacts, Scheme
 from proofserve.protocol.shake import signs, streams, u64
 
 _VERSION = b"proofserve sketch-v1\0"

@@ -21,15 +21,15 @@ from proofserve.receiver.callbacks import (
     guarded,
 )
 from proofserve.receiver.store import ReceiverStore, Summary
+from proofserve.wire import LOGGED
 from proofserve.wire.callbacks import (
     KEY_HEADER,
     SEQUENCE_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
 )
-from proofserve.wire.paths import LOGGED
-from proofserve.wire.receipts import LoggedEntries
 from proofserve.wire.records import Whole, problems
+from proofserve.wire.signed import LoggedEntries
 
 KeyHeader = Annotated[str | None, Header(alias=KEY_HEADER, min_length=1, max_length=200)]
 SequenceHeader = Annotated[Whole | None, Header(alias=SEQUENCE_HEADER)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from proofserve.protocol.commitments import CommittedBatch
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.receipts.record import SignedEntry
-from proofserve.wire.receipts import signed_entry
+from proofserve.wire.signed import signed_entry
 
 # Files of older versions were never released.
 _VERSION = 4

@@ -16,9 +16,9 @@ from rich.table import Table
 from proofserve.protocol.receipts.record import SignedEntry
 from proofserve.receiver.callbacks import Generated, GeneratedWinners, Validated, ValidatedDistances
 from proofserve.receiver.reader import ReceiverFileError, connect
-from proofserve.wire.paths import LOGGED
-from proofserve.wire.receipts import signed_entry_body
+from proofserve.wire import LOGGED
 from proofserve.wire.records import CommittedRoots, WorkRecord
+from proofserve.wire.signed import signed_entry_body
 
 _log = logging.getLogger(__name__)
 

@@ -37,9 +37,9 @@ from proofserve.remote.records import (
 from proofserve.reports import NodeError, ReportedError, TooSlowError
 from proofserve.rounds.records import StoredResult, Verdict, Winner
 from proofserve.rounds.status import EngineGauges
-from proofserve.wire.answers import ANSWER_HEADER, SignedAnswer, answer_with
-from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wire import PROOFS, RECEIPTS
 from proofserve.wire.records import artifact_record, result_of
+from proofserve.wire.signed import ANSWER_HEADER, SignedAnswer, answer_with
 
 FIRST_RESULT_S = 60.0
 # A node waits half a second for its engine's counters, and a busy engine may need longer.
@@ -170,7 +170,7 @@ class NodeClient(JsonClient):
 
     def artifacts(self, work: Work, nonces: Sequence[int]) -> list[Claim]:
         """Compute the vectors of ``nonces``. Raises NodeError if one of them failed."""
-        answer = self._post("generate", {**work.body, "nonces": list(nonces), "wait": True})
+        answer = self._post("generate", _computed(work, nonces))
         if failed := answer.get("failed"):
             raise NodeError(f"the node computed no vector for {failed[0]}")
         return [Claim(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
@@ -180,17 +180,13 @@ class NodeClient(JsonClient):
 
         Raises TooSlowError unless all of it came within ``seconds``, and NodeError.
         """
-        body = {**work.body, "nonces": list(nonces), "wait": True}
-        return self._within("POST", f"{PROOFS}/generate", body, seconds)
+        return self._within("POST", f"{PROOFS}/generate", _computed(work, nonces), seconds)
 
     def validate(self, work: Work, claims: Sequence[Claim]) -> Verdict:
         """Have the node recompute ``claims`` and judge them by its default test."""
-        body = {
-            **work.body,
-            "nonces": [claim.nonce for claim in claims],
-            "wait": True,
-            "validation": {"artifacts": [artifact_record(c.nonce, c.vector_b64) for c in claims]},
-        }
+        claimed = [artifact_record(claim.nonce, claim.vector_b64) for claim in claims]
+        body = _computed(work, [claim.nonce for claim in claims])
+        body["validation"] = {"artifacts": claimed}
         return record_of(Verdict, self._post("generate", body))
 
     def init(self, work: DistanceWork) -> None:
@@ -321,6 +317,11 @@ class NodeClient(JsonClient):
         except httpx.RequestError as error:
             # It also cannot be decoded, if its Content-Encoding lies.
             raise NodeError(f"{call}: {reason_of(error)}") from error
+
+
+def _computed(work: Work, nonces: Sequence[int]) -> dict[str, Any]:
+    """The body that asks for the vectors of ``nonces``."""
+    return {**work.body, "nonces": list(nonces), "wait": True}
 
 
 class BoundedClient(NodeClient):

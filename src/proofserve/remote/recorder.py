@@ -26,7 +26,7 @@ from urllib.parse import quote
 import httpx
 
 from proofserve.remote.http import first
-from proofserve.wire.paths import RECEIPTS
+from proofserve.wire import RECEIPTS
 
 _logger = logging.getLogger(__name__)
 

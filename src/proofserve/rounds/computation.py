@@ -11,9 +11,9 @@ import numpy as np
 
 from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.codec import encode, to_float16
-from proofserve.protocol.distance import is_winner
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import is_winner
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim, compare, compare_distances
 from proofserve.protocol.verdict.counting import judge, judge_distances

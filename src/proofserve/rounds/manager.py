@@ -1,31 +1,148 @@
-"""Owns the running round (at most one), the job queue and the judging of claims."""
+"""The rounds and jobs of one node: at most one round runs, and one job at a time."""
 
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.rounds.computation import Computation, NonceLimit, self_check, winners_among
-from proofserve.rounds.errors import EngineFault, EngineGone
-from proofserve.rounds.generation import Generation
-from proofserve.rounds.jobs import JobQueue
+from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
+from proofserve.rounds.generation import Generation, lane_of
 from proofserve.rounds.ports import NodeManager, Outbox, ProofEngine
-from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
+    CompletedJob,
     DistanceClaims,
     DistanceVerdict,
     Job,
+    JobState,
     JobView,
     Limits,
     Outcome,
     RoundSpec,
 )
-from proofserve.rounds.state import Configured, Move, State, step
+from proofserve.rounds.state import Move, State, step
 from proofserve.rounds.status import Counters, EngineGauges, NodeTotals, Status
+from proofserve.rounds.tasks import end, reason_of
 
 _logger = logging.getLogger(__name__)
+
+
+class JobQueue:
+    """Runs submitted jobs one at a time; keeps results until they expire, or are too many."""
+
+    def __init__(self, computation: Computation, outbox: Outbox, limits: Limits) -> None:
+        self._computation = computation
+        self._outbox = outbox
+        self._limits = limits
+        # A job waits for its turn; the lock is given on in the order in which it was asked for.
+        self._turn = asyncio.Lock()
+        self._entries: dict[str, _QueuedJob] = {}
+        # The entries whose job has ended, oldest first, and the sum of their nonces.
+        self._ended: dict[str, _QueuedJob] = {}
+        self._ended_nonces = 0
+
+    def submit(self, job: Job) -> str:
+        """Queue ``job`` and return its id. Raises Refused if too many nonces wait."""
+        self._computation.admission.admit(len(job.nonces))
+        request_id = str(uuid.uuid4())
+        entry = self._entries[request_id] = _QueuedJob(job, JobView(request_id, JobState.QUEUED))
+        entry.task = asyncio.create_task(self._carry_out(entry))
+        # Not a finally in the task: a task that is cancelled before its first step runs no finally.
+        entry.task.add_done_callback(lambda task: self._settle(entry, task))
+        return request_id
+
+    async def run(self, job: Job) -> Outcome:
+        """Compute ``job`` in its turn while the caller waits; its result is not kept.
+
+        ``cancel`` does not end this job; cancelling the caller does. Raises Refused
+        (QUEUE_FULL) and as ``Computation.run``.
+        """
+        with self._computation.admission.admitted(len(job.nonces)):
+            async with self._turn:
+                return await self._computation.run(job, started=lambda: None)
+
+    def result(self, request_id: str) -> JobView:
+        entry = self._entries.get(request_id)
+        if entry is None:
+            raise Refused(Refusal.UNKNOWN_JOB, f"Request {request_id} not found")
+        return entry.view
+
+    async def cancel(self, grace_s: float) -> None:
+        active = [entry for entry in self._entries.values() if not entry.task.done()]
+        for entry in active:
+            entry.cancel_ordered = True
+            # After a cancelled store the result would be unknown: only if the store fails.
+            if not entry.storing:
+                entry.task.cancel()
+        await end(*(entry.task for entry in active), grace_s=grace_s)
+
+    async def aclose(self, grace_s: float) -> None:
+        await self.cancel(grace_s)
+        for request_id in list(self._ended):
+            self._forget(request_id)
+
+    async def _carry_out(self, entry: "_QueuedJob") -> CompletedJob:
+        async with self._turn:
+            outcome = await self._computation.run(entry.job, entry.start)
+        # The next job may use the engine while the outbox stores this one's callback.
+        completed = CompletedJob(entry.view.request_id, entry.job, outcome)
+        while entry.job.url is not None:
+            entry.storing = True
+            try:
+                await self._outbox.push(entry.job.url, completed)
+            except OutboxUnavailable:
+                entry.storing = False
+            else:
+                break
+            if entry.cancel_ordered:
+                raise asyncio.CancelledError
+            await asyncio.sleep(self._limits.callback_retry_s)
+        return completed
+
+    def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[CompletedJob]") -> None:
+        count, limits = len(entry.job.nonces), self._limits
+        self._computation.admission.leave(count)
+        if task.cancelled():
+            view = replace(entry.view, state=JobState.CANCELLED)
+        elif error := reason_of(task):
+            view = replace(entry.view, state=JobState.FAILED, error=error)
+        else:
+            view = replace(entry.view, state=JobState.COMPLETED, completed=task.result())
+        entry.view = view
+        loop = asyncio.get_running_loop()
+        entry.expiry = loop.call_later(limits.result_ttl_s, self._forget, view.request_id)
+        self._ended[view.request_id] = entry
+        self._ended_nonces += count
+        # The newest stays: no client has read it yet.
+        while len(self._ended) > 1 and (
+            len(self._ended) > limits.max_kept_jobs or self._ended_nonces > limits.max_kept_nonces
+        ):
+            self._forget(next(iter(self._ended)))
+        how = view.state.value if view.error is None else f"{view.state.value}: {view.error}"
+        known = {"request_id": view.request_id}
+        _logger.info("job %s of %d nonces: %s", view.request_id, count, how, extra=known)
+
+    def _forget(self, request_id: str) -> None:
+        entry = self._ended.pop(request_id)
+        del self._entries[request_id]
+        self._ended_nonces -= len(entry.job.nonces)
+        entry.expiry.cancel()
+
+
+@dataclass(slots=True, eq=False)
+class _QueuedJob:
+    job: Job
+    view: JobView
+    storing: bool = False
+    cancel_ordered: bool = False
+    task: "asyncio.Task[CompletedJob]" = field(init=False)
+    expiry: asyncio.TimerHandle = field(init=False)
+
+    def start(self) -> None:
+        self.view = replace(self.view, state=JobState.RUNNING)
 
 
 @dataclass(slots=True)
@@ -163,11 +280,7 @@ class RoundManager(NodeManager):
     def _step(self, move: Move) -> State:
         if move is not Move.STOP:
             self.require_open()
-        kind = Configured.NOTHING
-        if self._round is not None:
-            is_artifact = self._round.spec.target is None
-            kind = Configured.ARTIFACT if is_artifact else Configured.DISTANCE
-        return step(self._state, move, kind)
+        return step(self._state, move, self._round.spec if self._round is not None else None)
 
     async def _configure(self, move: Move, spec: RoundSpec) -> None:
         async with self._changing:

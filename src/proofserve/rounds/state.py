@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from proofserve.rounds.errors import Refusal, Refused
+from proofserve.rounds.records import RoundSpec
 
 
 class State(StrEnum):
@@ -33,12 +34,6 @@ class Move(StrEnum):
     STOP = "stop"
 
 
-class Configured(StrEnum):
-    NOTHING = "nothing"
-    ARTIFACT = "artifact"
-    DISTANCE = "distance"
-
-
 _BUSY = Refusal.ALREADY_GENERATING
 # The next state: one line for each move, one column for each state in the order of State. None
 # keeps the state.
@@ -59,12 +54,12 @@ _NEEDS_ROUND: Mapping[Move, str] = {
 }
 
 
-def step(state: State, move: Move, configured: Configured = Configured.NOTHING) -> State:
-    """The state after ``move``. Raises Refused for a move that is not allowed."""
+def step(state: State, move: Move, configured: RoundSpec | None = None) -> State:
+    """The state after ``move``, with the ``configured`` round. Raises Refused if not allowed."""
     if move in _NEEDS_ROUND:
-        if configured is Configured.NOTHING:
+        if configured is None:
             raise Refused(Refusal.NOT_INITIALISED, _NEEDS_ROUND[move])
-        if configured is Configured.ARTIFACT:
+        if configured.target is None:
             raise Refused(
                 Refusal.OTHER_PROTOCOL,
                 "the configured round is of the artifact protocol; this call belongs to the"

@@ -264,19 +264,13 @@ class Counters:
     def __init__(
         self, clock: Callable[[], float], totals: NodeTotals, window_s: float = 30.0
     ) -> None:
-        self._clock = clock
-        self._totals = totals
-        self._window_s = window_s
+        self._clock, self._totals, self._window_s = clock, totals, window_s
         self._started = clock()
         self._ended: float | None = None
-        self._carried = 0
-        self._processed = 0
-        self._found = 0
-        self._failed = 0
+        self._carried = self._processed = self._found = self._failed = 0
         self._recent: deque[tuple[float, int]] = deque()
-        self._deferred_calls = 0
+        self._deferred_calls = self._faults = 0
         self._deferred_s = 0.0
-        self._faults = 0
 
     def carry(self, processed: int, found: int, failed: int) -> None:
         """Add the counts of an earlier process for this round; the rates do not include them."""

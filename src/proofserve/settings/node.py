@@ -212,9 +212,9 @@ class TomlTable(BaseModel):
 
 
 def read_toml(file: Path, model: type[M]) -> M:
-    """The content of ``file``. Raises ValueError if it cannot be read or is not valid."""
+    """The content of ``file``; the context is its folder. Raises ValueError if it is not valid."""
     try:
-        return model.model_validate(tomllib.loads(file.read_text("utf-8")))
+        return model.model_validate(tomllib.loads(file.read_text("utf-8")), context=file.parent)
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from error
     except ValidationError as error:

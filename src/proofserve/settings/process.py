@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
-PLUGIN = "proofserve"
+from proofserve.host import PLUGIN, PLUGIN_GROUP
+
 # Groups of plugins; vLLM loads all plugins of these while VLLM_PLUGINS is unset.
 PLUGIN_GROUPS = (
-    "vllm.general_plugins",
+    PLUGIN_GROUP,
     "vllm.io_processor_plugins",
     "vllm.platform_plugins",
     "vllm.stat_logger_plugins",

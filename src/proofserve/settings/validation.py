@@ -7,18 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from proofserve.protocol import DEFAULT_SCHEME, SKETCHES, default_k_dim
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError
 from proofserve.settings.node import TomlTable, read_toml
 from proofserve.settings.process import variable
-from proofserve.verifier.calibration_file import calibrated_order
-from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order
 from proofserve.verifier.nodes.sources import NodeSource
-from proofserve.verifier.validation.asking import ValidatedNode
-from proofserve.verifier.validation.judging import ValidatedModel
+from proofserve.verifier.validation.judging import ValidatedModel, ValidatedNode
 from proofserve.verifier.validation.run import ValidationPlan
 from proofserve.web import http_parts
 
@@ -38,6 +36,12 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _from_folder(path: Path, info: ValidationInfo) -> Path:
+    return (info.context or Path()) / path
+
+
+# As the file is read: paths in it are from its own folder.
+FilePath = Annotated[Path, AfterValidator(_from_folder)]
 Duration = Annotated[float, BeforeValidator(_duration)]
 Url = Annotated[str, AfterValidator(_url)]
 # Names of nodes are parts of file names and labels of metrics.
@@ -46,23 +50,23 @@ Chance = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class ValidateTable(TomlTable):
-    ledger: Path = Path("ledger.sqlite")
+    ledger: FilePath = Field(Path("ledger.sqlite"), validate_default=True)
     alpha: Chance = 1e-4
     beta: Chance = 1e-3
     share: float = Field(0.3, gt=0.0, le=1.0)
     every: Duration = 86_400.0
     nonces: int = Field(100, ge=1, le=10_000)
     deadline: Duration = 60.0
-    page: Path | None = None
-    metrics: Path | None = None
-    bundles: Path | None = None
+    page: FilePath | None = None
+    metrics: FilePath | None = None
+    bundles: FilePath | None = None
 
 
 class KeyedTable(TomlTable):
     """The key is in a variable or a file, and never in this one."""
 
     key_env: str | None = None
-    key_file: Path | None = None
+    key_file: FilePath | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -71,7 +75,7 @@ class KeyedTable(TomlTable):
             raise ValueError("a key does not belong into this file: give key_env or key_file")
         return given
 
-    def key(self, where: str, folder: Path) -> str | None:
+    def key(self, where: str) -> str | None:
         """Raises ValueError naming the field."""
         if self.key_env is not None and self.key_file is not None:
             raise ValueError(f"{where}.key_env, key_file: give one of the two")
@@ -82,18 +86,18 @@ class KeyedTable(TomlTable):
         if self.key_file is None:
             return None
         try:
-            found = (folder / self.key_file).read_text("utf-8").strip()
+            found = self.key_file.read_text("utf-8").strip()
         except OSError as error:
             raise ValueError(f"{where}.key_file: {error.filename}: {error.strerror}") from error
         if not found:
-            raise ValueError(f"{where}.key_file: {folder / self.key_file} is empty")
+            raise ValueError(f"{where}.key_file: {self.key_file} is empty")
         return found
 
 
 class ModelTable(KeyedTable):
-    checkpoint: Path | None = None
-    calibration: Path | None = None
-    suspects: tuple[Path, ...] = ()
+    checkpoint: FilePath | None = None
+    calibration: FilePath | None = None
+    suspects: tuple[FilePath, ...] = ()
     references: tuple[Url, ...] = ()
     scheme: str | None = None
     seq_len: int | None = Field(None, ge=1)
@@ -122,35 +126,35 @@ class NodeTable(KeyedTable):
 
 class NodesFile(TomlTable):
     # Named as its table is.
-    validate_: ValidateTable = Field(ValidateTable(), alias="validate")
+    validate_: ValidateTable = Field({}, alias="validate", validate_default=True)
     models: dict[Name, ModelTable] = Field(min_length=1)
     nodes: dict[Name, NodeTable] = Field(min_length=1)
 
 
 def validation_plan(file: Path) -> ValidationPlan:
-    """The plan in ``file``, whose paths are from its own folder.
+    """The plan in ``file``.
 
     Raises ValueError naming the table and field, also for a key, a calibration or a checkpoint
     that is not there.
     """
-    read, folder = read_toml(file, NodesFile), file.parent
+    read = read_toml(file, NodesFile)
     nodes, models = defaultdict[str, list[ValidatedNode]](list), []
     try:
         _require_nodes(read)
         for name, node in read.nodes.items():
-            key = node.key(f"nodes.{name}", folder)
+            key = node.key(f"nodes.{name}")
             nodes[node.model].append(ValidatedNode(name, node.url, key, node.public_key))
         for name, model in read.models.items():
-            models.append(_model(name, model, folder, nodes[name]))
+            models.append(_model(name, model, nodes[name]))
     except (ValueError, ReportedError, OSError) as error:
         raise ValueError(f"{file}: {error}") from error
     of = read.validate_
-    paths = [path and folder / path for path in (of.bundles, of.page, of.metrics)]
-    for path in (folder / of.ledger, *filter(None, paths)):
+    paths = of.bundles, of.page, of.metrics
+    for path in (of.ledger, *filter(None, paths)):
         if not path.parent.is_dir():
             raise ValueError(f"{file}: validate: the folder {path.parent} is not there")
     numbers = of.alpha, of.beta, of.share, of.every, of.nonces, of.deadline
-    return ValidationPlan(tuple(models), folder / of.ledger, *numbers, *paths)
+    return ValidationPlan(tuple(models), of.ledger, *numbers, *paths)
 
 
 def _require_nodes(read: NodesFile) -> None:
@@ -164,31 +168,26 @@ def _require_nodes(read: NodesFile) -> None:
             raise ValueError(f"nodes.{name}.url: it is a reference of its model, and no own judge")
 
 
-def _model(
-    name: str, table: ModelTable, folder: Path, nodes: Sequence[ValidatedNode]
-) -> ValidatedModel:
+def _model(name: str, table: ModelTable, nodes: Sequence[ValidatedNode]) -> ValidatedModel:
     where = f"models.{name}"
-    key = table.key(where, folder)
+    key = table.key(where)
     for field, paths in (("checkpoint", [table.checkpoint]), ("suspects", table.suspects)):
         for path in filter(None, paths):
-            if not (folder / path / "config.json").is_file():
-                raise ValueError(f"{where}.{field}: {folder / path} has no config.json")
-    calibration = table.calibration and folder / table.calibration
+            if not (path / "config.json").is_file():
+                raise ValueError(f"{where}.{field}: {path} has no config.json")
     try:
-        measured = read_calibration(calibration) if calibration else None
+        measured = CalibrationFile.read(table.calibration) if table.calibration else None
     except ReportedError as error:
         raise ValueError(f"{where}.calibration: {error}") from error
     return ValidatedModel(
         name,
         _shape(calibrated_order(measured), table, where),
         tuple(nodes),
-        checkpoint=table.checkpoint and folder / table.checkpoint,
-        calibration=calibration,
         measured=measured,
         references=tuple(NodeSource(url, url, key) for url in table.references),
-        suspects=tuple(folder / path for path in table.suspects),
-        device=table.device,
-        forward_batch=table.forward_batch,
+        **table.model_dump(
+            include={"checkpoint", "calibration", "suspects", "device", "forward_batch"}
+        ),
     )
 
 

@@ -23,24 +23,24 @@ from proofserve.protocol.codec import encode
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, claim_errors
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient, Transcript, replaying
 from proofserve.remote.records import Work, vectors_of
 from proofserve.reports import ReportedError, read_json, write_json, written
 from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
 from proofserve.verifier.challenge import FreshChallenge, answer, nonces_of
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node
-from proofserve.verifier.judges import VerdictRecord
-from proofserve.verifier.judging import JudgingOptions, VerdictReport
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
-from proofserve.verifier.nodes.judging import judged_by_nodes
+from proofserve.verifier.judging import JudgingOptions, VerdictRecord, VerdictReport
+from proofserve.verifier.nodes.judging import TrustedNodes, judged_by_nodes
 from proofserve.verifier.nodes.sources import NONCES, KnownNode, NodeSource, Witnesses, asked
 from proofserve.verifier.orders import WorkOptions, order_of
-from proofserve.wire.answers import SignedAnswer
+from proofserve.wire.signed import SignedAnswer
 
 FORMAT: Final = "proofserve-bundle"
 # vLLM's own list of models, which no node signs: the first name is that of an order.
 _UNSIGNED: Final = "/v1/models"
+# What a bundle says of ``JudgingOptions`` as it is.
+_SAID_OF_OPTIONS: Final = ("tests", "alpha", "beta", "share", "p_fraud", "sequential", "kept")
 # Distances of the same vectors, by processors that add up otherwise.
 _ROUNDING: Final = 1e-4
 
@@ -104,11 +104,11 @@ class BundledOptions(BaseModel):
     suspects: tuple[str, ...]
 
     def options(self, measured: CalibrationFile | None) -> JudgingOptions:
-        threshold: CalibrationFile | GivenThreshold | None = measured
+        given = None
         if self.dist_threshold is not None and self.p_mismatch is not None:
-            threshold = GivenThreshold(self.dist_threshold, self.p_mismatch)
-        numbers = self.alpha, self.beta, self.share, self.p_fraud, self.sequential
-        return JudgingOptions(self.tests, *numbers, threshold, self.kept)
+            given = GivenThreshold(self.dist_threshold, self.p_mismatch)
+        said = self.model_dump(include={*_SAID_OF_OPTIONS})
+        return JudgingOptions(**said, threshold=given or measured)
 
 
 class BundledWitness(BaseModel):
@@ -133,7 +133,7 @@ class BundledWitness(BaseModel):
             url=source.place,
             is_suspect=is_suspect,
             public_key=key.hex(),
-            answers=_records(source.heard),
+            answers=records_of(source.heard),
         )
 
     def node(self, order: Work, nonces: Sequence[int]) -> KnownNode:
@@ -250,13 +250,12 @@ def write_bundle(
         return ""
     try:
         public_key, every = heard.public_key(), heard.transcript
-        answers = [each.model_dump() for each in _records(every)]
-        witnesses = [] if nodes is None else [each.model_dump() for each in _witnesses(nodes)]
+        answers = [each.model_dump() for each in records_of(every)]
+        witnesses = [each.model_dump() for each in _witnesses(nodes)]
     except UnsignedError as error:
         return str(error)
     options, (calibration, suspects) = report.options, judged_with
     threshold = options.threshold if isinstance(options.threshold, GivenThreshold) else None
-    numbers = ("tests", "alpha", "beta", "share", "p_fraud", "sequential", "kept")
     fields = {
         "format": FORMAT,
         "version": 1,
@@ -270,7 +269,7 @@ def write_bundle(
         "seed": report.seed,
         "most": most,
         "judged_by": {
-            **{name: getattr(options, name) for name in numbers},
+            **{name: getattr(options, name) for name in _SAID_OF_OPTIONS},
             "dist_threshold": threshold and threshold.dist_threshold,
             "p_mismatch": threshold and threshold.p_mismatch,
             "calibration": calibration and digest_of_file(calibration),
@@ -288,15 +287,14 @@ def write_bundle(
     return ""
 
 
-def _witnesses(nodes: TrustedNodes) -> Iterator[BundledWitness]:
+def _witnesses(nodes: TrustedNodes | None) -> list[BundledWitness]:
     """Raises UnsignedError as ``BundledWitness.of``."""
-    for each in nodes.references:
-        yield BundledWitness.of(each, is_suspect=False)
-    for each in nodes.suspects:
-        yield BundledWitness.of(each, is_suspect=True)
+    said = [(each, False) for each in nodes.references] if nodes else []
+    said += [(each, True) for each in nodes.suspects] if nodes else []
+    return [BundledWitness.of(*each) for each in said]
 
 
-def _records(heard: Transcript) -> list[AnswerRecord]:
+def records_of(heard: Transcript) -> list[AnswerRecord]:
     """Raises UnsignedError for an answer that is no text."""
     return [AnswerRecord.of(each) for each in (*heard.unsigned, *heard.signed)]
 
@@ -326,18 +324,14 @@ def _ours(report: VerdictReport) -> dict[int, str]:
     return dict(zip(errors, texts, strict=True))
 
 
-def read_bundle(file: Path) -> Bundle:
-    """Raises ReportedError naming the field that is wrong."""
-    return read_json(file, Bundle)
-
-
 def faults_of(file: Path) -> Iterator[str]:
     """What does not hold in a bundle: its digests, the node's signatures, and the arithmetic.
 
     Without a model: whether ``ours`` are the vectors of the published weights is not asked. Raises
     ReportedError for a file that is no bundle.
     """
-    bundle, text = read_bundle(file), file.read_text(encoding="utf-8")
+    # Reading text would hide a changed end of a line.
+    bundle, text = read_json(file, Bundle), file.read_bytes().decode()
     raw = json.loads(text)
     if text != written(raw):
         yield "form: the file is not as it was written"
@@ -397,10 +391,10 @@ def differences(bundle: Bundle, again: VerdictReport) -> Iterator[str]:
     """Where a verdict that was computed again is another one."""
     made: Mapping[str, Any] = json.loads(json.dumps(again.record(), default=str))
     report = bundle.report
-    if made["verdict"] != report["verdict"]:
-        yield f"verdict: {made['verdict']}, the bundle says {report['verdict']}"
-    if made["nonces_used"] != report["nonces_used"]:
-        yield f"nonces_used: {made['nonces_used']}, the bundle says {report['nonces_used']}"
+    verdict, used = report["verdict"], report["nonces_used"]
+    for name, known in (("verdict", verdict), ("nonces_used", used)):
+        if made[name] != known:
+            yield f"{name}: {made[name]}, the bundle says {known}"
     said = {each["test"]: str(each["result"]) for each in report["findings"]}
     found = {each["test"]: each["result"] for each in made["findings"]}
     if said != found:

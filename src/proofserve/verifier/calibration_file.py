@@ -112,6 +112,16 @@ class LeftOutCheck(_Strict):
     convicted: dict[Name, int]
 
 
+class _Header(BaseModel):
+    """What every version of the file has."""
+
+    format: Literal["proofserve-calibration"]
+    version: int
+    model: str = "MODEL"
+    scheme: str = ""
+    seq_len: int | None = None
+
+
 class CalibrationFile(_Strict):
     """Honest runs of one model, on the same nonces of one block and key.
 
@@ -148,10 +158,9 @@ class CalibrationFile(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        names = [each.facts.name for each in self.populations]
-        if len(set(names)) != len(names):
-            raise ValueError("populations: two have the same name")
         runs = {each.facts.name: each for each in self.populations}
+        if len(runs) != len(self.populations):
+            raise ValueError("populations: two have the same name")
         for name in self.references:
             if name not in runs or not runs[name].facts.emulated:
                 raise ValueError(f"populations: the reference {name} is not one of them")
@@ -171,13 +180,31 @@ class CalibrationFile(_Strict):
     @property
     def nonces(self) -> int:
         """Those of every reference; in a calibration of chat the blocks of tokens."""
-        runs = {each.facts.name: len(each.figures.lengths) for each in self.populations}
-        return min(runs[name] for name in self.references)
+        return min(len(self.own(name).lengths) for name in self.references)
 
     @classmethod
-    def read(cls, path: Path) -> "CalibrationFile":
-        """Raises ReportedError naming the field that is wrong."""
-        return read(path)
+    def read(cls, path: Path) -> Self:
+        """The calibration in a file. Raises ReportedError naming the field that is wrong."""
+        try:
+            found = read_json(path, _Header)
+        except ReportedError:
+            # Reading all of it says what is wrong.
+            found = None
+        if found is not None and found.version < VERSION:
+            anew = f"noise {found.model} --seq-len {found.seq_len or 'N'}"
+            if found.scheme == RECEIPTS:
+                anew = f"chat {found.model}"
+            raise ReportedError(
+                f"version: {path} is a calibration of version {found.version}, this program reads"
+                f" {VERSION}: the old one has no footprints of honest kernels; measure"
+                f" anew by `proofserve calibrate {anew} --out FILE`"
+            )
+        try:
+            return read_json(path, cls)
+        except ReportedError as error:
+            raise ReportedError(
+                f"{error}; write it by `calibrate noise` or `calibrate chat`"
+            ) from error
 
     def write(self, path: Path) -> None:
         """Raises OSError. On one line: the figures are many, and for programs."""
@@ -185,13 +212,10 @@ class CalibrationFile(_Strict):
 
     def null(self, reference: str, room: float) -> HonestPopulations:
         """What honest means beside our own run of ``reference``, all margins ``room`` as wide."""
-        known = HonestRuns(
-            {each.facts.name: each.figures.figures for each in self.populations},
-            {each.facts.name for each in self.populations if not each.facts.emulated},
-            self.predicted,
-            self.width,
-            None if self.groups is None else np.array(self.groups),
-        )
+        runs = {each.facts.name: each.figures.figures for each in self.populations}
+        measured = {each.facts.name for each in self.populations if not each.facts.emulated}
+        groups = None if self.groups is None else np.array(self.groups)
+        known = HonestRuns(runs, measured, self.predicted, self.width, groups)
         return populations(known, reference, room)
 
     @property
@@ -261,22 +285,20 @@ class CalibrationFile(_Strict):
         shapes, else the names: a served model has other names than its folder.
         """
         for field, value in theirs.items():
-            _require(field, getattr(self, field), value, f"the artifacts have {value}")
+            _require(field, getattr(self, field), value, "the artifacts have")
         if None not in {self.weights_digest, digest}:
-            _require("weights_digest", self.weights_digest, digest, f"the model has {digest}")
+            _require("weights_digest", self.weights_digest, digest, "the model has")
         elif self.shape is not None and shape is not None:
             for field in {**self.shape, **shape}:
-                ours, value = self.shape.get(field), shape.get(field)
-                _require(field, ours, value, f"the model has {value}")
+                _require(field, self.shape.get(field), shape.get(field), "the model has")
         else:
             name = self.model if self.model in models else " or ".join(models)
-            _require("model", self.model, name, f"the model is {name}")
+            _require("model", self.model, name, "the model is")
 
     def require_served(self, dtype: str, kv_dtype: str = KV_AUTO) -> None:
         """Raise ReportedError unless nodes serve, and keep keys, in the dtypes of this file."""
         for field, theirs in (("served_dtype", dtype), ("kv_dtype", kv_dtype)):
-            said = f"the checkpoint is served with {theirs}"
-            _require(field, getattr(self, field), theirs, said)
+            _require(field, getattr(self, field), theirs, "the checkpoint is served with")
 
 
 def rounded(values: np.ndarray) -> list[float]:
@@ -284,52 +306,10 @@ def rounded(values: np.ndarray) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]
 
 
-class _Header(BaseModel):
-    """What every version of the file has."""
-
-    format: Literal["proofserve-calibration"]
-    version: int
-    model: str = "MODEL"
-    scheme: str = ""
-    seq_len: int | None = None
-
-
-def read(path: Path) -> CalibrationFile:
-    """The calibration in a file. Raises ReportedError naming the field that is wrong."""
-    try:
-        found = read_json(path, _Header)
-    except ReportedError:
-        # Reading all of it says what is wrong.
-        found = None
-    if found is not None and found.version < VERSION:
-        anew = f"noise {found.model} --seq-len {found.seq_len or 'N'}"
-        if found.scheme == RECEIPTS:
-            anew = f"chat {found.model}"
-        raise ReportedError(
-            f"version: {path} is a calibration of version {found.version}, this program reads"
-            f" {VERSION}: the old one has no footprints of honest kernels; measure"
-            f" anew by `proofserve calibrate {anew} --out FILE`"
-        )
-    try:
-        return read_json(path, CalibrationFile)
-    except ReportedError as error:
-        raise ReportedError(
-            f"{error}; write it by `calibrate noise` or `calibrate chat`"
-        ) from error
-
-
 # What two calibrations must have in common to be merged.
 _SAME: Final = (
-    *(
-        "references",
-        "weights_digest",
-        "shape",
-        "served_dtype",
-        "kv_dtype",
-        "scheme",
-        "stronger_rng",
-    ),
-    *("seq_len", "k_dim", "block_hash", "public_key", "p_mismatch"),
+    *("references", "weights_digest", "shape", "served_dtype", "kv_dtype", "scheme"),
+    *("stronger_rng", "seq_len", "k_dim", "block_hash", "public_key", "p_mismatch"),
 )
 
 
@@ -347,8 +327,7 @@ def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
         twin = known.get(each.facts.name)
         if twin is not None and (each.facts.emulated or each.figures == twin.figures):
             # Of an emulated kernel the one with more nonces stays.
-            if each.facts.emulated and len(each.figures.lengths) > len(twin.figures.lengths):
-                known[each.facts.name] = each
+            known[each.facts.name] = max(twin, each, key=lambda of: len(of.figures.lengths))
             continue
         facts = each.facts.named_beside(known)
         known[facts.name] = each.model_copy(update={"facts": facts})
@@ -386,7 +365,7 @@ def measured_threshold(
         return GivenThreshold(dist_threshold, rate)
     if dist_threshold is not None:
         raise ReportedError("two thresholds: give --calibration or --dist-threshold, not both")
-    measured = read(calibration)
+    measured = CalibrationFile.read(calibration)
     if p_mismatch not in {None, measured.p_mismatch}:
         known = f"{calibration} has {measured.p_mismatch:g}"
         raise ReportedError(f"p_mismatch: {known}; leave --p-mismatch out")
@@ -406,7 +385,7 @@ def checkpoint_shape(folder: Path) -> dict[str, int] | None:
 
 def _require(field: str, ours: object, theirs: object, said: str) -> None:
     if ours != theirs:
-        text = f"the calibration has {ours}, {said}; write one for what is judged"
+        text = f"the calibration has {ours}, {said} {theirs}; write one for what is judged"
         raise ReportedError(f"{field}: {text}")
 
 

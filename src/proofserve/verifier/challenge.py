@@ -12,7 +12,7 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from proofserve.protocol.nonces import MAX_NONCE
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, owed_by, unproved_by
 from proofserve.remote.records import Work
 from proofserve.reports import NodeError, ReportedError, TooSlowError
@@ -23,9 +23,8 @@ from proofserve.verifier.claims import (
     from_answer,
     kernel_facts,
 )
-from proofserve.verifier.judges import VerdictRecord
-from proofserve.verifier.judging import VerdictReport
-from proofserve.verifier.orders import WorkOptions, order_of
+from proofserve.verifier.judging import VerdictRecord, VerdictReport
+from proofserve.verifier.orders import order_of
 
 # Results that are kept whole; all are counted.
 KEPT: Final = 1000
@@ -130,11 +129,8 @@ def _checked(
         scheme=asked.scheme,
         unknown_lane=None,
     )
-    given = WorkOptions(
-        asked.scheme, asked.k_dim, asked.seq_len, asked.block_height, asked.stronger_rng
-    )
     try:
-        return ChallengeAnswer(whole, order_of(whole, given), seconds)
+        return ChallengeAnswer(whole, order_of(whole, asked), seconds)
     except ReportedError as error:
         raise UnprovedError(Unproved.UNREADABLE, f"{source}: {error}", seconds) from error
 
@@ -191,22 +187,6 @@ class ChallengeResult:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class DailyAlpha:
-    """The chance ``total`` that a day's challenges, one each ``every_s``, convict an honest node.
-
-    Each has an equal part, so that the verdicts of any 24 hours have ``total`` at most together.
-    """
-
-    total: float
-    every_s: float
-
-    @property
-    def of_one(self) -> float:
-        # A verdict may come late and the next one soon: one more than begin within 24 hours.
-        return self.total / (math.floor(DAY_S / self.every_s) + 2)
-
-
 class TallyRecord(TypedDict):
     """What ``challenge --json`` writes: ``Tally`` as JSON."""
 
@@ -219,10 +199,14 @@ class TallyRecord(TypedDict):
 
 @dataclass(slots=True)
 class Tally:
-    """The results of repeated challenges of one node; ``alpha`` is None for a single one."""
+    """The results of challenges of one node, ``every_s`` seconds, or of one if that is None.
+
+    ``alpha`` is the chance that the verdicts of any 24 hours convict an honest node, all together.
+    """
 
     url: str
-    alpha: DailyAlpha | None = None
+    alpha: float
+    every_s: float | None = None
     counts: Counter[SequentialResult] = field(default_factory=Counter)
     unproved: Counter[Unproved] = field(default_factory=Counter)
     newest: deque[ChallengeResult] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -240,19 +224,27 @@ class Tally:
         self.newest.append(result)
 
     @property
+    def alpha_of_one(self) -> float:
+        """That of each verdict: all have an equal part."""
+        if self.every_s is None:
+            return self.alpha
+        # A verdict may come late and the next one soon: one more than begin within 24 hours.
+        return self.alpha / (math.floor(DAY_S / self.every_s) + 2)
+
+    @property
     def alpha_left(self) -> str:
         """What the verdicts of the last 24 hours have left; empty for a single challenge."""
-        if self.alpha is None:
+        if self.every_s is None:
             return ""
-        left = self.alpha.total - len(self._judged_at) * self.alpha.of_one
-        return f"{left:.3g} of {self.alpha.total:g} left of alpha today"
+        left = self.alpha - len(self._judged_at) * self.alpha_of_one
+        return f"{left:.3g} of {self.alpha:g} left of alpha today"
 
     @property
     def text(self) -> str:
         total = self.counts.total()
         said = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.most_common())
         why = ", ".join(f"{count} {kind}" for kind, count in self.unproved.most_common())
-        left = f"; {self.alpha_left}" if self.alpha else ""
+        left = f"; {self.alpha_left}" if self.alpha_left else ""
         kinds = f" ({why})" if why else ""
         return f"{total} challenge{'' if total == 1 else 's'}: {said}{kinds}{left}"
 

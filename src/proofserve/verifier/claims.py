@@ -1,6 +1,7 @@
 """Artifacts that a prover published, from a file, a receiver or a node."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -166,8 +167,15 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
 
     Raises ReportedError, and ProtocolError for the lane that a file names.
     """
-    try:
+    with readable(path):
         return (from_receiver if is_database(path) else from_file)(path, wanted)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raises ReportedError for a file, of a receiver or not, that cannot be read."""
+    try:
+        yield
     except OSError as error:
         raise ReportedError(f"cannot read {path}: {error.strerror}") from error
     except ReceiverFileError as error:
@@ -281,10 +289,7 @@ def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
     known = {
         "engine": said.get("vllm") and f"vLLM {said['vllm']}",
         "processor": ", ".join(device) or None,
-        "torch": said.get("torch"),
-        "dtype": said.get("dtype"),
-        "kv_dtype": said.get("kv_dtype"),
-        "attention": said.get("attention"),
+        **{each: said.get(each) for each in ("torch", "dtype", "kv_dtype", "attention")},
     }
     ranks = int(text) if (text := said.get("ranks", "")).isdecimal() else None
     shown = [known["engine"], known["processor"], known["dtype"], ranks and f"{ranks} ranks"]

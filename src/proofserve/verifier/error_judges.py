@@ -15,23 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.protocol.verdict.directions import SUSPECT_BETS, Compared, Footprint, Reach, reach
 from proofserve.protocol.verdict.evidence import SHARES, Evidence, mixed
-from proofserve.protocol.verdict.footprint import Footprint
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit, SizeBets
-from proofserve.protocol.verdict.suspicion import SUSPECT_BETS, Compared, Reach, reach
 from proofserve.verifier.judges import (
     BankRun,
     Chances,
     Figures,
     Judge,
     KernelBank,
-    Standing,
     Vectors,
     evidence_text,
     few,
+    result_of,
 )
-from proofserve.verifier.own_run import OwnRun
-from proofserve.verifier.populations import LEAST_REACH
+from proofserve.verifier.populations import LEAST_REACH, OwnRun
 
 Floats = NDArray[np.float64]
 # Suspects that are computed for a nonce.
@@ -175,9 +174,8 @@ class DirectionJudge(_ErrorJudge):
             if (predicted := self._predicted.get(name, {}).get(error.nonce)) is not None:
                 compared = self._own.compared(error.nonce, predicted)
                 log_ratio = float(compared.log_ratio(self._own.honest.lengths)[0])
-                known = self._explained.get(error.nonce, 0.0)
-                of.convicting.add(compared.log_factors(self._convicting, known)[0])
                 of.learn(error.nonce, compared)
+                self._bet(of, error.nonce)
             if log_ratio is not None:
                 of.clearing -= float(mixed(np.array(log_ratio), self._chances.share))
         for of in self._suspicions.values():
@@ -202,44 +200,39 @@ class DirectionJudge(_ErrorJudge):
 
     def _weigh(self, of: _Suspicion) -> None:
         of.convicting = Evidence(SUSPECT_BETS)
-        for nonce, each in of.compared.items():
-            known = self._explained.get(nonce, 0.0)
-            of.convicting.add(each.log_factors(self._convicting, known)[0])
+        for nonce in of.compared:
+            self._bet(of, nonce)
 
-    def standing(self) -> Standing:
+    def _bet(self, of: _Suspicion, nonce: int) -> None:
+        known = self._explained.get(nonce, 0.0)
+        of.convicting.add(of.compared[nonce].log_factors(self._convicting, known)[0])
+
+    def result(self) -> SequentialResult:
         convicts = any(each.convicts for each in self._suspicions.values())
-        return Standing(convicts=convicts, clears=bool(self._suspicions) and not self._open)
+        return result_of(convicts=convicts, clears=bool(self._suspicions) and not self._open)
 
     @property
     def _open(self) -> list[str]:
         """Suspects that are not ruled out, and could be."""
-        needed = self._chances.clears_at
-        return [
-            name
-            for name, of in self._suspicions.items()
-            if not of.is_unseen and of.clearing < needed
-        ]
+        needed, seen = self._chances.clears_at, self._suspicions.items()
+        return [name for name, of in seen if not of.is_unseen and of.clearing < needed]
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         unseen = [name for name, of in self._suspicions.items() if of.is_unseen]
-        name, log_evidence = self._strongest()
+        # The suspect with the most evidence; one that convicts if any does.
+        found = ((of.convicts, of.convicting.peak, n) for n, of in self._suspicions.items())
+        _, log_evidence, name = max(found, default=(False, 0.0, ""))
         figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
-        if self._open:
-            figures["log_clearing"] = min(self._suspicions[each].clearing for each in self._open)
-        text = f"not ruled out: {few(self._open)}"
-        if standing.convicts:
+        if open_ := self._open:
+            figures["log_clearing"] = min(self._suspicions[each].clearing for each in open_)
+        text = f"not ruled out: {few(open_)}"
+        if result is SequentialResult.FRAUD:
             text = f"{name}, {evidence_text(log_evidence)}"
-        elif standing.clears:
+        elif result is SequentialResult.HONEST:
             text = "all suspects ruled out"
         if unseen:
             text += f"; {few(unseen)} moves results less than honest rounding, so is not tested"
         return text, figures
-
-    def _strongest(self) -> tuple[str, float]:
-        """The suspect with the most evidence, and its logarithm; one that convicts if any does."""
-        found = ((of.convicts, of.convicting.peak, n) for n, of in self._suspicions.items())
-        _, log_evidence, name = max(found, default=(False, 0.0, ""))
-        return name, log_evidence
 
 
 @dataclass(slots=True)
@@ -285,36 +278,23 @@ class FootprintJudge(_ErrorJudge):
             kept.clearing += against[0]
             kept.refuting.add(kept.of.log_refuting(figure)[0])
 
-    @property
-    def _mean(self) -> float:
-        return float(np.mean([self._own.cosine(nonce) for nonce in self._judged]))
+    def result(self) -> SequentialResult:
+        every, chances = self._kept.values(), self._chances
+        cleared = any(each.clearing.min() >= chances.clears_at for each in every)
+        lost = bool(every) and all(each.refuting.peak >= chances.convicts_at for each in every)
+        return SequentialResult.UNEXPLAINED if lost else result_of(clears=cleared)
 
-    @property
-    def closest(self) -> str:
-        """The kernel that keeps as much of our run's footprint as the node does."""
-        mean = self._mean
-        return min(self._kept, key=lambda name: abs(self._kept[name].of.mean - mean))
-
-    def standing(self) -> Standing:
-        every = self._kept.values()
-        cleared = any(each.clearing.min() >= self._chances.clears_at for each in every)
-        lost = bool(every) and all(
-            each.refuting.peak >= self._chances.convicts_at for each in every
-        )
-        return Standing(refutes=lost, clears=cleared and not lost)
-
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
-        kept, of = self._kept[self.closest], self.closest
-        figures: dict[str, float | str] = {
-            "log_clearing": float(kept.clearing.min()),
-            "mean": self._mean,
-            "expected": kept.of.mean,
-            "kernel": of,
-        }
-        if standing.clears:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
+        mean = float(np.mean([self._own.cosine(nonce) for nonce in self._judged]))
+        # The kernel that keeps as much of our run's footprint as the node does.
+        kernel = min(self._kept, key=lambda name: abs(self._kept[name].of.mean - mean))
+        clearing, expected = self._kept[kernel].clearing.min(), self._kept[kernel].of.mean
+        figures: dict[str, float | str] = {"log_clearing": float(clearing), "mean": mean}
+        figures |= {"expected": expected, "kernel": kernel}
+        if result is SequentialResult.HONEST:
             figures["excluded_share"] = self._chances.share
-        has = f"{figures['mean']:.2f} of {kept.of.mean:.2f} expected"
-        return f"errors have {has} of the footprint of {of}", figures
+        has = f"{mean:.2f} of {expected:.2f} expected"
+        return f"errors have {has} of the footprint of {kernel}", figures
 
 
 class PairedJudge(_ErrorJudge):
@@ -356,16 +336,16 @@ class PairedJudge(_ErrorJudge):
             evidence = self._evidence.setdefault(member.name, Evidence(SizeBets.count))
             evidence.add(member.sizes.log_factors(np.array([ratio]))[0])
 
-    def standing(self) -> Standing:
-        return Standing(convicts=self._log_evidence >= self._chances.convicts_at)
+    def result(self) -> SequentialResult:
+        return result_of(convicts=self._log_evidence >= self._chances.convicts_at)
 
     @property
     def _log_evidence(self) -> float:
         """Against the kernel that explains the errors best."""
         return min((each.peak for each in self._evidence.values()), default=0.0)
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         text = f"errors are {np.median(self._ratios):.2g} times ours (median)"
-        if standing.convicts or self._log_evidence > 0.0:
+        if result is SequentialResult.FRAUD or self._log_evidence > 0.0:
             text = f"{text}, {evidence_text(self._log_evidence)}"
         return text, {"log_evidence": self._log_evidence}

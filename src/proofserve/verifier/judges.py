@@ -1,7 +1,7 @@
 """The tests that reach a verdict, each from the errors of one nonce after the other.
 
 A node is honest if it is one of the honest populations, so what convicts speaks against all of
-them. Those of errors beside our ``own_run`` are in ``error_judges``, the exact one in
+them. Those of errors beside our own run (``populations``) are in ``error_judges``, the exact one in
 ``verification``.
 """
 
@@ -9,20 +9,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Final, Generic, Literal, NotRequired, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypedDict
 
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
-from proofserve.protocol.verdict.counting import check_inside, judge, power
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.remote.node_client import Unproved
+from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.counting import (
+    SequentialResult,
+    SequentialTest,
+    check_inside,
+    judge,
+    power,
+)
 from proofserve.reports import FieldsOf
-from proofserve.verifier.claims import Selection
 
 T = TypeVar("T")
 Vector = NDArray[np.float32]
@@ -131,21 +133,11 @@ class Chances:
         return -math.log(self.beta)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What one test says: that the node is none of the known honest kernels, a fraud, or honest."""
-
-    refutes: bool = False
-    convicts: bool = False
-    clears: bool = False
-
-    @property
-    def result(self) -> SequentialResult:
-        if self.convicts:
-            return SequentialResult.FRAUD
-        if self.refutes:
-            return SequentialResult.UNEXPLAINED
-        return SequentialResult.HONEST if self.clears else SequentialResult.UNDECIDED
+def result_of(*, convicts: bool = False, clears: bool = False) -> SequentialResult:
+    """What a test says that convicts, or else clears."""
+    if convicts:
+        return SequentialResult.FRAUD
+    return SequentialResult.HONEST if clears else SequentialResult.UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +175,16 @@ class Judge(ABC, Generic[T]):
         """Take one of the nonces that were prepared."""
 
     @abstractmethod
-    def standing(self) -> Standing: ...
+    def result(self) -> SequentialResult:
+        """So far. UNEXPLAINED says that the node has none of the known honest kernels."""
 
     def opinion(self) -> Opinion:
-        standing = self.standing()
-        text, figures = self._says(standing)
-        return Opinion(self.name, standing.result, self.nonces, text, figures)
+        result = self.result()
+        text, figures = self._says(result)
+        return Opinion(self.name, result, self.nonces, text, figures)
 
     @abstractmethod
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         """What the test found, in words and in numbers."""
 
 
@@ -252,17 +245,15 @@ class CountJudge(Judge[ClaimError]):
         far = np.float32(error.distance) > np.float32(self._rule.dist_threshold)
         self._mismatches += bool(far)
 
-    def standing(self) -> Standing:
-        result = self._result()[0]
-        convicts, clears = result is SequentialResult.FRAUD, result is SequentialResult.HONEST
-        return Standing(convicts=convicts, clears=clears)
+    def result(self) -> SequentialResult:
+        return self._found()[0]
 
-    def _says(self, _standing: Standing) -> tuple[str, Figures]:
-        _, name, figure = self._result()
+    def _says(self, _result: SequentialResult) -> tuple[str, Figures]:
+        _, name, figure = self._found()
         text = f"{self._mismatches} mismatches, {name} {figure:.3g}"
         return text, {name.replace(" ", "_").replace("-", "_"): figure, **asdict(self._rule.test)}
 
-    def _result(self) -> tuple[SequentialResult, str, float]:
+    def _found(self) -> tuple[SequentialResult, str, float]:
         """The result, and the name and value of the figure behind it."""
         test = self._rule.test
         if self._rule.sequential:
@@ -271,39 +262,9 @@ class CountJudge(Judge[ClaimError]):
         judged = judge(self._mismatches, self.nonces, test.p_honest, test.alpha)
         result = SequentialResult.UNDECIDED
         if self.nonces == self._sample:
+            if judged.fraud_detected:
+                result = SequentialResult.FRAUD
             # With too few nonces the test would also miss too many frauds.
-            strong = power(self.nonces, test.p_honest, test.alpha, test.p_fraud) >= 1 - test.beta
-            result = SequentialResult.HONEST if strong else result
-            result = SequentialResult.FRAUD if judged.fraud_detected else result
+            elif power(self.nonces, test.p_honest, test.alpha, test.p_fraud) >= 1 - test.beta:
+                result = SequentialResult.HONEST
         return result, "p-value", judged.p_value
-
-
-class VerdictRecord(TypedDict):
-    """What ``verify --json`` writes: ``VerdictReport`` as JSON. A count has ``rule``, too."""
-
-    verdict: SequentialResult
-    nonces_used: int
-    nonces_claimed: int
-    nonces_left_out: int
-    findings: list[OpinionRecord]
-    mismatches: list[Annotated[dict[str, Any], FieldsOf(Mismatch)]]
-    distances: dict[int, float]
-    seed: str
-    block_hash: str
-    public_key: str
-    threshold_from: str
-    closest: str
-    excluded_share: float | None
-    alpha: float
-    beta: float
-    rule: NotRequired[str]
-    count: NotRequired[Annotated[dict[str, Any], FieldsOf(CountRule)]]
-    expected: NotRequired[Annotated[dict[str, Any], FieldsOf(Selection)]]
-
-
-class UnprovedRecord(TypedDict):
-    """What it writes if the prover owes what it does not show; ``text`` says why."""
-
-    verdict: Literal[SequentialResult.UNPROVED]
-    reason: Unproved
-    text: str

@@ -5,22 +5,26 @@ what they found.
 """
 
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.reports import Progress, ReportedError
+from proofserve.protocol.verdict.counting import SequentialResult, SequentialTest
+from proofserve.remote.node_client import Unproved
+from proofserve.reports import FieldsOf, Progress, ReportedError
 from proofserve.verifier.calibration_file import (
     HOW_TO_CALIBRATE,
     CalibrationFile,
     GivenThreshold,
     measured_threshold,
 )
-from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.verifier.error_judges import (
     NO_SUSPECTS,
     DirectionJudge,
@@ -37,10 +41,9 @@ from proofserve.verifier.judges import (
     CountRule,
     Judge,
     KernelBank,
-    VerdictRecord,
+    OpinionRecord,
 )
-from proofserve.verifier.own_run import OwnRun
-from proofserve.verifier.populations import HonestPopulations, uncalibrated
+from proofserve.verifier.populations import HonestPopulations, OwnRun, uncalibrated
 from proofserve.verifier.verification import ExactJudge, Truth, Verification, settled, verify
 
 # The most mismatches that the lines name.
@@ -150,15 +153,23 @@ def judges_of(
     ``orders`` are as of ``OwnRun``, ``ran_on`` as of ``ClaimedArtifacts``. Raises as ``tests_of``,
     and ProtocolError for a number out of range.
     """
-    validator = truth.validator
-    suspects = validator.names if validator else None
+    bank, rule = truth.validator, options.count_rule()
+    suspects = bank.names if bank else None
     tests = tests_of(options, suspects, trusts_nodes=bool(truth.trusted))
     chances = options.chances().of_vectors(truth.width)
     shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
-    own = None
-    if validator is not None:
-        own = _own_run(options.calibration, validator, truth, orders, ran_on or {})
-    return [_judge(test, options, shared, sample, own, validator) for test in tests]
+    own = _own_run(options.calibration, bank, truth, orders, ran_on or {}) if bank else None
+    judges: list[Judge[ClaimError]] = []
+    for test in tests:
+        if test == COUNT and rule is not None:
+            judges.append(CountJudge(rule, sample))
+        elif bank is None or own is None:
+            raise AssertionError(f"{test} has no obstacle, so it has what it needs")
+        elif test == DIRECTION:
+            judges.append(DirectionJudge(bank, own, shared))
+        else:
+            judges.append((PairedJudge if test == PAIRED else FootprintJudge)(own, shared))
+    return judges
 
 
 def tests_of(
@@ -169,10 +180,15 @@ def tests_of(
     ``suspects`` are those of the checkpoint, None without one. Raises ReportedError for a test that
     is unknown or cannot be run here.
     """
-    obstacles = {test: _obstacle(test, options, suspects) for test in TESTS}
-    if trusts_nodes:
-        # They are measured in the nonces that are judged.
-        obstacles[PAIRED] = ""
+    obstacles = dict.fromkeys(TESTS, "")
+    if suspects is None:
+        needs = "it needs the checkpoint; give --model, or --dist-threshold for the count"
+        obstacles |= dict.fromkeys((PAIRED, DIRECTION, FOOTPRINT), needs)
+    else:
+        obstacles[DIRECTION] = "" if suspects else f"{NO_SUSPECTS}; give --suspect"
+        # Trusted nodes are measured in the nonces that are judged.
+        if options.calibration is None and not trusts_nodes:
+            obstacles[PAIRED] = f"it needs a calibration; {HOW_TO_CALIBRATE}"
     for test in options.tests:
         if test not in TESTS:
             raise ReportedError(f"--test {test}: choose from {', '.join(TESTS)}")
@@ -240,35 +256,35 @@ def orders_by(seed: str) -> tuple[int, int]:
     return int.from_bytes(drawn[:8]), int.from_bytes(drawn[8:16])
 
 
-def _obstacle(test: str, options: JudgingOptions, suspects: Sequence[str] | None) -> str:
-    """Why this test cannot be run; empty if it can."""
-    if test == COUNT:
-        return ""
-    if suspects is None:
-        return "it needs the checkpoint; give --model, or --dist-threshold for the count"
-    if test == DIRECTION and not suspects:
-        return f"{NO_SUSPECTS}; give --suspect"
-    if test == PAIRED and options.calibration is None:
-        return f"it needs a calibration; {HOW_TO_CALIBRATE}"
-    return ""
+class VerdictRecord(TypedDict):
+    """What ``verify --json`` writes: ``VerdictReport`` as JSON. A count has ``rule``, too."""
+
+    verdict: SequentialResult
+    nonces_used: int
+    nonces_claimed: int
+    nonces_left_out: int
+    findings: list[OpinionRecord]
+    mismatches: list[Annotated[dict[str, Any], FieldsOf(Mismatch)]]
+    distances: dict[int, float]
+    seed: str
+    block_hash: str
+    public_key: str
+    threshold_from: str
+    closest: str
+    excluded_share: float | None
+    alpha: float
+    beta: float
+    rule: NotRequired[str]
+    count: NotRequired[Annotated[dict[str, Any], FieldsOf(CountRule)]]
+    expected: NotRequired[Annotated[dict[str, Any], FieldsOf(Selection)]]
 
 
-def _judge(
-    test: str,
-    options: JudgingOptions,
-    chances: Chances,
-    sample: int,
-    own: OwnRun | None,
-    validator: KernelBank | None,
-) -> Judge[ClaimError]:
-    rule = options.count_rule()
-    if test == COUNT and rule is not None:
-        return CountJudge(rule, sample)
-    if own is None or validator is None:
-        raise AssertionError(f"{test} has no obstacle, so it has what it needs")
-    if test == DIRECTION:
-        return DirectionJudge(validator, own, chances)
-    return PairedJudge(own, chances) if test == PAIRED else FootprintJudge(own, chances)
+class UnprovedRecord(TypedDict):
+    """What it writes if the prover owes what it does not show; ``text`` says why."""
+
+    verdict: Literal[SequentialResult.UNPROVED]
+    reason: Unproved
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +321,7 @@ class VerdictReport:
             yield f"The lane is not known: {self.claimed.unknown_lane}."
         for opinion in outcome.opinions:
             yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
-        mismatches = self._mismatches()
+        mismatches = self._mismatches
         for each in mismatches[:SHOWN]:
             far = "" if each.distance is None else f" by {each.distance:.4f}"
             yield f"  nonce {each.nonce}: {each.reason}{far} {each.detail}".rstrip()
@@ -318,8 +334,7 @@ class VerdictReport:
         if {opinion.test for opinion in outcome.opinions} == {PAIRED}:
             yield f"{PAIRED} alone can only convict: --test {FOOTPRINT} besides can clear a node."
         if (share := self._excluded_share()) is not None:
-            conditions = (each.figures.get("excluded_if") for each in outcome.opinions)
-            condition = next((f", if {text}," for text in conditions if text), "")
+            condition = f", if {text}," if (text := self._figure("excluded_if")) else ""
             yield (
                 f"A node that forges {share:.0%} of its nonces or more{condition} would have been"
                 f" cleared with a chance of {self.options.beta:g} at most."
@@ -337,8 +352,12 @@ class VerdictReport:
     @property
     def closest(self) -> str:
         """The honest kernel whose footprint the node has most of; empty if no test asked."""
-        found = (opinion.figures.get("kernel") for opinion in self.outcome.opinions)
-        return next((str(name) for name in found if name), "")
+        return self._figure("kernel")
+
+    def _figure(self, name: str) -> str:
+        """The first of a test; empty if none has it."""
+        found = (opinion.figures.get(name) for opinion in self.outcome.opinions)
+        return next((str(each) for each in found if each), "")
 
     def record(self) -> VerdictRecord:
         outcome, rule = self.outcome, self.rule
@@ -348,7 +367,7 @@ class VerdictReport:
             "nonces_claimed": len(self.claimed.nonces),
             "nonces_left_out": self.claimed.left_out,
             "findings": [asdict(opinion) for opinion in outcome.opinions],
-            "mismatches": [asdict(mismatch) for mismatch in self._mismatches()],
+            "mismatches": [asdict(mismatch) for mismatch in self._mismatches],
             "distances": {e.nonce: e.distance for e in outcome.errors if e.broken is None},
             "seed": self.seed,
             "block_hash": self.claimed.block_hash,
@@ -379,8 +398,9 @@ class VerdictReport:
         found = (opinion.figures.get("excluded_share") for opinion in self.outcome.opinions)
         return min((float(share) for share in found if share is not None), default=None)
 
+    @property
     def _mismatches(self) -> tuple[Mismatch, ...]:
-        return self.outcome.mismatches(self.rule.dist_threshold if self.rule else None)
+        return self.outcome.mismatches(self.rule.dist_threshold if self.rule else math.inf)
 
 
 def judged(
@@ -398,16 +418,9 @@ def judged(
     """
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, seed, most)
-    orders, ran_on = orders_by(seed), claimed.ran_on
-    judges = judges_of(options, len(sample), truth, orders, ran_on)
-    return VerdictReport(
-        outcome=settled(verify(claimed, sample, truth, judges, progress), claimed, truth),
-        claimed=claimed,
-        seed=seed,
-        options=options,
-        origin=options.origin,
-        rule=options.count_rule(),
-    )
+    judges = judges_of(options, len(sample), truth, orders_by(seed), claimed.ran_on)
+    outcome = settled(verify(claimed, sample, truth, judges, progress), claimed, truth)
+    return VerdictReport(outcome, claimed, seed, options, options.origin, options.count_rule())
 
 
 def exactly_judged(
@@ -420,14 +433,9 @@ def exactly_judged(
 ) -> VerdictReport:
     """Compare the bits of the first nonces of ``judged``'s sample. Raises as it, and NodeError."""
     claimed.require_digest(engine.weights_digest)
-    sample = draw(claimed.nonces, seed, most)
     judge = ExactJudge(options.chances(), engine.facts, claimed.ran_on)
+    sample = draw(claimed.nonces, seed, most)[: judge.needed]
     ours = replace(engine, unit=f"nonces, by {engine.name}")
-    found = verify(claimed, sample[: judge.needed], ours, [judge], progress)
-    return VerdictReport(
-        outcome=settled(found, claimed, ours),
-        claimed=claimed,
-        seed=seed,
-        options=options,
-        origin=f"those whose bits are equal to the vectors of {engine.name}",
-    )
+    outcome = settled(verify(claimed, sample, ours, [judge], progress), claimed, ours)
+    origin = f"those whose bits are equal to the vectors of {engine.name}"
+    return VerdictReport(outcome, claimed, seed, options, origin)

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.calibration_file import (
@@ -38,8 +38,6 @@ LEAST_LENGTH: Final = 1e-6
 VERIFICATIONS, NONCES = 10_000, 1000
 # How many times as wide the margins become until no population is convicted by the others.
 ROOMS: Final = (1.0, 1.25, 1.5)
-
-
 # Errors of an honest engine by nonce, less the published vectors, as on the wire.
 HonestRun = tuple[KernelFacts, Vectors]
 
@@ -90,11 +88,9 @@ def measured_calibration(
         nonces = plan.nonces if kernel in bank.references else first_ones
         compute = partial(bank.errors, BankRun(kernels=kernel))
         emulated[kernel] = _in_chunks(f"emulated kernel: {kernel}", compute, nonces, progress)
-    measuring = RunMeasurement(
-        plan.nonces, {name: emulated[name] for name in bank.references}, predicted
-    )
-    facts = {kernel: bank.kernel_facts(kernel) for kernel in emulated}
-    every = [*runs, *((facts[kernel], errors) for kernel, errors in emulated.items())]
+    references = {name: emulated[name] for name in bank.references}
+    measuring = RunMeasurement(plan.nonces, references, predicted)
+    every = [*runs, *((bank.kernel_facts(kernel), errors) for kernel, errors in emulated.items())]
     made = [PopulationFields(facts=of, figures=measuring.fields(errors)) for of, errors in every]
     return CalibrationFile(
         format=FORMAT,
@@ -133,10 +129,7 @@ class RunMeasurement:
     @property
     def lengths(self) -> dict[str, NDArray[np.float64]]:
         """Of the predictions of each suspect, float64 [m]."""
-        return {
-            name: np.array([np.linalg.norm(each) for each in vectors.values()], dtype=np.float64)
-            for name, vectors in self.predicted.items()
-        }
+        return {name: _lengths(vectors.values()) for name, vectors in self.predicted.items()}
 
     def fields(self, errors: Vectors) -> FigureFields:
         """What ``errors`` [width] of some of the nonces show.
@@ -148,17 +141,20 @@ class RunMeasurement:
         nonces = [*dict.fromkeys([*first, *errors])]
         place = {nonce: row for row, nonce in enumerate(self.nonces)}
         rows = [place[nonce] for nonce in nonces]
-        lengths = np.array([np.linalg.norm(errors[nonce]) for nonce in nonces], dtype=np.float64)
 
         def cosines(of: Vectors, among: Sequence[int]) -> list[float]:
             return rounded(np.array([cosine(errors[n], of[n]) for n in among]))
 
         return FigureFields(
-            lengths=rounded(np.maximum(lengths, LEAST_LENGTH)),
+            lengths=rounded(np.maximum(_lengths(errors[n] for n in nonces), LEAST_LENGTH)),
             footprints={name: cosines(of, nonces) for name, of in self.references.items()},
             cosines={name: cosines(of, first) for name, of in self.predicted.items()},
             rows=None if rows == list(range(len(rows))) else rows,
         )
+
+
+def _lengths(vectors: Iterable[NDArray[np.float32]]) -> NDArray[np.float64]:
+    return np.array([np.linalg.norm(each) for each in vectors], dtype=np.float64)
 
 
 def honest_threshold(populations: Sequence[PopulationFields]) -> float:
@@ -207,22 +203,20 @@ def left_out(
     """
     if len(file.populations) < 3:
         return None
-    at_once: dict[str, int] = {}
+    # Those that are convicted with each room, and how often.
+    convicted: list[dict[str, int]] = []
     for room in ROOMS:
         progress.step(f"each kernel left out, margins times {room:g}", len(file.populations))
-        found = {}
+        convicted.append({})
         for each in file.populations:
-            found[each.facts.name] = _convicted(file, each, room, verifications)
+            if often := _convicted(file, each, room, verifications):
+                convicted[-1][each.facts.name] = often
             progress.advance()
-        at_once = at_once or found
-        if not any(found.values()):
+        if not convicted[-1]:
             return LeftOutCheck(
-                verifications=verifications,
-                nonces=NONCES,
-                room=room,
-                convicted={name: count for name, count in at_once.items() if count},
+                verifications=verifications, nonces=NONCES, room=room, convicted=convicted[0]
             )
-    named = ", ".join(name for name, count in found.items() if count)
+    named = ", ".join(convicted[-1])
     raise ReportedError(
         f"populations: {named} would be convicted by the others, even with margins {ROOMS[-1]:g}"
         " times as wide; leave out what is measured there, or measure another server of that kind"

@@ -6,8 +6,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,8 +18,7 @@ from proofserve.protocol.commitments import CommittedBatch, leaf, opens
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
-from proofserve.receiver import reader
-from proofserve.receiver.reader import ReceivedRound, ReceiverFileError
+from proofserve.receiver.reader import ReceivedRound, is_database, reading
 from proofserve.remote.node_client import (
     NodeClient,
     Unproved,
@@ -28,7 +28,7 @@ from proofserve.remote.node_client import (
     unproved_by,
 )
 from proofserve.reports import NodeError, Progress, ReportedError, read_json
-from proofserve.verifier.claims import ClaimedArtifacts, Selection
+from proofserve.verifier.claims import ClaimedArtifacts, Selection, readable
 from proofserve.wire.records import CommittedRoots, OpeningRecord
 
 T = TypeVar("T")
@@ -46,9 +46,12 @@ _HAS_NOT = (404, 409, 410)
 _TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
 
 
+_first_index = attrgetter("first_index")
+
+
 @dataclass(frozen=True, slots=True)
 class CommittedSource:
-    """The roots of one round; ``width`` is the number of values per nonce.
+    """The roots of one round, which are put in order; ``width`` counts the values per nonce.
 
     Raises ReportedError for a round without roots, and UnprovedError for batches that overlap.
     """
@@ -65,6 +68,7 @@ class CommittedSource:
     def __post_init__(self) -> None:
         if not self.batches:
             raise ReportedError(f"round {self.round_id} has no roots")
+        object.__setattr__(self, "batches", tuple(sorted(self.batches, key=_first_index)))
         for one, after in pairwise(self.batches):
             if one.first_index + one.count > after.first_index:
                 text = f"two roots cover lane index {after.first_index}"
@@ -76,11 +80,9 @@ class CommittedSource:
 
     def place_of(self, nonce: int) -> tuple[CommittedBatch, int]:
         """The batch of one of ``nonces()``, and its place there."""
-        index = self.lane.index_of(nonce)
-        if index is None:
+        if (index := self.lane.index_of(nonce)) is None:
             raise ValueError(f"nonce {nonce} is of another lane")
-        found = bisect_right(self.batches, index, key=lambda batch: batch.first_index) - 1
-        batch = self.batches[found]
+        batch = self.batches[bisect_right(self.batches, index, key=_first_index) - 1]
         return batch, index - batch.first_index
 
     def withheld(self) -> Withheld | None:
@@ -118,14 +120,10 @@ class CommittedSource:
 
 def read_committed(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
     """Of a JSON file, or of the SQLite file of ``proofserve receive``. Raises ReportedError."""
-    try:
-        if reader.is_database(path):
+    with readable(path):
+        if is_database(path):
             return _from_receiver(path, wanted, round_id)
         return committed_from_file(path, wanted)
-    except OSError as error:
-        raise ReportedError(f"cannot read {path}: {error.strerror}") from error
-    except ReceiverFileError as error:
-        raise ReportedError(str(error)) from error
 
 
 def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
@@ -137,7 +135,7 @@ def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
 
 
 def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
-    with reader.reading(path) as received:
+    with reading(path) as received:
         rounds = received.rounds()
         held = {r.round_id: r for r in rounds if wanted.fits(r.block_hash, r.public_key)}
         fitting = [each for name, each in held.items() if round_id in {None, name}]
@@ -159,11 +157,9 @@ def _source(
 ) -> CommittedSource:
     if wanted.lane not in {None, of.lane}:
         raise ReportedError(f"--lane: the roots are of {of.lane}")
-    ordered = tuple(sorted(batches, key=lambda batch: batch.first_index))
     block = Block(of.block_hash, of.block_height)
-    return CommittedSource(
-        of.round_id, block, of.public_key, of.lane, of.scheme, width, seq_len, ordered
-    )
+    about = of.round_id, block, of.public_key, of.lane, of.scheme, width, seq_len
+    return CommittedSource(*about, tuple(batches))
 
 
 @dataclass(slots=True)
@@ -178,9 +174,9 @@ class _Opener:
 
     def ask(self, nonces: Sequence[int]) -> None:
         """Have ``nonces`` opened. Each gives a claim or a fault, or stays unopened."""
+        source = self.source
+        about = source.block.hash, source.public_key, source.round_id
         try:
-            source = self.source
-            about = source.block.hash, source.public_key, source.round_id
             self._take(nonces, self.patiently(lambda: self.node.open_vectors(*about, nonces)))
         except NodeError as error:
             if error.status in _HAS_NOT and len(nonces) > 1:
@@ -226,7 +222,7 @@ class _Opener:
             return None
         why = next(iter(self.unopened.values()))
         text = f"{len(self.unopened)} of {asked} drawn nonces are not opened: {why.text}"
-        return replace(why, text=text)
+        return Withheld(why.kind, text)
 
 
 def open_sample(

@@ -29,10 +29,11 @@ class WorkOptions:
     stronger_rng: bool = False
 
 
-def order_of(claimed: ClaimedArtifacts, options: WorkOptions) -> Work:
+def order_of(claimed: ClaimedArtifacts, options: WorkOptions | Work) -> Work:
     """What a node is asked for to check ``claimed``: an order of the shape that it was asked for.
 
-    A shape is a scheme, ``k_dim`` and ``seq_len``. Asked for is what ``options`` say, else what
+    A shape is a scheme, ``k_dim`` and ``seq_len``. Asked for is what ``options`` say (of an order
+    that was sent, all), else what
     the source says, else the default. Where options and source differ, the call is wrong: which of
     them is not known, and an honest node must not pay for it. Within the shape that was asked
     for, every claim that is not a vector of it is a mismatch, be it one or all: garbage does not
@@ -73,13 +74,8 @@ def order_of(claimed: ClaimedArtifacts, options: WorkOptions) -> Work:
     )
 
 
-def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
-    """As ``order_of``, for an engine. Raises ProtocolError, too, for a scheme or its length."""
-    return workload_of(order_of(claimed, options))
-
-
 def workload_of(order: Work) -> Workload:
-    """What engines compute for an order to a node."""
+    """What engines compute for an order to a node. Raises as ``vector_scheme``."""
     scheme = vector_scheme(order.scheme or DEFAULT_SCHEME, order.k_dim, order.stronger_rng)
     block = Block(order.block_hash, order.block_height)
     return Workload(scheme, block, order.public_key, order.seq_len)

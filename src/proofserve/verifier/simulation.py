@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.protocol.verdict.directions import Compared, explained
 from proofserve.protocol.verdict.evidence import mixed
 from proofserve.protocol.verdict.scale import CONVICTING
-from proofserve.protocol.verdict.suspicion import Compared, explained
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, RunFigures
 
@@ -185,40 +185,42 @@ def convictions(
     return _Tests(node, honest, chances).convicted(drawn)
 
 
+@dataclass(frozen=True, slots=True)
 class _Tests:
     """What each nonce of a node gives to every test."""
 
-    def __init__(self, node: NodeFigures, honest: HonestPopulations, chances: Chances) -> None:
-        self._node = node
-        self._honest = honest
-        self._chances = chances
-        sharing = CONVICTING_TESTS if honest.members else 1
-        self._limit = math.log(sharing / chances.alpha)
+    node: NodeFigures
+    honest: HonestPopulations
+    chances: Chances
+
+    @property
+    def limit(self) -> float:
+        """The logarithm of the evidence with which one test convicts."""
+        return math.log((CONVICTING_TESTS if self.honest.members else 1) / self.chances.alpha)
 
     @property
     def closest(self) -> str:
         """The kernel that keeps as much of our run's footprint as the node does."""
-        mean, every = float(self._node.footprints.mean()), self._honest.footprints
+        mean, every = float(self.node.footprints.mean()), self.honest.footprints
         return min(every, key=lambda name: abs(every[name].mean - mean), default="")
 
     def paired(self, drawn: Draws) -> Counts:
         """When the errors are too long for each of the populations, whose nearest comes first."""
-        if not self._honest.members:
+        if not self.honest.members:
             return np.full(len(drawn.rows), drawn.never)
-        factors = [each.sizes.log_factors(self._node.ratios) for each in self._honest.members]
+        factors = [each.sizes.log_factors(self.node.ratios) for each in self.honest.members]
         stops, still = np.zeros(len(drawn.rows), dtype=np.int64), np.arange(len(drawn.rows))
         for each in sorted(factors, key=lambda of: float(of.mean(axis=0).max())):
-            ends = first_passages(each, drawn.of(still), self._limit)
+            ends = first_passages(each, drawn.of(still), self.limit)
             stops[still] = np.maximum(stops[still], ends)
             # A run that one of them explains needs no other.
             still = still[stops[still] < drawn.never]
         return stops
 
     def direction(self, drawn: Draws) -> Counts:
-        limit = self._limit + math.log(max(1, len(self._node.suspects)))
-        wide = self._honest.lengths.wider(CONVICTING)
-        suspects, known = self._node.suspects.values(), self._node.explained
-        factors = [each.log_factors(wide, known) for each in suspects]
+        suspects, wide = self.node.suspects.values(), self.honest.lengths.wider(CONVICTING)
+        limit = self.limit + math.log(max(1, len(suspects)))
+        factors = [each.log_factors(wide, self.node.explained) for each in suspects]
         return first_of(factors, drawn, limit)
 
     def convicted(self, drawn: Draws) -> Counts:
@@ -226,45 +228,35 @@ class _Tests:
 
     def refuted(self, drawn: Draws, until: Counts) -> Counts:
         """When no footprint is left that the node may have, if that is before ``until``."""
+        figures, limit = self.node.footprints, self.chances.convicts_at
         ends = [
-            first_passages(
-                of.log_refuting(self._node.footprints), drawn, self._chances.convicts_at, until
-            )
-            for of in self._honest.footprints.values()
+            first_passages(of.log_refuting(figures), drawn, limit, until)
+            for of in self.honest.footprints.values()
         ]
         return np.max(ends, axis=0) if ends else np.full(len(drawn.rows), drawn.never)
 
     def cleared(self, drawn: Draws) -> Counts:
         """When a footprint and the innocence of every suspect are shown at once."""
-        share, needed = self._chances.share, self._chances.clears_at
+        share, needed = self.chances.share, self.chances.clears_at
         seen = [
-            -mixed(each.log_ratio(self._honest.lengths), share)
-            for each in self._node.suspects.values()
+            -mixed(each.log_ratio(self.honest.lengths), share)
+            for each in self.node.suspects.values()
             if np.median(each.predicted) >= LEAST_REACH
         ]
-
-        def is_clear(paths: Floats, _running: Counts, _numbers: Counts) -> NDArray[np.bool_]:
-            every: NDArray[np.bool_] = paths.min(axis=-1) >= needed
-            return every
-
         found = np.full(len(drawn.rows), drawn.never)
-        for of in self._honest.footprints.values():
-            kept = of.log_clearing(self._node.footprints, share, self._chances.kept)
+        for of in self.honest.footprints.values():
+            kept = of.log_clearing(self.node.footprints, share, self.chances.kept)
             columns = np.column_stack([kept, *seen])
             chances = [_bound(column[:, np.newaxis], drawn, needed) for column in columns.T]
             if min(chances) * len(found) >= NEGLIGIBLE:
-                found = np.minimum(found, _first(columns, drawn, is_clear))
+                clear = _first(columns, drawn, lambda paths: paths.min(axis=-1) >= needed)
+                found = np.minimum(found, clear)
         return found
 
 
-def first_of(
-    each: Sequence[Floats], drawn: Draws, limit: float, until: Counts | None = None
-) -> Counts:
-    """The first passages of any of several kinds of evidence, [n, bets] each: int64 [runs].
-
-    Runs are followed up to ``until``, at which they have ended anyhow.
-    """
-    stops = np.full(len(drawn.rows), drawn.never) if until is None else until
+def first_of(each: Sequence[Floats], drawn: Draws, limit: float) -> Counts:
+    """The first passages of any of several kinds of evidence, [n, bets] each: int64 [runs]."""
+    stops = np.full(len(drawn.rows), drawn.never)
     # The strongest first, since a run need not be followed beyond the end it has found.
     for factors in sorted(each, key=lambda factors: -float(factors.mean(0).max())):
         stops = np.minimum(stops, first_passages(factors, drawn, limit, stops))
@@ -281,12 +273,11 @@ def first_passages(
     """
     if _bound(factors, drawn, limit) * len(drawn.rows) < NEGLIGIBLE:
         return np.full(len(drawn.rows), drawn.never)
-    return _first(factors, drawn, lambda paths, *_: _reached(paths, limit), until)
+    return _first(factors, drawn, lambda paths: _reached(paths, limit), until)
 
 
-# Whether runs have ended: of their sums [runs, step, columns], the numbers of the runs and of the
-# nonces in the step, bool [runs, step].
-Ended = Callable[[Floats, Counts, Counts], NDArray[np.bool_]]
+# Whether runs have ended: of their sums [runs, step, columns] bool [runs, step].
+Ended = Callable[[Floats], NDArray[np.bool_]]
 
 
 def _first(factors: Floats, drawn: Draws, ended: Ended, until: Counts | None = None) -> Counts:
@@ -300,7 +291,7 @@ def _first(factors: Floats, drawn: Draws, ended: Ended, until: Counts | None = N
             paths = factors[drawn.rows[running, start : start + (STEP if start else FIRST_STEP)]]
             paths[:, 0] += sums
             np.cumsum(paths, axis=1, out=paths)
-            over = ended(paths, running, np.arange(start + 1, start + 1 + paths.shape[1]))
+            over = ended(paths)
             found = over.any(axis=1)
             stops[running[found]] = start + 1 + over[found].argmax(axis=1)
             start += paths.shape[1]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from scipy import stats
 
-from proofserve.protocol.distance import OUTPUT_DIM
+from proofserve.protocol.network_schemes import OUTPUT_DIM
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import DistanceWork
 from proofserve.reports import Figure, Limit, NodeError, Progress, Report

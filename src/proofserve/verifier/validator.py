@@ -22,7 +22,12 @@ from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_o
 from proofserve.reports import ReportedError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
-from proofserve.verifier.calibration_file import KV_AUTO, CalibrationFile, KernelFacts
+from proofserve.verifier.calibration_file import (
+    KV_AUTO,
+    CalibrationFile,
+    KernelFacts,
+    checkpoint_shape,
+)
 from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors, as_sent
 from proofserve.verifier.verification import Truth
 
@@ -48,9 +53,11 @@ IN_FULL: Final = "with activations in full"
 HARMONY_MARK: Final = "<|channel|>"
 
 
-def proofs_of(
-    work: Workload, forward_batch: int, passed: Passed = lambda _index, _of: None
-) -> Compute:
+def _unheard(_index: int, _of: int) -> None:
+    """No one waits for a layer."""
+
+
+def proofs_of(work: Workload, forward_batch: int, passed: Passed = _unheard) -> Compute:
     """For ``work``; ``passed`` hears of each layer, counted from 1, and how many there are."""
     return partial(ReferenceEngine(forward_batch, passed).compute_all, work)
 
@@ -93,17 +100,16 @@ class CheckpointValidator:
     """
 
     def __init__(self, setup: ValidatorSetup, compute: Compute = _no_nonces) -> None:
-        checkpoints = {folder.name: folder for folder in setup.suspects}
         self.forwards, self.suspects_s = 0, 0.0
         self._setup = setup
         self._compute = compute
-        self._others = checkpoints
+        self._others = {folder.name: folder for folder in setup.suspects}
         self.published = load(
             setup.model, EXACT, setup.device, setup.served_dtype, unread=setup.unread
         )
         allowed = {FP8_CACHE} if setup.kv_dtype == KV_FP8 else set()
         bank = (name for name in suspects_of(self.published) if name not in allowed)
-        self.names = (*bank, *checkpoints)
+        self.names = (*bank, *self._others)
         self._exact = weights_alone(self.published)
         self._own = _own_profile(self.published)
         others = {name: each for name, each in PROFILES.items() if each != self._own}
@@ -148,6 +154,23 @@ class CheckpointValidator:
         """What a verdict compares with, of ``width`` values each."""
         at_once = self.at_once(forward_batch)
         return Truth(self.truth, width, at_once, self.weights_digest, self, self.is_dense)
+
+    def truth_about(self, work: Workload, forward_batch: int, passed: Passed = _unheard) -> Truth:
+        """What verdicts about ``work`` compare with; ``passed`` is as of ``proofs_of``."""
+        made = self.with_other(proofs_of(work, forward_batch, passed))
+        return made.as_truth(work.scheme.width, forward_batch)
+
+    def require(
+        self, measured: CalibrationFile | None, work: Workload, models: Sequence[str] = ()
+    ) -> None:
+        """Raise ReportedError unless a calibration's figures hold for ``work`` by this checkpoint.
+
+        ``models`` are names that it has beside its folder's.
+        """
+        if measured is not None:
+            folder = self._setup.model
+            about = [*models, folder.name], checkpoint_shape(folder), self.weights_digest
+            measured.require(work, *about, self.is_dense)
 
     def with_other(self, compute: Compute = _no_nonces) -> Self:
         """A validator of other nonces, with the networks that this one has loaded."""

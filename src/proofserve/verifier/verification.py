@@ -11,8 +11,15 @@ import numpy as np
 from proofserve.protocol import ARTIFACT, DEFAULT_SCHEME, SKETCH_2
 from proofserve.protocol.codec import encode
 from proofserve.protocol.errors import IncompleteRecomputation
-from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.comparison import (
+    Claim,
+    ClaimError,
+    Mismatch,
+    Reason,
+    claim_errors,
+    mismatch_of,
+)
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import (
@@ -22,9 +29,9 @@ from proofserve.verifier.judges import (
     KernelBank,
     Opinion,
     Recompute,
-    Standing,
     Vectors,
     as_sent,
+    result_of,
 )
 
 # Nonces are judged in growing groups, because the first ones show which kernel the node has and
@@ -83,16 +90,10 @@ class Verification:
     def nonces_used(self) -> int:
         return len(self.errors)
 
-    def mismatches(self, dist_threshold: float | None) -> tuple[Mismatch, ...]:
-        """The claims without a vector, and those further than the threshold if there is one."""
-        limit = np.float32(np.inf if dist_threshold is None else dist_threshold)
-        found = []
-        for error in self.errors:
-            if error.broken is not None:
-                found.append(error.broken)
-            elif np.float32(error.distance) > limit:
-                found.append(Mismatch(error.nonce, Reason.TOO_FAR, error.distance))
-        return tuple(found)
+    def mismatches(self, dist_threshold: float) -> tuple[Mismatch, ...]:
+        """The claims without a vector, and those further than the threshold."""
+        found = (mismatch_of(error, dist_threshold) for error in self.errors)
+        return tuple(each for each in found if each is not None)
 
 
 def verify(
@@ -181,20 +182,16 @@ def group_size(judged: int, at_once: int, totals: Sequence[int] = _TOTALS) -> in
 
 def verdict_of(judges: Sequence[Judge[Any]]) -> SequentialResult:
     """The verdict so far."""
-    standings = [judge.standing() for judge in judges]
-    if any(each.convicts for each in standings):
-        return SequentialResult.FRAUD
-    if any(each.refutes for each in standings):
-        return SequentialResult.UNEXPLAINED
-    clearing = [of.clears for judge, of in zip(judges, standings, strict=True) if judge.clears]
-    cleared = bool(clearing) and all(clearing)
-    return SequentialResult.HONEST if cleared else SequentialResult.UNDECIDED
+    results = [judge.result() for judge in judges]
+    for deciding in (SequentialResult.FRAUD, SequentialResult.UNEXPLAINED):
+        if deciding in results:
+            return deciding
+    clearing = {of for judge, of in zip(judges, results, strict=True) if judge.clears}
+    return result_of(clears=clearing == {SequentialResult.HONEST})
 
 
 class ExactJudge(Judge[ClaimError]):
-    """Counts the claims that are the vector of an engine that we trust, value by value.
-
-    An engine publishes numbers of float16.
+    """Counts the claims that are the vector of an engine that we trust, float16 by float16.
 
     If all are, they clear the node: whatever computed them, the published weights would have given
     the same. One that differs says nothing, because honest engines differ, and ends the test: what
@@ -209,45 +206,40 @@ class ExactJudge(Judge[ClaimError]):
         self.needed = nonces_needed(chances)
         self._share = chances.share
         self._facts = ours, theirs
-        self._equal = self._other = self._without = 0
+        self._equal = self._without = 0
 
     def add(self, error: ClaimError) -> None:
         self.nonces += 1
-        if error.error is None:
-            self._without += 1
-        elif error.error.any():
-            self._other += 1
-        else:
-            self._equal += 1
+        self._without += error.error is None
+        self._equal += error.error is not None and not error.error.any()
 
-    def standing(self) -> Standing:
-        return Standing(clears=self._equal == self.nonces and self._equal >= self.needed)
+    def result(self) -> SequentialResult:
+        return result_of(clears=self._equal == self.nonces and self._equal >= self.needed)
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
-        figures: dict[str, float | str] = {
-            **{"equal": self._equal, "other_bits": self._other, "no_vector": self._without}
-        }
-        if standing.clears:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
+        equal, without = self._equal, self._without
+        other = self.nonces - equal - without
+        figures: dict[str, float] = {"equal": equal, "other_bits": other, "no_vector": without}
+        if result is SequentialResult.HONEST:
             figures["excluded_share"] = self._share
         of, parts = f"of {self.nonces} nonces", []
-        if self._other:
+        if other:
             differ = f"the engines differ{self._differences()}"
-            parts.append(f"other bits in {self._other} {of}: {differ}")
-        if self._without:
-            parts.append(f"no vector in {self._without} {of}")
-        few = "" if self._equal >= self.needed else f", {self.needed} are needed"
-        return ", and ".join(parts) or f"equal bits in {self._equal} {of}{few}", figures
+            parts.append(f"other bits in {other} {of}: {differ}")
+        if without:
+            parts.append(f"no vector in {without} {of}")
+        few = "" if equal >= self.needed else f", {self.needed} are needed"
+        return ", and ".join(parts) or f"equal bits in {equal} {of}{few}", figures
 
     def _differences(self) -> str:
         """In what, by what both say of themselves."""
         ours, theirs = self._facts
         if theirs is None:
             return ""
-        known = [(each, theirs.get(each), ours.get(each)) for each in _ROUNDS_BY]
         found = [
             f"{name} {there} there, {here} here"
-            for name, there, here in known
-            if None not in {there, here} and there != here
+            for name in _ROUNDS_BY
+            if None not in {there := theirs.get(name), here := ours.get(name)} and there != here
         ]
         return f" ({'; '.join(found)})" if found else ", and say the same of themselves"
 
@@ -259,7 +251,6 @@ def nonces_needed(chances: Chances) -> int:
     """
     if chances.share == 1.0:
         return 1
-    # A sample of n nonces has none of those with a chance of (1 - share)^n.
     return math.ceil(chances.clears_at / -math.log1p(-chances.share))
 
 
@@ -290,26 +281,19 @@ def settled(found: Verification, claimed: ClaimedArtifacts, ours: Truth) -> Veri
     """
     if found.verdict is SequentialResult.FRAUD:
         return found
-    used, figures = found.nonces_used, {}
-    scheme = claimed.scheme or DEFAULT_SCHEME
+    used, scheme = found.nonces_used, claimed.scheme or DEFAULT_SCHEME
+    by_footprint = any(each.test == "footprint" for each in found.opinions)
     if (withheld := claimed.withheld) is not None:
         figures, text = {"reason": withheld.kind}, f"{withheld.kind}: {withheld.text}"
         opinion = Opinion("unproved", SequentialResult.UNPROVED, used, text, figures)
-    elif (
-        found.verdict is SequentialResult.HONEST
-        and claimed.unknown_lane is not None
-        and scheme == ARTIFACT
-    ):
+    elif found.verdict is not SequentialResult.HONEST:
+        return found
+    elif claimed.unknown_lane is not None and scheme == ARTIFACT:
         text = f"{ARTIFACT} is cleared only where the lane is known: {claimed.unknown_lane}"
-        opinion = Opinion("lane", SequentialResult.UNDECIDED, used, text, figures)
-    elif (
-        found.verdict is SequentialResult.HONEST
-        and ours.mixes_experts
-        and scheme != SKETCH_2
-        and any(each.test == "footprint" for each in found.opinions)
-    ):
+        opinion = Opinion("lane", SequentialResult.UNDECIDED, used, text, {})
+    elif ours.mixes_experts and scheme != SKETCH_2 and by_footprint:
         text = f"{scheme} lets a mixture choose its experts, so only a round with {SKETCH_2} clears"
-        opinion = Opinion("experts", SequentialResult.UNDECIDED, used, text, figures)
+        opinion = Opinion("experts", SequentialResult.UNDECIDED, used, text, {})
     else:
         return found
     return replace(found, verdict=opinion.result, opinions=(*found.opinions, opinion))

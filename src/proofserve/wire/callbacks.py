@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from proofserve.rounds.records import CompletedJob, DistanceVerdict, Job, Outcome, Proofs
-from proofserve.wire.paths import GENERATED, VALIDATED
+from proofserve.wire import GENERATED, VALIDATED
 from proofserve.wire.records import artifact_record, encoding_of
 
 KEY_HEADER = "Idempotency-Key"

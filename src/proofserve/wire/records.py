@@ -8,7 +8,7 @@ base64.
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -44,6 +44,9 @@ def _unicode(text: str) -> str:
     return text
 
 
+T = TypeVar("T")
+# A field of an answer, to which None gives no place in the JSON.
+OrLeftOut = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 UnicodeText = Annotated[str, AfterValidator(_unicode)]
 # Nonces, block heights and counts: what SQLite and every JSON reader of 64 bits can hold.
 Whole = Annotated[int, Field(ge=0, le=MAX_NONCE)]

@@ -21,6 +21,7 @@ from proofserve.rounds.status import (
     ReceiptGauges,
     RoundStats,
 )
+from proofserve.wire.records import OrLeftOut
 
 
 class PowStatus(BaseModel):
@@ -55,11 +56,11 @@ class RoundConfig(BaseModel):
     group_id: int | None
     n_groups: int | None
     seq_len: int
-    k_dim: int | None = None
-    r_target: float | None = None
-    fraud_threshold: float | None = None
+    k_dim: OrLeftOut[int] = None
+    r_target: OrLeftOut[float] = None
+    fraud_threshold: OrLeftOut[float] = None
     scheme: str | dict[str, str | int | bool]
-    commit: Literal["vectors", "roots"] | None = None
+    commit: OrLeftOut[Literal["vectors", "roots"]] = None
 
     @classmethod
     def of(cls, spec: RoundSpec) -> "RoundConfig":

@@ -95,11 +95,11 @@ def _by_table(card: str, kind: str | None) -> Asked:
     found = re.fullmatch(r"(\d+)\.\d", card)
     if found is None:
         raise ValueError(f"{card!r} is no capability of a card; an H100 has 9.0")
-    major = int(found[1])
-    if kind not in FORMATS or major not in CAPABILITIES:
-        named = f"cards of capability {card}" if kind in FORMATS else "this format of weights"
+    row, major = FORMATS.get(kind or ""), int(found[1])
+    if row is None or major not in CAPABILITIES:
+        named = "this format of weights" if row is None else f"cards of capability {card}"
         return Asked((), f"the table does not know {named}; {OPTION} chooses")
-    fused_from, unfused = FORMATS[kind]
+    fused_from, unfused = row
     if major < fused_from:
         return Asked((), f"with {kind} on a card of {card} the router chooses experts")
     why = f"vLLM's own choice for {kind} on a card of {card} would choose experts in a kernel"

@@ -13,8 +13,8 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from proofserve.api.access import Access, Caller, Role, known_key
-from proofserve.api.node import CallLimits, Deployment, Node
+from proofserve.api.access import Access, Caller, CallLimits, Role, known_key
+from proofserve.api.node import Deployment, Node
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.fleet.client import member_http

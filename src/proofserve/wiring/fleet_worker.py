@@ -25,7 +25,7 @@ from proofserve.reports import NodeError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet import FleetWorkerSettings
-from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
+from proofserve.verifier.nodes.members import CheckpointTruths, check_sample
 
 _logger = logging.getLogger(__name__)
 

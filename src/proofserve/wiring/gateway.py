@@ -19,17 +19,17 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
-from proofserve.gateway.http.app import build
-from proofserve.gateway.http.protocol import GatewayProtocol
-from proofserve.gateway.limits import require_valid
+from proofserve.gateway.app import build
+from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.limits import redis_client
+from proofserve.gateway.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
-from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.tracing import NO_TRACES, exported
+from proofserve.gateway.tracing import exported
 from proofserve.settings.gateway import GatewaySettings, client_keys
 from proofserve.settings.node import EngineSettings
 from proofserve.settings.process import export, has_variable, plugin_list, trace_export
 from proofserve.web import http_parts
-from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wire import PROOFS, RECEIPTS
 from proofserve.wiring.launch import SERVICE_NAME, runner_choice, trace_options, trace_variables
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets, cannot_listen, on_unix_socket
 
@@ -65,7 +65,8 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         total=chosen.request_timeout_seconds,
     )
     if chosen.shared_limits is not None:
-        require_valid(chosen.shared_limits)
+        # Before the gateway starts, so that a wrong URL is told at once.
+        redis_client(chosen.shared_limits)
     embedded = chosen.use_embedded_engine
     backends, names = ((), ()) if embedded else backends_of(chosen.backend_url)
     file = chosen.client_keys_file
@@ -151,7 +152,7 @@ def application() -> FastAPI:
     """The application of this process's environment; uvicorn calls it in every worker."""
     chosen = GatewaySettings()
     plan = plan_of(chosen)
-    traces = NO_TRACES
+    traces = None
     if trace_export() is not None:
         export({n: value for n, value in TRACE_DEFAULTS.items() if not has_variable(n)})
         traces = exported()

@@ -17,7 +17,7 @@ from proofserve.rounds.status import FleetMembership
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 from proofserve.web import http_parts
-from proofserve.wire.paths import FLEET, PROOFS
+from proofserve.wire import FLEET, PROOFS
 
 _logger = logging.getLogger(__name__)
 

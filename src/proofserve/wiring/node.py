@@ -9,7 +9,8 @@ from functools import partial
 
 import torch
 
-from proofserve.api.node import CallLimits, Deployment, Node
+from proofserve.api.access import CallLimits
+from proofserve.api.node import Deployment, Node
 from proofserve.api.node_page import NodeHistory, with_dashboard
 from proofserve.outbox.allowlist import UrlCheck
 from proofserve.outbox.planning import CallbackPolicy

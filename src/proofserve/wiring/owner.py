@@ -38,7 +38,7 @@ from proofserve.dashboard.routes import SNAPSHOT
 from proofserve.outbox.database import OutboxInUse, is_locked
 from proofserve.rounds.errors import RoundsError
 from proofserve.rounds.tasks import woken
-from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wire import PROOFS, RECEIPTS
 from proofserve.wiring.sockets import on_unix_socket
 
 _logger = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from proofserve.fleet.verification_records import (
     VerificationTask,
 )
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
-from proofserve.verifier.nodes import member_jobs
-from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
+from proofserve.verifier.nodes import members
+from proofserve.verifier.nodes.members import CheckpointTruths, check_sample
 from proofserve.verifier.openings import open_sample
 from support.committed import fake_node
 from support.fake_engine import TOY_ENGINE_INFO, FakeEngine
@@ -108,7 +108,7 @@ async def test_a_member_that_does_not_open_its_roots_is_unproved(
     tmp_path: Path, tiny: Path, away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient = partial(open_sample, patience_s=0.1)
-    monkeypatch.setattr(member_jobs, "open_sample", impatient)
+    monkeypatch.setattr(members, "open_sample", impatient)
     with fake_node(tmp_path, api_key="its-key", key="its-key") as node:
         task = await a_task(tmp_path)
         source = {**ROUND, "params": {"seq_len": SEQ_LEN}, "group_id": 0, "n_groups": 1}

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from proofserve.protocol import draws, murmur, transforms
-from proofserve.protocol.device import choice, kernels
-from proofserve.protocol.murmur import seed_bits
+from proofserve.protocol import draws, network_schemes
+from proofserve.protocol.device import kernels
+from proofserve.protocol.draws import seed_bits
 from tests.golden import replay_artifact, replay_common, replay_distance
 from tests.golden.cases import GOLDEN_DIR, load
 
@@ -71,7 +71,7 @@ def not_rounded_once() -> list[str]:
 def differing_hashes() -> int:
     keys = torch.cat((torch.tensor([-(2**31), -7, -1, 2**31 - 1]), torch.arange(1500))).int()
     seeds = seed_bits(SEEDS, CPU)
-    return int((kernels.hash_keys(seeds, keys) != murmur.hash_keys(seeds, keys)).sum())
+    return int((kernels.hash_keys(seeds, keys) != draws.hash_keys(seeds, keys)).sum())
 
 
 def farthest_rotation() -> float:
@@ -81,7 +81,7 @@ def farthest_rotation() -> float:
         x = torch.randn(5, dim, generator=made)
         steps = torch.randn(5, count, dim, generator=made)
         steps /= steps.norm(dim=2, keepdim=True)
-        wanted = transforms.rotate(x / x.norm(dim=1, keepdim=True), steps)
+        wanted = network_schemes.rotate(x / x.norm(dim=1, keepdim=True), steps)
         found = kernels.rotate(x / x.norm(dim=1, keepdim=True), steps)
         apart.append((found - wanted).abs().max().item())
     return max(apart)
@@ -111,7 +111,8 @@ class Counted:
 def golden() -> dict[str, int]:
     """Replay the golden cases with the kernels in torch's place; how often each kernel ran."""
     counted = Counted()
-    choice.kernels_for = lambda _device: counted
+    for module in (draws, network_schemes):
+        module.kernels_for = lambda _device: counted
     cases = [case for case in load(GOLDEN_DIR) if case.file.removesuffix(".json") in FILES]
     for case in cases:
         REPLAYS[case.file](case)

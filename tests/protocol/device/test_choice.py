@@ -7,20 +7,20 @@ from types import ModuleType
 import pytest
 import torch
 
-from proofserve.protocol.device import choice, kernels
+from proofserve.protocol.device import kernels, kernels_for
 
 CUDA = torch.device("cuda")
 
 
 def test_other_devices_have_none() -> None:
-    assert choice.kernels_for(torch.device("cpu")) is None
-    assert choice.kernels_for(torch.device("meta")) is None
+    assert kernels_for(torch.device("cpu")) is None
+    assert kernels_for(torch.device("meta")) is None
 
 
 def test_a_cuda_device_has_them_where_tritons_driver_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "require_driver", lambda: None)
-    assert choice.kernels_for(CUDA) is kernels
-    assert choice.kernels_for(torch.device("cuda", 3)) is kernels
+    assert kernels_for(CUDA) is kernels
+    assert kernels_for(torch.device("cuda", 3)) is kernels
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_triton_that_cannot_start_leaves_it_to_torch(
         raise error
 
     monkeypatch.setattr(kernels, "require_driver", fail)
-    assert choice.kernels_for(CUDA) is None
+    assert kernels_for(CUDA) is None
 
 
 def test_this_machine_has_no_driver_and_says_so() -> None:
@@ -57,4 +57,4 @@ def test_without_triton_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(sys.modules, kernels.__name__)
     missing: ModuleType | None = None
     monkeypatch.setitem(sys.modules, "triton", missing)
-    assert choice.kernels_for(CUDA) is None
+    assert kernels_for(CUDA) is None

@@ -5,14 +5,14 @@ import pytest
 from numpy.typing import NDArray
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.evidence import Evidence
-from proofserve.protocol.verdict.footprint import (
+from proofserve.protocol.verdict.directions import (
     KEPT,
     Footprint,
     cosine,
     emulated_footprint,
     footprint,
 )
+from proofserve.protocol.verdict.evidence import Evidence
 
 OF_A_SERVER = Footprint(0.6, 0.08)
 NEARLY_ALL = 0.86

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.counting import SequentialResult, SequentialTest
 
 USUAL = SequentialTest(p_honest=0.001, p_fraud=0.5)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from proofserve.protocol.verdict.directions import SUSPECT_BETS, Compared, Reach, explained, reach
 from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit
-from proofserve.protocol.verdict.suspicion import SUSPECT_BETS, Compared, Reach, explained, reach
 
 FIT = ScaleFit(1.0, 24.0, 24.0)
 WIDE = FIT.wider(CONVICTING)

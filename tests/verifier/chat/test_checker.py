@@ -13,10 +13,9 @@ from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.suspects import suspect
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.record import Receipt
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile
-from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.statements import GapKind, NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.judges import Chances
@@ -49,7 +48,7 @@ def served(model: Path) -> Network:
 @pytest.fixture(scope="module")
 def measured() -> CalibrationFile:
     with trained_calibration("receipt-v1") as file:
-        return read_calibration(file)
+        return CalibrationFile.read(file)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from proofserve.reports import NodeError, Progress, ReportedError
 from proofserve.verifier.chat import conversation as collecting
-from proofserve.verifier.chat.conversation import COMPLETIONS, ReceiptClient
+from proofserve.verifier.chat.conversation import CHAT, ReceiptClient
 from support.provider import provider
 
 REQUEST = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "temperature": 0.5}
@@ -86,9 +86,9 @@ def test_a_server_that_refuses_says_why() -> None:
 def test_a_response_without_an_id_is_named_before_receipts_are_asked() -> None:
     with provider() as (served, url), ReceiptClient(url) as client:
         served.app.router.routes.clear()
-        served.app.add_api_route("/v1/completions", lambda: {"choices": []}, methods=["POST"])
+        served.app.add_api_route(CHAT, lambda: {"choices": []}, methods=["POST"])
         with pytest.raises(ReportedError, match=r"name: response\.id: Field required"):
-            client.chat("name", REQUEST, COMPLETIONS)
+            client.chat("name", REQUEST)
         assert served.paths == []
 
 

@@ -15,7 +15,7 @@ from proofserve.verifier.chat.conversation import (
     read,
     write,
 )
-from proofserve.wire.receipts import signed_receipt_body
+from proofserve.wire.signed import signed_receipt_body
 from support.provider import Node
 
 

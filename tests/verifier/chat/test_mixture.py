@@ -8,7 +8,7 @@ import pytest
 from proofserve.engines.reference.engine import Run
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.verifier.chat.answers import Answer, Blocks
 from proofserve.verifier.judges import OWN, BankRun, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup

@@ -13,7 +13,7 @@ import pytest
 
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import NodeError, ReportedError
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.chat.conversation import Conversation
@@ -55,7 +55,7 @@ class Clears:
         missing = sum(chat.without_receipt for chat in window)
         choices = sum(len(chat.choices) for chat in window)
         gaps = (Gap(GapKind.MISSING, "no receipt"),) * missing
-        return outcome_of(bad, sketches, None, self.answers, gaps, choices)
+        return outcome_of(self.answers, bad, gaps, choices, sketches)
 
 
 def watch_of(judge: Any, file: EvidenceFile | None = None) -> Watch:
@@ -146,7 +146,7 @@ def test_the_record_is_json_from_the_start(node: Node) -> None:
 def test_a_report_says_why_and_what_is_missing() -> None:
     failures = (FailedCheck("prompt", "the node read 3 tokens"),)
     gaps = (Gap(GapKind.MISSING, "no receipt"), Gap(GapKind.UNCHECKED, "x choice 0: adapter"))
-    outcome = outcome_of(failures, None, None, (answer("a", (1,), (2,)),) * 3, gaps, 6)
+    outcome = outcome_of((answer("a", (1,), (2,)),) * 3, failures, gaps, 6)
     lines = list(outcome.lines())
     assert lines == [
         "3 answers with a receipt checked (seed a seed)",
@@ -164,7 +164,7 @@ def test_a_report_says_who_read_and_who_wrote() -> None:
     tokens = Opinion("tokens", UNDECIDED, 64, "64 tokens fit", {})
     writer = WriterFinding((tokens,), ("int4",), ("int8: 9 more sampled answers",), enough=True)
     sketches = Verification(HONEST, (), ())
-    found = outcome_of((), sketches, writer, (), (), 1)
+    found = outcome_of((), (), (), 1, sketches, writer)
     assert found.verdict is HONEST
     assert list(found.lines())[1:] == [
         "  tokens     undecided: 64 tokens fit",
@@ -173,14 +173,14 @@ def test_a_report_says_who_read_and_who_wrote() -> None:
         "written by: untested against int8: 9 more sampled answers",
         "Honest figures: of a file.",
     ]
-    asked = outcome_of((), sketches, replace(writer, enough=False), (), (), 1)
+    asked = outcome_of((), (), (), 1, sketches, replace(writer, enough=False))
     assert asked.verdict is UNDECIDED
     assert "More answers are needed: give several files." in asked.lines()
 
 
 def test_a_report_of_what_no_kernel_explains_says_what_to_measure() -> None:
     unexplained = SequentialResult.UNEXPLAINED
-    outcome = outcome_of((), Verification(unexplained, (), ()), None, (), (), 1)
+    outcome = outcome_of((), (), (), 1, Verification(unexplained, (), ()))
     assert outcome.verdict is unexplained
     said = " ".join(outcome.lines())
     assert "measure it: proofserve calibrate chat MODEL --url URL --out FILE" in said
@@ -192,7 +192,7 @@ def test_tokens_convict_but_never_clear(
     result: SequentialResult, verdict: SequentialResult
 ) -> None:
     writer = WriterFinding((Opinion("tokens", result, 1, "", {}),), (), (), enough=True)
-    assert outcome_of((), None, writer, (), (), 1).verdict is verdict
+    assert outcome_of((), (), (), 1, None, writer).verdict is verdict
 
 
 def answer(name: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> Answer:

@@ -12,7 +12,7 @@ import httpx
 
 from benchmarks.fleet.fake_member import URLS
 from measuring.processes import Process, running, wait_until
-from proofserve.wire.paths import FLEET
+from proofserve.wire import FLEET
 from proofserve.wiring.launch import free_port
 
 # The most members of one process.

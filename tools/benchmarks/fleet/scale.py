@@ -21,7 +21,7 @@ from benchmarks.fleet.deployment import Deployed, deployed
 from measuring.processes import ProcessFailed
 from proofserve.host import machine
 from proofserve.reports import Figure, Limit, Report
-from proofserve.wire.paths import FLEET, PROOFS
+from proofserve.wire import FLEET, PROOFS
 from proofserve_lab.bench.statistics import quantile
 
 _BODY: dict[str, Any] = {

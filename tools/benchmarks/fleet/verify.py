@@ -49,7 +49,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.reports import Figure, Limit, Report
 from proofserve.rounds.records import Workload
-from proofserve.verifier.nodes.member_jobs import CheckpointTruths, check_sample
+from proofserve.verifier.nodes.members import CheckpointTruths, check_sample
 
 _WIDTH, _BATCH = 12, 8
 

@@ -23,7 +23,7 @@ from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.judging import JudgingOptions
-from proofserve.verifier.nodes.member_jobs import check_sample
+from proofserve.verifier.nodes.members import check_sample
 from proofserve.verifier.verification import Truth
 from proofserve.wiring.fleet_worker import run_worker
 from proofserve.wiring.node import running_node

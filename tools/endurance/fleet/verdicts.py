@@ -20,7 +20,7 @@ from endurance.fleet.account import counted, zero
 from endurance.fleet.programs import toy_vectors
 from proofserve.fleet.sql.tables import read_spec
 from proofserve.protocol.nonces import draw
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.counting import SequentialResult, SequentialTest
 from proofserve.rounds.records import Workload
 
 # As the option --p-fraud of ``proofserve verify``.

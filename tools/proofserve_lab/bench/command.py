@@ -12,15 +12,15 @@ from proofserve.cli import options
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.client.checkpoint import proof_validator, validator_setup
+from proofserve.client.judging import proof_validator, validator_setup
 from proofserve.host import machine
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from proofserve.reports import Figure, Progress, Report, ReportedError
-from proofserve.verifier.calibration_file import calibrated_order, checkpoint_shape, read
+from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order, checkpoint_shape
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import BankRun
 from proofserve.verifier.judging import JudgingOptions, judged
@@ -126,7 +126,8 @@ def verify(
 
     with open_session() as session, session.interrupts.allowed():
         session.line.step(f"loading {model}, after writing it if it is not in the cache")
-        found, measured = checkpoint_named(model, size, session.line.step), read(calibration)
+        found = checkpoint_named(model, size, session.line.step)
+        measured = CalibrationFile.read(calibration)
         work = workload_of(replace(calibrated_order(measured), block_hash=fresh_seed()))
         setup = validator_setup(found.folder, device, measured=measured)
         node = proof_validator(setup, work, forward_batch)

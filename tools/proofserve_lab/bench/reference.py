@@ -10,8 +10,8 @@ import torch
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network
 from proofserve.host import machine
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.reports import Figure, Progress, Report, ReportedError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload

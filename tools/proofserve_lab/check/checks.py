@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from proofserve.protocol import SKETCHES
-from proofserve.protocol.distance import is_winner
 from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.network_schemes import is_winner
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.chats import (
     Call,

@@ -4,33 +4,37 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final
 
 import typer
+from pydantic import Field
 
-from proofserve.cli import options
-from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
-from proofserve.cli.session import (
-    EXIT_FAILED,
-    EXIT_NO_VERDICT,
-    CommandSession,
-    VerdictCommand,
-    open_session,
+from proofserve.cli.command import verdict_command
+from proofserve.cli.model import NAMES, checkpoint_named
+from proofserve.cli.options import Size
+from proofserve.cli.recompute import tell_plan
+from proofserve.cli.session import EXIT_FAILED, CommandSession
+from proofserve.cli.validator.options import (
+    PageOptions,
+    PlanOptions,
+    RecomputationOptions,
+    ThresholdOptions,
 )
-from proofserve.cli.validator.plans import tell_plan
 from proofserve.host import machine
 from proofserve.protocol import (
     ARTIFACT,
+    ARTIFACT_K_DIM,
     ARTIFACT_LAYERS,
     DEFAULT_SCHEME,
     SEQ_LEN,
+    SKETCH_K_DIM,
     SKETCHES,
     TWINS,
     default_k_dim,
 )
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
-from proofserve.reports import Progress, write_json
+from proofserve.reports import Progress
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.attacks import attacks
 from proofserve.verifier.audit.audit import FEWEST, RUNS, Audit, AuditOptions, ConvictionRule, audit
@@ -39,12 +43,13 @@ from proofserve.verifier.audit.report import AuditReport, page
 from proofserve.verifier.calibration_file import (
     NETWORK_P_MISMATCH,
     CalibrationFile,
+    GivenThreshold,
     checkpoint_shape,
     measured_threshold,
 )
 from proofserve.verifier.judges import ALPHA
 from proofserve.verifier.orders import vector_scheme
-from proofserve.verifier.plans.costs import Pass, audit_passes
+from proofserve.verifier.plans import Pass, audit_passes
 from proofserve.verifier.validator import CheckpointValidator
 
 app = typer.Typer()
@@ -55,54 +60,74 @@ NONCES, QUICK_NONCES = 96, 24
 QUICK_BANK: Final = ("int8 per channel", "int8 g32", "fp8 per channel", "int4 g128")
 
 
-@app.command("audit", cls=VerdictCommand)
-def command(
-    model: Annotated[
-        str,
-        typer.Argument(help=f"The deployed model: {', '.join(NAMES)}, or a checkpoint's folder."),
-    ],
-    size: options.Size = "small",
-    dist_threshold: options.DistThreshold = None,
-    calibration: options.Calibration = None,
-    p_mismatch: options.PMismatch = None,
-    alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = ALPHA,
-    power: Annotated[float, typer.Option(help="Required chance to convict a cheat.")] = 0.999,
-    max_nonces: Annotated[
-        int, typer.Option(help="Most nonces that a validator recomputes.", min=1)
-    ] = 1000,
-    nonces: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Nonces per prover; {NONCES}, or {QUICK_NONCES} with --quick.", min=FEWEST
-        ),
-    ] = None,
-    verifications: Annotated[int, typer.Option(help="Simulated of each prover.", min=1)] = RUNS,
-    quick: Annotated[
-        bool, typer.Option("--quick", help=f"Fewer nonces; of the bank {', '.join(QUICK_BANK)}.")
-    ] = False,
-    other: Annotated[
-        Path | None,
-        typer.Option(help="Another, also a smaller, checkpoint of this hidden size; else random."),
-    ] = None,
-    suspect: options.Suspects = None,
-    seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = SEQ_LEN,
-    k_dim: options.KDim = None,
-    scheme: Annotated[
-        str, typer.Option(help=f"{ARTIFACT}, {ARTIFACT_LAYERS}, {' or '.join(SKETCHES)}.")
-    ] = DEFAULT_SCHEME,
-    stronger_rng: options.StrongerRng = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="That is served: bfloat16 or float16; the checkpoint's if unset."),
-    ] = None,
-    device: options.Device = "cpu",
-    forward_batch: options.ForwardBatch = 8,
-    plan: options.Plan = False,
-    json: options.Json = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write the report as a web page to this file.")
-    ] = None,
-) -> None:
+class AuditCommandOptions(RecomputationOptions, ThresholdOptions, PlanOptions, PageOptions):
+    model: Annotated[str, typer.Argument()] = Field(
+        description=f"The deployed model: {', '.join(NAMES)}, or a checkpoint's folder."
+    )
+    size: Size = "small"
+    alpha: float = ALPHA
+    """Chance to convict an honest node."""
+    power: float = 0.999
+    """Required chance to convict a cheat."""
+    max_nonces: int = Field(1000, ge=1)
+    """Most nonces that a validator recomputes."""
+    nonces: int | None = Field(
+        None, ge=FEWEST, description=f"Nonces per prover; {NONCES}, or {QUICK_NONCES} with --quick."
+    )
+    verifications: int = Field(RUNS, ge=1)
+    """Simulated of each prover."""
+    quick: Annotated[bool, typer.Option("--quick")] = Field(
+        False, description=f"Fewer nonces; of the bank {', '.join(QUICK_BANK)}."
+    )
+    other: Path | None = None
+    """Another, also a smaller, checkpoint of this hidden size; else random."""
+    seq_len: int = Field(SEQ_LEN, ge=2)
+    """Tokens per nonce."""
+    k_dim: int | None = Field(
+        None,
+        ge=1,
+        description=f"Values per vector; {ARTIFACT_K_DIM}, or {SKETCH_K_DIM} of a sketch, if"
+        " unset.",
+    )
+    scheme: str = Field(
+        DEFAULT_SCHEME, description=f"{ARTIFACT}, {ARTIFACT_LAYERS}, {' or '.join(SKETCHES)}."
+    )
+    stronger_rng: bool = False
+    """256-bit seeds; with artifact-v1-layers."""
+    dtype: str | None = None
+    """That is served: bfloat16 or float16; the checkpoint's if unset."""
+
+    def setup(self, folder: Path, known: CalibrationFile | None) -> AuditSetup:
+        """That of the checkpoint in ``folder``, whose honest nodes are ``known``."""
+        if known is not None and self.dtype is not None:
+            known.require_served(self.dtype, known.kv_dtype)
+        k_dim = self.k_dim or default_k_dim(self.scheme)
+        return AuditSetup(
+            folder,
+            self.device,
+            self.suspect,
+            self.dtype,
+            scheme=vector_scheme(self.scheme, k_dim, self.stronger_rng),
+            seq_len=self.seq_len,
+            forward_batch=self.forward_batch,
+            other=self.other,
+            bank=QUICK_BANK if self.quick else None,
+        ).serving_as(known)
+
+    def auditing(self, threshold: CalibrationFile | GivenThreshold | None) -> AuditOptions:
+        rate = threshold.p_mismatch if threshold else self.p_mismatch or NETWORK_P_MISMATCH
+        return AuditOptions(
+            ConvictionRule(rate, self.alpha, self.power, self.max_nonces),
+            self.nonces or (QUICK_NONCES if self.quick else NONCES),
+            threshold.honest if isinstance(threshold, CalibrationFile) else None,
+            threshold.dist_threshold if threshold else None,
+            self.verifications,
+            price=not self.quick,
+        )
+
+
+@verdict_command(app, "audit")
+def audit_model(given: AuditCommandOptions, session: CommandSession) -> int:
     """Try every known attack on a deployment, and say which its validators would notice.
 
     The attacks round weights, activations and caches, prune, skip layers,
@@ -136,48 +161,35 @@ def command(
     proofserve audit ./model --scheme sketch-v2 --suspect ./model-awq --other ./smaller
     """
     began = time.monotonic()
-    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        deployed = checkpoint_named(model, size, session.line.step, for_plan=plan)
-        given = calibration is not None or dist_threshold is not None
-        threshold = measured_threshold(dist_threshold, calibration, p_mismatch) if given else None
-        known = threshold if isinstance(threshold, CalibrationFile) else None
-        if known is not None and dtype is not None:
-            known.require_served(dtype, known.kv_dtype)
-        setup = AuditSetup(
-            deployed.folder,
-            device,
-            tuple(suspect or ()),
-            dtype,
-            scheme=vector_scheme(scheme, k_dim or default_k_dim(scheme), stronger_rng),
-            seq_len=seq_len,
-            forward_batch=forward_batch,
-            other=other,
-            bank=QUICK_BANK if quick else None,
-        ).serving_as(known)
-        rate = threshold.p_mismatch if threshold else p_mismatch or NETWORK_P_MISMATCH
-        auditing = AuditOptions(
-            ConvictionRule(rate, alpha, power, max_nonces),
-            nonces or (QUICK_NONCES if quick else NONCES),
-            known.honest if known else None,
-            threshold.dist_threshold if threshold else None,
-            verifications,
-            price=not quick,
-        )
-        if plan:
-            _end_with_plan(setup, auditing.nonces, session)
-        session.line.step(f"loading {model}")
-        deployment = CheckpointDeployment(setup)
-        _require_fit(known, deployed, setup, deployment)
-        found = audit(deployment, auditing, session.line)
-        beside = _other_routing(deployment, setup.scheme, auditing, session.line)
-        honest = known.origin if known else "the kernels emulated in this audit"
-        facts = {**_facts(deployed.name, setup, auditing.nonces, began), "honest": honest}
-        report = AuditReport(found, deployment.price, facts, machine(), beside)
-        _show(report, json, html, session)
-    raise typer.Exit(0 if found.passed else EXIT_FAILED)
+    deployed = checkpoint_named(given.model, given.size, session.line.step, for_plan=given.plan)
+    threshold = None
+    if given.calibration is not None or given.dist_threshold is not None:
+        figures = given.dist_threshold, given.calibration, given.p_mismatch
+        threshold = measured_threshold(*figures)
+    known = threshold if isinstance(threshold, CalibrationFile) else None
+    setup, auditing = given.setup(deployed.folder, known), given.auditing(threshold)
+    work = Workload(setup.scheme, Block("", 0), "", setup.seq_len)
+    if given.plan:
+        _tell_plan(setup, work, auditing.nonces, session)
+        return 0
+    session.line.step(f"loading {given.model}")
+    deployment = CheckpointDeployment(setup)
+    if known is not None:
+        shape, digest = checkpoint_shape(deployed.folder), deployment.weights_digest
+        known.require(work, [deployed.name], shape, digest, deployment.is_dense)
+    found = audit(deployment, auditing, session.line)
+    beside = _other_routing(deployment, setup.scheme, auditing, session.line)
+    honest = known.origin if known else "the kernels emulated in this audit"
+    facts = {**_facts(deployed.name, setup, auditing.nonces, began), "honest": honest}
+    report = AuditReport(found, deployment.price, facts, machine(), beside)
+    # First, so that it is not lost if a file cannot be written.
+    _show(report, session)
+    given.write(report.json())
+    given.write_page(page(report))
+    return 0 if found.passed else EXIT_FAILED
 
 
-def _end_with_plan(setup: AuditSetup, nonces: int, session: CommandSession) -> NoReturn:
+def _tell_plan(setup: AuditSetup, work: Workload, nonces: int, session: CommandSession) -> None:
     # Another checkpoint costs what random weights do.
     deployment = CheckpointDeployment(replace(setup, unread=True, other=None))
     cheats = [prover.name for prover in attacks(deployment, 0.0)]
@@ -188,23 +200,8 @@ def _end_with_plan(setup: AuditSetup, nonces: int, session: CommandSession) -> N
         again = audit_passes(nonces, bank, [*PRUNED_EXPERTS]) if both else []
         return [*audit_passes(nonces, bank, cheats), *again]
 
-    work = Workload(setup.scheme, Block("", 0), "", setup.seq_len)
     about = f"nonces of each prover, {len(cheats)} of which cheat"
     tell_plan(setup, work, setup.forward_batch, passes_of, about, session)
-    raise typer.Exit
-
-
-def _require_fit(
-    known: CalibrationFile | None,
-    deployed: Checkpoint,
-    setup: AuditSetup,
-    deployment: CheckpointDeployment,
-) -> None:
-    if known is None:
-        return
-    work = Workload(setup.scheme, Block("", 0), "", setup.seq_len)
-    shape, digest = checkpoint_shape(deployed.folder), deployment.weights_digest
-    known.require(work, [deployed.name], shape, digest, deployment.is_dense)
 
 
 def _other_routing(
@@ -236,10 +233,7 @@ def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str,
     }
 
 
-def _show(
-    report: AuditReport, json: Path | None, html: Path | None, session: CommandSession
-) -> None:
-    """Print the report first, so that it is not lost if a file cannot be written."""
+def _show(report: AuditReport, session: CommandSession) -> None:
     session.console.print(report.table())
     for sentence in (
         *report.missed,
@@ -252,7 +246,3 @@ def _show(
     ):
         session.tell(sentence)
     session.tell(report.audit.verdict, f"bold {'green' if report.audit.passed else 'red'}")
-    if json is not None:
-        write_json(json, report.json())
-    if html is not None:
-        html.write_text(page(report), encoding="utf-8")

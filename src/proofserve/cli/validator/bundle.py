@@ -1,21 +1,19 @@
 """``proofserve verify-bundle``: whether a verdict of another validator is true."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from proofserve.cli import options
-from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
-from proofserve.cli.validator.verify import EXIT_CODES, show
-from proofserve.client.checkpoint import truths_of_checkpoint, validator_setup
+from proofserve.cli.command import verdict_command
+from proofserve.cli.session import EXIT_CODES, EXIT_NO_VERDICT, CommandSession
+from proofserve.cli.validator.options import CalibrationOptions, RecomputationOptions
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import Work
-from proofserve.reports import ReportedError
+from proofserve.reports import Progress, ReportedError, read_json
 from proofserve.verifier.bundle import (
     Bundle,
     BundledOptions,
@@ -23,31 +21,24 @@ from proofserve.verifier.bundle import (
     digest_of_file,
     digests_of,
     faults_of,
-    read_bundle,
 )
-from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.judging import VerdictReport, judged
-from proofserve.verifier.orders import workload_of
+from proofserve.verifier.judging import VerdictReport
 
 app = typer.Typer()
 
 
-@app.command("verify-bundle", cls=VerdictCommand)
-def command(
-    file: Annotated[Path, typer.Argument(help="What `verify` or `challenge --bundle` wrote.")],
-    *,
-    model: Annotated[
-        Path | None, typer.Option(help="The published checkpoint; without it --check-only.")
-    ] = None,
-    calibration: options.Calibration = None,
-    suspect: options.Suspects = None,
-    device: options.Device = "cpu",
-    forward_batch: options.ForwardBatch = 8,
-    check_only: Annotated[
-        bool, typer.Option("--check-only", help="Compute no vector: a second, without a model.")
-    ] = False,
-) -> None:
+class VerifyBundleOptions(RecomputationOptions, CalibrationOptions):
+    file: Annotated[Path, typer.Argument()]
+    """What `verify` or `challenge --bundle` wrote."""
+    model: Path | None = None
+    """The published checkpoint; without it --check-only."""
+    check_only: Annotated[bool, typer.Option("--check-only")] = False
+    """Compute no vector: a second, without a model."""
+
+
+@verdict_command(app, "verify-bundle")
+def verify_bundle(given: VerifyBundleOptions, session: CommandSession) -> int:
     """Check a verdict of another validator, and compute it again.
 
     The claims in a bundle are answers that the node signed. --check-only says whether the file is
@@ -70,34 +61,53 @@ def command(
     proofserve verify-bundle verdict.json --check-only
     proofserve verify-bundle verdict.json --model ./model
     """
-    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        session.line.step(f"reading {file}")
-        if faults := [*faults_of(file)]:
-            session.tell("\n".join(faults), "red")
-            raise typer.Exit(EXIT_NO_VERDICT)
-        bundle = read_bundle(file)
-        session.tell("\n".join(_about(bundle, *bundle.claims())))
-        if check_only:
-            return
-        if bundle.witnesses:
-            if model is not None:
-                raise ReportedError(
-                    "--model: other nodes judged here, and no checkpoint: leave it out"
-                )
-            judge = bundle.beside_witnesses()
-        elif model is None:
-            raise ReportedError("give --model CHECKPOINT, or --check-only")
-        else:
-            files = calibration, suspect or ()
-            judge = _judge_of(bundle, (model, device, forward_batch), *files, session)
-        report = judge(bundle.seed)
-        if changed := [*differences(bundle, report)]:
-            session.tell("\n".join(changed), "red")
-            raise typer.Exit(EXIT_NO_VERDICT)
-        show(session, report.outcome.verdict, report.lines())
-        if report.outcome.verdict is SequentialResult.FRAUD:
-            _require_again(judge, session)
-    raise typer.Exit(EXIT_CODES[report.outcome.verdict])
+    session.line.step(f"reading {given.file}")
+    if faults := [*faults_of(given.file)]:
+        session.tell("\n".join(faults), "red")
+        return EXIT_NO_VERDICT
+    bundle = read_json(given.file, Bundle)
+    session.tell("\n".join(_about(bundle, *bundle.claims())))
+    if given.check_only:
+        return 0
+    judge = _judge_of(bundle, given, session.line)
+    report = judge(bundle.seed)
+    if changed := [*differences(bundle, report)]:
+        session.tell("\n".join(changed), "red")
+        return EXIT_NO_VERDICT
+    session.show(report.outcome.verdict, report.lines())
+    if report.outcome.verdict is SequentialResult.FRAUD:
+        again = judge(fresh_seed()).outcome
+        if again.verdict is not SequentialResult.FRAUD:
+            text = f"another sample of the same answers does not convict: {again.verdict}"
+            session.tell(f"{text} after {again.nonces_used} nonces", "red")
+            return EXIT_NO_VERDICT
+        session.tell(f"So does another sample, after {again.nonces_used} nonces.")
+    return EXIT_CODES[report.outcome.verdict]
+
+
+def _judge_of(
+    bundle: Bundle, given: VerifyBundleOptions, progress: Progress
+) -> Callable[[str], VerdictReport]:
+    """The verdict of this machine by a seed.
+
+    Raises ReportedError for other judges and other files than were used.
+    """
+    if bundle.witnesses:
+        if given.model is not None:
+            raise ReportedError("--model: other nodes judged here, and no checkpoint: leave it out")
+        return bundle.beside_witnesses()
+    if given.model is None:
+        raise ReportedError("give --model CHECKPOINT, or --check-only")
+    found = given.calibration and digest_of_file(given.calibration)
+    if found != bundle.judged_by.calibration:
+        text = f"{found or 'none'}, the verdict was made with {bundle.judged_by.calibration}"
+        raise ReportedError(f"--calibration: its SHA-256 is {text}")
+    if (known := digests_of(given.suspect)) != [*bundle.judged_by.suspects]:
+        raise ReportedError(f"--suspect: {known or 'none'} are not {bundle.judged_by.suspects}")
+    options = bundle.judged_by.options(given.measured())
+    claimed, order = bundle.claims()
+    judge = given.judging(given.model, None, options).judge_of(order, progress)
+    return lambda seed: judge(claimed, order, (seed, bundle.most))
 
 
 def _about(bundle: Bundle, claimed: ClaimedArtifacts, order: Work) -> list[str]:
@@ -133,40 +143,3 @@ def _numbers(judged_by: BundledOptions) -> list[str]:
     if judged_by.suspects:
         said.append(f"{len(judged_by.suspects)} suspected checkpoints")
     return said
-
-
-def _require_again(judge: Callable[[str], VerdictReport], session: CommandSession) -> None:
-    """Exit without a verdict unless another sample convicts, too."""
-    again = judge(fresh_seed()).outcome
-    if again.verdict is not SequentialResult.FRAUD:
-        text = f"another sample of the same answers does not convict: {again.verdict}"
-        session.tell(f"{text} after {again.nonces_used} nonces", "red")
-        raise typer.Exit(EXIT_NO_VERDICT)
-    session.tell(f"So does another sample, after {again.nonces_used} nonces.")
-
-
-def _judge_of(
-    bundle: Bundle,
-    setup: tuple[Path, str, int],
-    calibration: Path | None,
-    suspects: Sequence[Path],
-    session: CommandSession,
-) -> Callable[[str], VerdictReport]:
-    """The verdict of this machine by a seed.
-
-    Raises ReportedError for other files than were used.
-    """
-    found = calibration and digest_of_file(calibration)
-    if found != bundle.judged_by.calibration:
-        text = f"{found or 'none'}, the verdict was made with {bundle.judged_by.calibration}"
-        raise ReportedError(f"--calibration: its SHA-256 is {text}")
-    if (known := digests_of(suspects)) != [*bundle.judged_by.suspects]:
-        raise ReportedError(f"--suspect: {known or 'none'} are not {bundle.judged_by.suspects}")
-    model, device, forward_batch = setup
-    measured = read_calibration(calibration) if calibration else None
-    claimed, order = bundle.claims()
-    made, work = validator_setup(model, device, suspects, measured), workload_of(order)
-    session.line.step(f"loading {model}")
-    truth = truths_of_checkpoint(made, work, forward_batch, session.line.layer)(work)
-    judging, whole = bundle.judged_by.options(measured), replace(claimed, scheme=order.scheme)
-    return lambda seed: judged(whole, truth, judging, seed, bundle.most, session.line)

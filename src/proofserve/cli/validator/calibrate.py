@@ -1,16 +1,20 @@
 """``proofserve calibrate``: what honest nodes do. ``noise`` is in a module of its own."""
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from proofserve.cli import options, servers
-from proofserve.cli.model import ModelArgument, SmallModel, checkpoint, checkpoint_named
+from proofserve.cli.command import command
+from proofserve.cli.model import Checkpoint, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
-from proofserve.client.checkpoint import validator_setup
+from proofserve.cli.validator.options import CheckpointOptions
+from proofserve.client.judging import validator_setup
 from proofserve.host import machine
 from proofserve.reports import NodeError, Report, ReportedError, write_json
 from proofserve.verifier import target
@@ -21,7 +25,7 @@ from proofserve.verifier.claims import kernel_facts
 from proofserve.verifier.noise import VERIFICATIONS, checked
 
 app = typer.Typer(help="Find the parameters that suit a model.", no_args_is_help=True)
-app.command("noise")(noise)
+command(app, "noise")(noise)
 
 # Of ``chat``: chats with each server, and tokens of each answer.
 CHATS, TOKENS = 130, 128
@@ -37,28 +41,30 @@ NONCES = 2016
 SEQ_LEN = 8
 
 
-@app.command("chat")
-def chat(
-    model: ModelArgument,
-    *,
-    out: Annotated[Path, typer.Option(help="Write the figures, as `verify-chat` reads them.")],
-    url: Annotated[
-        list[str] | None,
-        typer.Option(help="A server with receipts that you trust; repeat it for several kinds."),
-    ] = None,
-    chats: Annotated[int, typer.Option(help="Chats with each server.", min=8)] = CHATS,
-    tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=16)] = TOKENS,
-    concurrency: Annotated[int, typer.Option(help="Chats at a time.", min=1)] = 16,
-    seed: Annotated[int, typer.Option(help="Chooses the prompts.", min=0)] = 0,
-    kv_cache: Annotated[
-        str, typer.Option(help="What servers may keep keys and values in: auto, or also fp8.")
-    ] = "auto",
-    suspect: options.Suspects = None,
-    verifications: options.LeftOut = VERIFICATIONS,
-    api_key: options.ApiKey = None,
-    device: options.Device = "cpu",
-    size: options.Size = "tiny",
-) -> None:
+class CalibrateChatOptions(CheckpointOptions):
+    model: ModelArgument
+    out: Path
+    """Write the figures, as `verify-chat` reads them."""
+    url: tuple[str, ...] = ()
+    """A server with receipts that you trust; repeat it for several kinds."""
+    chats: int = Field(CHATS, ge=8)
+    """Chats with each server."""
+    tokens: int = Field(TOKENS, ge=16)
+    """Tokens of each answer."""
+    concurrency: int = Field(16, ge=1)
+    """Chats at a time."""
+    seed: int = Field(0, ge=0)
+    """Chooses the prompts."""
+    kv_cache: str = "auto"
+    """What servers may keep keys and values in: auto, or also fp8."""
+    verifications: int = Field(VERIFICATIONS, ge=1)
+    """Simulated of each kernel that is left out."""
+    api_key: options.ApiKey = None
+    size: options.Size = "tiny"
+
+
+@command(app, "chat")
+def chat(given: CalibrateChatOptions, session: CommandSession) -> None:
     """Chat with honest servers, and measure the errors of their receipts.
 
     A server is honest if it is like one of the kernels measured here. Kernels
@@ -81,46 +87,57 @@ def chat(
     proofserve calibrate chat ./model --url http://eager:8000 --url http://compiled:8000
         --out chat.json
     """
-    with open_session() as session:
-        deployed = checkpoint_named(model, size, session.line.step)
-        setup = validator_setup(deployed.folder, device, suspect, kv_dtype=kv_cache)
-        found: list[Conversation] = []
-        by_key: dict[str, KernelFacts] = {}
-        for number, server in enumerate(url or [None]):
-            if server is None:
-                ours = servers.ServerOptions(
-                    deployed.folder, deployed.name, CHAT_FORWARD_BATCH, receipts=True
-                )
-                running, key = servers.serving(ours, session), None
-            else:
-                running, key = servers.existing_server(server, api_key, session), api_key
-            with running as node, ReceiptClient(node.url, key) as client:
-                asked = requests(client.model(), seed + number, chats, tokens)
-                answered = client.chats(asked, concurrency, session.line)
-                try:
-                    said = node.kernels()
-                except NodeError:
-                    # A gateway does not say what runs behind it.
-                    said = {}
-            for chat in answered:
-                if len(chat.receipts) < len(chat.choices):
-                    raise ReportedError(
-                        f"{chat.name} has no receipt; start the server with --receipts"
-                    )
-            facts = KernelFacts.model_validate(kernel_facts(server or "vllm", said))
-            # Keys of a server's starts, or of the nodes behind a gateway.
-            keys = {each.receipt.sketch_key for chat in answered for each in chat.receipts}
-            by_key |= dict.fromkeys(keys, facts)
-            found += answered
-        with session.interrupts.allowed():
-            session.line.step(f"loading {deployed.folder}")
-            checker = ChatChecker(setup, None, str(seed))
-            made = checker.calibration(deployed.name, by_key, found, session.line)
-            made = checked(made, session.line, verifications)
-            made.write(out)
-        for line in calibration_lines(made, len(found)):
-            session.tell(line)
-        session.console.print(f"calibration of {deployed.name} written to {out}", soft_wrap=True)
+    deployed = checkpoint_named(given.model, given.size, session.line.step)
+    how = given.device, given.suspect, None, given.kv_cache
+    setup = validator_setup(deployed.folder, *how)
+    found: list[Conversation] = []
+    by_key: dict[str, KernelFacts] = {}
+    for number, url in enumerate(given.url or [None]):
+        said, answered = _answers(given, deployed, url, number, session)
+        facts = KernelFacts.model_validate(kernel_facts(url or "vllm", said))
+        # Keys of a server's starts, or of the nodes behind a gateway.
+        keys = {each.receipt.sketch_key for chat in answered for each in chat.receipts}
+        by_key |= dict.fromkeys(keys, facts)
+        found += answered
+    session.line.step(f"loading {deployed.folder}")
+    checker = ChatChecker(setup, None, str(given.seed))
+    made = checker.calibration(deployed.name, by_key, found, session.line)
+    made = checked(made, session.line, given.verifications)
+    made.write(given.out)
+    for line in calibration_lines(made, len(found)):
+        session.tell(line)
+    session.console.print(f"calibration of {deployed.name} written to {given.out}", soft_wrap=True)
+
+
+def _answers(
+    given: CalibrateChatOptions,
+    deployed: Checkpoint,
+    url: str | None,
+    number: int,
+    session: CommandSession,
+) -> tuple[Mapping[str, object], Sequence[Conversation]]:
+    """What the server at ``url``, or one that is started, says of its kernels, and chats with it.
+
+    Raises ReportedError for an answer without a receipt.
+    """
+    if url is None:
+        batch = CHAT_FORWARD_BATCH
+        ours = servers.ServerOptions(deployed.folder, deployed.name, batch, receipts=True)
+        running, key = servers.serving(ours, session), None
+    else:
+        running, key = servers.existing_server(url, given.api_key, session), given.api_key
+    with running as node, ReceiptClient(node.url, key) as client:
+        asked = requests(client.model(), given.seed + number, given.chats, given.tokens)
+        answered = client.chats(asked, given.concurrency, session.line)
+        try:
+            said = node.kernels()
+        except NodeError:
+            # A gateway does not say what runs behind it.
+            said = {}
+    for chat in answered:
+        if len(chat.receipts) < len(chat.choices):
+            raise ReportedError(f"{chat.name} has no receipt; start the server with --receipts")
+    return said, answered
 
 
 @app.command("r-target", context_settings=options.SEVERAL)

@@ -11,18 +11,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
-from proofserve.cli import options
-from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
-from proofserve.cli.validator.verify import EXIT_CODES, GIVEN_SEED, show
-from proofserve.client.checkpoint import validator_setup
+from proofserve.cli.command import verdict_command
+from proofserve.cli.options import ApiKey
+from proofserve.cli.session import EXIT_CODES, CommandSession
+from proofserve.cli.validator.options import (
+    CalibrationOptions,
+    ChanceOptions,
+    CheckpointOptions,
+    ReportOptions,
+)
+from proofserve.cli.validator.verify import GIVEN_SEED
+from proofserve.client.judging import validator_setup
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.record import PUBLIC_KEY_BYTES, SignedReceipt, is_signed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.reports import NodeError, ReportedError, write_json
-from proofserve.verifier.calibration_file import read as read_calibration
 from proofserve.verifier.chat.conversation import (
     Conversation,
     PublicLog,
@@ -34,7 +41,7 @@ from proofserve.verifier.chat.statements import LATE_MS, MOST_GAPS, FailedCheck,
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.chat.watching import EvidenceFile, LogFollower, Watch
 from proofserve.verifier.chat.writers import WRITERS
-from proofserve.verifier.judges import ALPHA, BETA, Chances
+from proofserve.verifier.judges import ALPHA, Chances
 
 verify_app, watch_app = typer.Typer(), typer.Typer()
 
@@ -45,74 +52,54 @@ _PROMPT_BITS = 64
 # Asks for a chat, or reads one. Raises ReportedError.
 Fetch = Callable[[], Conversation]
 
-ChatCalibration = Annotated[
-    Path | None, typer.Option("--calibration", help="A file of `calibrate chat --out`.")
-]
-LateAfter = Annotated[
-    float,
-    typer.Option(
-        help="A receipt is late if the client's side first saw it, or its log entry, so many"
-        " seconds after the answer.",
-        min=0.0,
-    ),
-]
-MostGaps = Annotated[
-    float,
-    typer.Option(
-        help="No provider is honest if a larger share of its answers has no receipt, a late one, or"
-        " one that cannot be checked.",
-        min=0.0,
-        max=1.0,
-    ),
-]
-RuleOut = Annotated[
-    int,
-    typer.Option(
-        metavar="BITS",
-        help="No provider is honest before its tokens have ruled out writers whose weights have so"
-        " many bits, or fewer: 4 or 8. 0 asks for none; the report names them in any case.",
-        min=0,
-        max=8,
-    ),
-]
-CheckedModel = Annotated[Path, typer.Option("--model", help="The checkpoint that was promised.")]
+
+class ChatOptions(CheckpointOptions, CalibrationOptions, ChanceOptions):
+    """What both commands are given."""
+
+    panel = "The receipts"
+
+    model: Path
+    """The checkpoint that was promised."""
+    calibration: Path | None = None
+    """A file of `calibrate chat --out`."""
+    late_after: float = Field(LATE_MS / 1e3, ge=0.0)
+    """A receipt is late if the client's side first saw it, or its log entry, so many seconds after
+    the answer."""
+    most_gaps: float = Field(MOST_GAPS, ge=0.0, le=1.0)
+    """No provider is honest if a larger share of its answers has no receipt, a late one, or one
+    that cannot be checked."""
+    rule_out: Annotated[int, typer.Option(metavar="BITS")] = Field(0, ge=0, le=8)
+    """No provider is honest before its tokens have ruled out writers whose weights have so many
+    bits, or fewer: 4 or 8. 0 asks for none; the report names them in any case."""
+
+    def checker(self, seed: str, session: CommandSession) -> ChatChecker:
+        """Load the checkpoint, which compares parts that ``seed`` chose."""
+        session.line.step(f"loading {self.model}")
+        setup = validator_setup(self.model, self.device, self.suspect)
+        return ChatChecker(setup, self.measured(), seed, self.most_gaps)
+
+    def facts(
+        self, checker: ChatChecker, key: bytes | None, log: PublicLog | FailedCheck | None
+    ) -> NodeFacts:
+        late_ms = int(self.late_after * 1000)
+        return NodeFacts(checker.weights_digest, key, log, late_ms=late_ms)
 
 
-@verify_app.command("verify-chat", cls=VerdictCommand)
-def verify_chat(
-    files: Annotated[
-        list[Path], typer.Argument(help="Chats, each with its request, response and receipts.")
-    ],
-    *,
-    model: CheckedModel,
-    calibration: ChatCalibration = None,
-    log: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL|FILE",
-            help="The public log that has to have the receipts: a node, or the SQLite file of"
-            " `proofserve receive`.",
-        ),
-    ] = None,
-    public_key: Annotated[
-        str | None, typer.Option(help="Of the node, in hexadecimal; any if unset.")
-    ] = None,
-    suspect: options.Suspects = None,
-    device: options.Device = "cpu",
-    seed: Annotated[
-        str | None,
-        typer.Option(
-            help="Compare the parts of long answers that this seed chose, to reproduce a verdict."
-            " If unset, a new one: a node that knows the seed knows the parts."
-        ),
-    ] = None,
-    late_after: LateAfter = LATE_MS / 1e3,
-    most_gaps: MostGaps = MOST_GAPS,
-    rule_out: RuleOut = 0,
-    alpha: options.Alpha = ALPHA,
-    beta: options.Beta = BETA,
-    json: options.Json = None,
-) -> None:
+class VerifyChatOptions(ChatOptions, ReportOptions):
+    files: Annotated[tuple[Path, ...], typer.Argument()]
+    """Chats, each with its request, response and receipts."""
+    log: Annotated[str | None, typer.Option(metavar="URL|FILE")] = None
+    """The public log that has to have the receipts: a node, or the SQLite file of `proofserve
+    receive`."""
+    public_key: str | None = None
+    """Of the node, in hexadecimal; any if unset."""
+    seed: str | None = None
+    """Compare the parts of long answers that this seed chose, to reproduce a verdict. If unset, a
+    new one: a node that knows the seed knows the parts."""
+
+
+@verdict_command(verify_app, "verify-chat")
+def verify_chat(given: VerifyChatOptions, session: CommandSession) -> int:
     """Check answers by their receipts, and reach a verdict: honest or fraud.
 
     A file is a JSON object with "request" (the body that the client sent), "response" (what it
@@ -147,32 +134,24 @@ def verify_chat(
     proofserve verify-chat chats/*.json --model ./model --calibration chat.json
         --log received.sqlite
     """
-    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        key, chances = _key(public_key), Chances(alpha, beta)
-        session.line.step(f"reading {len(files)} files")
-        chats = [read(file) for file in files]
-        known: dict[str, str] = {}
-        for chat in chats:
-            # The evidence of an answer counts once.
-            if chat.response_id in known:
-                both = f"{known[chat.response_id]} and {chat.name}"
-                raise ReportedError(f"{both} are of the same response {chat.response_id}")
-            known[chat.response_id] = chat.name
-        session.line.step(f"loading {model}")
-        setup = validator_setup(model, device, suspect)
-        measured = read_calibration(calibration) if calibration else None
-        chosen_by = seed or fresh_seed()
-        checker = ChatChecker(setup, measured, chosen_by, most_gaps)
-        seen = seen_log(log, chats, key) if log else None
-        late_ms = int(late_after * 1000)
-        facts = NodeFacts(checker.weights_digest, key, seen, late_ms=late_ms)
-        outcome = checker.outcome(chats, facts, chances, session.line, rule_out)
-        show(session, outcome.verdict, outcome.lines())
-        if seed:
-            session.tell(GIVEN_SEED)
-        if json is not None:
-            write_json(json, outcome.record())
-    raise typer.Exit(EXIT_CODES[outcome.verdict])
+    key, chances = _key(given.public_key), Chances(given.alpha, given.beta)
+    session.line.step(f"reading {len(given.files)} files")
+    chats = [read(file) for file in given.files]
+    known: dict[str, str] = {}
+    for chat in chats:
+        # The evidence of an answer counts once.
+        if chat.response_id in known:
+            both = f"{known[chat.response_id]} and {chat.name}"
+            raise ReportedError(f"{both} are of the same response {chat.response_id}")
+        known[chat.response_id] = chat.name
+    checker = given.checker(given.seed or fresh_seed(), session)
+    facts = given.facts(checker, key, seen_log(given.log, chats, key) if given.log else None)
+    outcome = checker.outcome(chats, facts, chances, session.line, given.rule_out)
+    session.show(outcome.verdict, outcome.lines())
+    if given.seed:
+        session.tell(GIVEN_SEED)
+    given.write(outcome.record())
+    return EXIT_CODES[outcome.verdict]
 
 
 def _key(text: str | None) -> bytes | None:
@@ -262,47 +241,33 @@ def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | 
         return FailedCheck("log", f"{path}: {error}")
 
 
-@watch_app.command("watch-chat", cls=VerdictCommand)
-def watch_chat(
-    url: Annotated[str, typer.Argument(help="A gateway, or a node.")],
-    *,
-    model: CheckedModel,
-    calibration: ChatCalibration = None,
-    chats: Annotated[
-        Path | None, typer.Option(help="Check the chats that the Python client keeps here.")
-    ] = None,
-    share: Annotated[
-        float, typer.Option(help="With --chats: the share of them to check.", min=0.0, max=1.0)
-    ] = 1.0,
-    every: Annotated[float, typer.Option(help="Seconds between two checks.", min=0.1)] = 10.0,
-    seconds: Annotated[
-        float | None,
-        typer.Option("--for", help="End after so many seconds; never if unset.", min=0.0),
-    ] = None,
-    log: Annotated[
-        str | None, typer.Option(help="The node, if URL is a gateway: follow its public log.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the running report here.")] = None,
-    evidence: Annotated[
-        Path | None,
-        typer.Option(help="Keep here what answers showed, and go on with what is there."),
-    ] = None,
-    suspect: options.Suspects = None,
-    api_key: options.ApiKey = None,
-    device: options.Device = "cpu",
-    seed: Annotated[
-        str | None,
-        typer.Option(
-            help="Chooses prompts and samples as in an earlier watch. If unset, a new one: a"
-            " provider that knows it can tell these chats from others."
-        ),
-    ] = None,
-    late_after: LateAfter = LATE_MS / 1e3,
-    most_gaps: MostGaps = MOST_GAPS,
-    rule_out: RuleOut = 0,
-    alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = ALPHA,
-    beta: options.Beta = BETA,
-) -> None:
+class WatchChatOptions(ChatOptions):
+    url: Annotated[str, typer.Argument()]
+    """A gateway, or a node."""
+    chats: Path | None = None
+    """Check the chats that the Python client keeps here."""
+    share: float = Field(1.0, ge=0.0, le=1.0)
+    """With --chats: the share of them to check."""
+    every: float = Field(10.0, ge=0.1)
+    """Seconds between two checks."""
+    seconds: Annotated[float | None, typer.Option("--for")] = Field(None, ge=0.0)
+    """End after so many seconds; never if unset."""
+    log: str | None = None
+    """The node, if URL is a gateway: follow its public log."""
+    out: Path | None = None
+    """Write the running report here."""
+    evidence: Path | None = None
+    """Keep here what answers showed, and go on with what is there."""
+    api_key: ApiKey = None
+    seed: str | None = None
+    """Chooses prompts and samples as in an earlier watch. If unset, a new one: a provider that
+    knows it can tell these chats from others."""
+    alpha: float = ALPHA
+    """Chance to ever convict an honest node."""
+
+
+@verdict_command(watch_app, "watch-chat")
+def watch_chat(given: WatchChatOptions, session: CommandSession) -> int:
     """Check a provider's answers by their receipts, again and again.
 
     Without --chats it sends chats of its own, one each --every seconds, half
@@ -321,42 +286,29 @@ def watch_chat(
     proofserve watch-chat http://gateway:7000 --model ./model --calibration chat.json
         --chats ./chats --share 0.01 --out report.json
     """
-    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        chances = Chances(alpha, beta)
-        session.line.step(f"loading {model}")
-        measured = read_calibration(calibration) if calibration else None
-        setup = validator_setup(model, device, suspect)
-        seed = seed or fresh_seed()
-        checker = ChatChecker(setup, measured, seed, most_gaps)
-        follower = LogFollower(log) if log else None
+    chances, seed = Chances(given.alpha, given.beta), given.seed or fresh_seed()
+    checker = given.checker(seed, session)
+    follower = LogFollower(given.log) if given.log else None
 
-        def judge(window: Sequence[Conversation], present: Chances) -> ChatVerification:
-            seen = follower.seen(window) if follower else None
-            late_ms = int(late_after * 1000)
-            known = NodeFacts(checker.weights_digest, log=seen, late_ms=late_ms)
-            return checker.readers(window, known, present, session.line)
+    def judge(window: Sequence[Conversation], present: Chances) -> ChatVerification:
+        facts = given.facts(checker, None, follower.seen(window) if follower else None)
+        return checker.readers(window, facts, present, session.line)
 
-        rests_on = {"weights": checker.weights_digest, "alpha": alpha, "beta": beta}
-        rests_on["writers"] = [*WRITERS]
-        file = EvidenceFile(evidence, rests_on) if evidence else None
-        writers = checker.writers(replace(chances, alpha=alpha / 2), rule_out)
-        watch = Watch(judge, writers, chances, most_gaps, file, seed)
-        with ReceiptClient(url, api_key) as client:
-            source = _kept(chats, share, seed) if chats else _asked(client, seed)
-            verdict = _watch(watch, source, every, seconds, out, session)
-    raise typer.Exit(EXIT_CODES[verdict])
+    rests_on = {"weights": checker.weights_digest, "alpha": given.alpha, "beta": given.beta}
+    rests_on["writers"] = [*WRITERS]
+    file = EvidenceFile(given.evidence, rests_on) if given.evidence else None
+    writers = checker.writers(replace(chances, alpha=given.alpha / 2), given.rule_out)
+    watch = Watch(judge, writers, chances, given.most_gaps, file, seed)
+    with ReceiptClient(given.url, given.api_key) as client:
+        source = _kept(given.chats, given.share, seed) if given.chats else _asked(client, seed)
+        return EXIT_CODES[_watch(watch, source, given, session)]
 
 
 def _watch(
-    watch: Watch,
-    source: Iterator[list[Fetch]],
-    every: float,
-    seconds: float | None,
-    out: Path | None,
-    session: CommandSession,
+    watch: Watch, source: Iterator[list[Fetch]], given: WatchChatOptions, session: CommandSession
 ) -> SequentialResult:
     """The verdict of fraud that ends the watch, else the last one."""
-    until = math.inf if seconds is None else time.monotonic() + seconds
+    until = math.inf if given.seconds is None else time.monotonic() + given.seconds
     verdict = SequentialResult.UNDECIDED
     if watch.convicted:
         session.tell("an earlier watch convicted this provider, by the same evidence", "red")
@@ -365,15 +317,15 @@ def _watch(
         while (began := time.monotonic()) < until:
             if fetches := next(source):
                 verdict = _check(watch, fetches, session)
-                if out is not None:
+                if given.out is not None:
                     # A reader never sees half a report.
-                    half = out.with_name(f".{out.name}.part")
+                    half = given.out.with_name(f".{given.out.name}.part")
                     write_json(half, watch.record())
-                    half.replace(out)
+                    half.replace(given.out)
                 if verdict is SequentialResult.FRAUD:
                     break
-            session.line.rest(f"{watch.chats} chats; the next check is in {every:g} s")
-            time.sleep(max(0.0, min(began + every, until) - time.monotonic()))
+            session.line.rest(f"{watch.chats} chats; the next check is in {given.every:g} s")
+            time.sleep(max(0.0, min(began + given.every, until) - time.monotonic()))
     finally:
         watch.close()
     return SequentialResult.FRAUD if watch.convicted else verdict
@@ -397,7 +349,7 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
             session.tell(str(error), "red")
         else:
             if watch.last is not None:
-                show(session, verdict, watch.last.lines())
+                session.show(verdict, watch.last.lines())
                 if watch.unproved:
                     session.tell(f"over all answers: {watch.unproved}")
     if verdict is SequentialResult.HONEST and len(fresh) < len(fetches):

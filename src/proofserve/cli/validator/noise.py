@@ -7,27 +7,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
+from pydantic import Field
 from rich.table import Column, Table
 
-from proofserve.cli import options, recompute
+from proofserve.cli import recompute
 from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
-from proofserve.cli.session import CommandSession, open_session
-from proofserve.cli.validator.plans import tell_plan
-from proofserve.client.checkpoint import proof_validator, validator_setup
+from proofserve.cli.options import ApiKey, Png, Size
+from proofserve.cli.servers import ServerOptions, running_engine, vllm_ranks
+from proofserve.cli.session import CommandSession
+from proofserve.cli.validator.options import PlanOptions, RecomputationOptions, ReportOptions
+from proofserve.client.judging import is_url, proof_validator, validator_setup
 from proofserve.host import machine
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.records import BLOCK_HEIGHT, Work, vectors_of
 from proofserve.reports import ReportedError, write_json
+from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import (
     CalibrationFile,
     KernelFacts,
     checkpoint_shape,
     merged,
-    read,
 )
-from proofserve.verifier.claims import ClaimedArtifacts, document
+from proofserve.verifier.claims import (
+    ClaimedArtifacts,
+    Selection,
+    document,
+    kernel_facts,
+    read_file,
+)
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.noise import (
     VERIFICATIONS,
@@ -38,85 +47,69 @@ from proofserve.verifier.noise import (
     measured_calibration,
     require_explained,
 )
-from proofserve.verifier.orders import WorkOptions, order_for, workload
+from proofserve.verifier.orders import WorkOptions, order_for, order_of, workload_of
 from proofserve.verifier.populations import nearest
 from proofserve.verifier.target import write_noise
 from proofserve.wiring.experts import config_of, has_experts
 
 if TYPE_CHECKING:
-    from proofserve.verifier.plans.costs import Pass
+    from proofserve.verifier.plans import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
 
 NONCES, EMULATED = 32, 16
 # With eight nonces of 12 values, weights in int8 that were measured as honest went unnoticed.
 BANK = 24
+ENGINES = "vllm, vllm:tp2, a node's URL, or a file of `calibrate noise --save`"
+# Nonces in one call and in one step of the progress line.
+AT_ONCE = 32
+
+# What an engine ran on, and an artifact for each nonce.
+EngineRun = tuple[KernelFacts, Sequence[Claim]]
 
 
-def noise(
-    *,
-    model: Annotated[
-        str, typer.Argument(help=f"The published checkpoint: a folder, {', '.join(NAMES)}.")
-    ],
-    other: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An honest engine, repeat it for several: vllm or vllm:tp2 (a server that this"
-            " command starts), a node's URL, or a file that --save wrote."
-        ),
-    ] = None,
-    trust: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A measured node, by its name, to take for honest although the emulated kernels"
-            " alone would convict it. Repeat it."
-        ),
-    ] = None,
-    add: Annotated[
-        list[Path] | None,
-        typer.Option(help="A calibration of another machine; its kernels join. Repeat it."),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Only write what the one --other computed, to measure it elsewhere."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the calibration, as `verify` and `audit` read it.")
-    ] = None,
-    size: options.Size = "small",
-    nonces: Annotated[
-        int | None, typer.Option(help=f"Of each engine; {NONCES}, or all of a file.", min=16)
-    ] = None,
-    emulated: Annotated[
-        int, typer.Option(help="Nonces of each emulated kernel.", min=16)
-    ] = EMULATED,
-    bank: Annotated[
-        int, typer.Option(help="Nonces on which suspects are measured; 0 for none.", min=0)
-    ] = BANK,
-    seq_len: Annotated[
-        int | None, typer.Option(help=f"Tokens per nonce; {SEQ_LEN}, or the file's.", min=1)
-    ] = None,
-    k_dim: Annotated[
-        int | None, typer.Option(help="Values per vector; 64 of sketches, else 12.", min=1)
-    ] = None,
-    scheme: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{DEFAULT_SCHEME} if unset, as a round's; of a mixture only {SKETCH_2}."
-        ),
-    ] = None,
-    kv_cache: Annotated[
-        str, typer.Option(help="What nodes may keep keys and values in: auto, or also fp8.")
-    ] = "auto",
-    suspect: options.Suspects = None,
-    verifications: options.LeftOut = VERIFICATIONS,
-    stronger_rng: options.StrongerRng = False,
-    api_key: options.ApiKey = None,
-    device: options.Device = "cpu",
-    forward_batch: options.ForwardBatch = 8,
-    plan: options.Plan = False,
-    json: options.Json = None,
-    png: options.Png = None,
-) -> None:
+class NoiseOptions(RecomputationOptions, PlanOptions, ReportOptions):
+    model: Annotated[str, typer.Argument()] = Field(
+        description=f"The published checkpoint: a folder, {', '.join(NAMES)}."
+    )
+    other: tuple[str, ...] = ()
+    """An honest engine, repeat it for several: vllm or vllm:tp2 (a server that this command
+    starts), a node's URL, or a file that --save wrote."""
+    trust: tuple[str, ...] = ()
+    """A measured node, by its name, to take for honest although the emulated kernels alone would
+    convict it. Repeat it."""
+    add: tuple[Path, ...] = ()
+    """A calibration of another machine; its kernels join. Repeat it."""
+    save: Path | None = None
+    """Only write what the one --other computed, to measure it elsewhere."""
+    out: Path | None = None
+    """Write the calibration, as `verify` and `audit` read it."""
+    size: Size = "small"
+    nonces: int | None = Field(
+        None, ge=16, description=f"Of each engine; {NONCES}, or all of a file."
+    )
+    emulated: int = Field(EMULATED, ge=16)
+    """Nonces of each emulated kernel."""
+    bank: int = Field(BANK, ge=0)
+    """Nonces on which suspects are measured; 0 for none."""
+    seq_len: int | None = Field(
+        None, ge=1, description=f"Tokens per nonce; {SEQ_LEN}, or the file's."
+    )
+    k_dim: int | None = Field(None, ge=1)
+    """Values per vector; 64 of sketches, else 12."""
+    scheme: str | None = Field(
+        None, description=f"{DEFAULT_SCHEME} if unset, as a round's; of a mixture only {SKETCH_2}."
+    )
+    kv_cache: str = "auto"
+    """What nodes may keep keys and values in: auto, or also fp8."""
+    verifications: int = Field(VERIFICATIONS, ge=1)
+    """Simulated of each kernel that is left out."""
+    stronger_rng: bool = False
+    """256-bit seeds; with artifact-v1-layers."""
+    api_key: ApiKey = None
+    png: Png = None
+
+
+def noise(given: NoiseOptions, session: CommandSession) -> None:
     """Measure what honest nodes of a model look like, for `verify` and `audit`.
 
     A node is honest if it is like one of the kernels measured here. Kernels of
@@ -141,41 +134,40 @@ def noise(
     proofserve calibrate noise ./model --other vllm --save h200.json       (on the other machine)
     proofserve calibrate noise ./model --other h200.json --add calibration.json --out both.json
     """
-    with open_session() as session:
-        engines = [(name, recompute.saved_run(name)) for name in other or ()]
-        claimed = _to_compute([saved for _, saved in engines if saved is not None], nonces)
-        # Files say it; else this command has a default.
-        tokens = seq_len if claimed.claims else seq_len or SEQ_LEN
-        session.line.step("writing a small model, unless it is in the cache")
-        checkpoint = checkpoint_named(model, size, session.line.step, for_plan=plan)
-        named = _scheme_for(checkpoint, scheme, claimed.scheme)
-        work = workload(claimed, WorkOptions(named, k_dim, tokens, None, stronger_rng))
-        recompute.warn_of_few_values(work, session)
-        measuring = MeasuringPlan(claimed.nonces, emulated, bank)
-        if plan:
-            setup = validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
-            _tell_plan(setup, work, forward_batch, measuring, session)
-            return
-        task = recompute.ComparisonTask(work, claimed.nonces, checkpoint, forward_batch, api_key)
-        runs = [recompute.run_engine(*each, task, session) for each in engines]
-        if save is not None:
-            _save(save, task, runs, session)
-            return
-        setup = validator_setup(checkpoint.folder, device, suspect, kv_dtype=kv_cache)
-        validator = proof_validator(setup, work, forward_batch, session.line.layer)
-        with session.interrupts.allowed():
-            sent = [_sent(task, *run) for run in runs]
-            measured = honest_runs(sent, validator.truth(task.nonces))
-            about = _about(task, kv_cache)
-            made = measured_calibration(validator, measured, measuring, about, session.line)
-            for file in add or ():
-                made = merged(made, read(file))
-            require_explained(made, trust or (), verifications)
-            made = checked(made, session.line, verifications)
-        session.console.print(_table(made))
-        for line in left_out_lines(made.left_out):
-            session.console.print(line, soft_wrap=True)
-        _write(made, json, png, out, session)
+    engines = [(name, _saved_run(name)) for name in given.other]
+    claimed = _to_compute([saved for _, saved in engines if saved is not None], given.nonces)
+    # Files say it; else this command has a default.
+    tokens = given.seq_len if claimed.claims else given.seq_len or SEQ_LEN
+    session.line.step("writing a small model, unless it is in the cache")
+    checkpoint = checkpoint_named(given.model, given.size, session.line.step, for_plan=given.plan)
+    named = _scheme_for(checkpoint, given.scheme, claimed.scheme)
+    asked = WorkOptions(named, given.k_dim, tokens, None, given.stronger_rng)
+    order = order_of(claimed, asked)
+    recompute.warn_of_few_values(order, session)
+    work = workload_of(order)
+    measuring = MeasuringPlan(claimed.nonces, given.emulated, given.bank)
+    how = given.device, given.suspect, None, given.kv_cache
+    setup = validator_setup(checkpoint.folder, *how)
+    if given.plan:
+        _tell_plan(setup, work, given.forward_batch, measuring, session)
+        return
+    runs = [_run(*each, given, (work, claimed.nonces), checkpoint, session) for each in engines]
+    if given.save is not None:
+        _save(given.save, work, runs, session)
+        return
+    validator = proof_validator(setup, work, given.forward_batch, session.line.layer)
+    sent = [_sent(work, claimed.nonces, *run) for run in runs]
+    measured = honest_runs(sent, validator.truth(claimed.nonces))
+    about = _about(work, checkpoint, given.kv_cache)
+    made = measured_calibration(validator, measured, measuring, about, session.line)
+    for file in given.add:
+        made = merged(made, CalibrationFile.read(file))
+    require_explained(made, given.trust, given.verifications)
+    made = checked(made, session.line, given.verifications)
+    session.console.print(_table(made))
+    for line in left_out_lines(made.left_out):
+        session.console.print(line, soft_wrap=True)
+    _write(made, given, session)
 
 
 def _scheme_for(checkpoint: Checkpoint, asked: str | None, said: str | None) -> str | None:
@@ -194,22 +186,17 @@ def _scheme_for(checkpoint: Checkpoint, asked: str | None, said: str | None) -> 
     return found
 
 
-def _write(
-    made: CalibrationFile,
-    json: Path | None,
-    png: Path | None,
-    out: Path | None,
-    session: CommandSession,
-) -> None:
-    if json is not None:
-        write_json(json, {**made.model_dump(), "machine": machine()})
-        session.console.print(f"figures written to {json}")
-    if png is not None:
-        write_noise(made, png)
-        session.console.print(f"histograms drawn to {png}")
-    if out is not None:
-        made.write(out)
-        session.console.print(f"calibration of {made.model} written to {out}", soft_wrap=True)
+def _write(made: CalibrationFile, given: NoiseOptions, session: CommandSession) -> None:
+    if given.json_file is not None:
+        given.write({**made.model_dump(), "machine": machine()})
+        session.console.print(f"figures written to {given.json_file}")
+    if given.png is not None:
+        write_noise(made, given.png)
+        session.console.print(f"histograms drawn to {given.png}")
+    if given.out is not None:
+        made.write(given.out)
+        written = f"calibration of {made.model} written to {given.out}"
+        session.console.print(written, soft_wrap=True)
 
 
 def _tell_plan(
@@ -219,14 +206,13 @@ def _tell_plan(
     measuring: MeasuringPlan,
     session: CommandSession,
 ) -> None:
-    from proofserve.verifier.plans.costs import measuring_passes  # noqa: PLC0415 - imports torch
+    from proofserve.verifier.plans import measuring_passes  # noqa: PLC0415 - imports torch
 
     def passes_of(of: "CheckpointValidator") -> Sequence["Pass"]:
         return measuring_passes(measuring, (of.names, of.kernels, of.references))
 
     about = "nonces for our own run, without the engines of --other"
-    with session.interrupts.allowed():
-        tell_plan(setup, work, forward_batch, passes_of, about, session)
+    recompute.tell_plan(setup, work, forward_batch, passes_of, about, session)
 
 
 def _to_compute(saved: Sequence[ClaimedArtifacts], nonces: int | None) -> ClaimedArtifacts:
@@ -244,40 +230,64 @@ def _to_compute(saved: Sequence[ClaimedArtifacts], nonces: int | None) -> Claime
     return replace(saved[0], nonces=kept)
 
 
-def _save(
-    file: Path,
-    task: recompute.ComparisonTask,
-    runs: Sequence[recompute.EngineRun],
+def _saved_run(name: str) -> ClaimedArtifacts | None:
+    """What the engine ``name`` computed, if that is a file; None for a vLLM or a node's URL.
+
+    Raises ReportedError for any other name, and for a file without artifacts.
+    """
+    if is_url(name) or vllm_ranks(name) is not None:
+        return None
+    if not Path(name).is_file():
+        raise ReportedError(f"{name!r} is not an engine and not a file; choose from {ENGINES}")
+    return read_file(Path(name), Selection())
+
+
+def _run(
+    name: str,
+    saved: ClaimedArtifacts | None,
+    given: NoiseOptions,
+    asked: tuple[Workload, Sequence[int]],
+    model: Checkpoint,
     session: CommandSession,
-) -> None:
+) -> EngineRun:
+    """What the engine ``name`` computes, or has ``saved``, of the work and nonces ``asked``."""
+    work, nonces = asked
+    if saved is not None:
+        kept = [claim for claim in saved.claims if claim.nonce in {*nonces}]
+        facts = kernel_facts(name, {}) if saved.ran_on is None else saved.ran_on
+        return KernelFacts.model_validate(facts), kept
+    served = ServerOptions(model.folder, model.name, given.forward_batch, scheme=work.scheme.name)
+    with running_engine(name, served, given.api_key, session) as node:
+        facts = kernel_facts("a node", node.kernels())
+        compute, calls = recompute.by_node(work, node), chunks(nonces, AT_ONCE)
+        steps = session.line.over(f"{name}: {len(nonces)} nonces", calls)
+        claims = [claim for some in steps for claim in compute(some)]
+    return KernelFacts.model_validate(facts), claims
+
+
+def _save(file: Path, work: Workload, runs: Sequence[EngineRun], session: CommandSession) -> None:
     if len(runs) != 1:
         raise ReportedError("--save writes what one engine computed: give --other once")
     facts, claims = runs[0]
-    write_json(file, document(order_for(task.work), claims, facts.model_dump()))
+    write_json(file, document(order_for(work), claims, facts.model_dump()))
     session.console.print(f"artifacts of {facts.name} written to {file}", soft_wrap=True)
 
 
 def _sent(
-    task: recompute.ComparisonTask, facts: KernelFacts, claims: Sequence[Claim]
+    work: Workload, nonces: Sequence[int], facts: KernelFacts, claims: Sequence[Claim]
 ) -> tuple[KernelFacts, Vectors]:
-    vectors = vectors_of(claims, task.work.scheme.width)
-    if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
+    vectors = vectors_of(claims, work.scheme.width)
+    if missing := [nonce for nonce in nonces if nonce not in vectors]:
         raise ReportedError(f"{facts.name} has no vector of nonce {missing[0]}")
-    return facts, {nonce: vectors[nonce] for nonce in task.nonces}
+    return facts, {nonce: vectors[nonce] for nonce in nonces}
 
 
-def _about(task: recompute.ComparisonTask, kv_dtype: str) -> dict[str, object]:
-    scheme = task.work.scheme.to_wire()
+def _about(work: Workload, model: Checkpoint, kv_dtype: str) -> dict[str, object]:
+    order = order_for(work)
     return {
-        "model": task.model.name,
-        "shape": checkpoint_shape(task.model.folder),
-        "kv_dtype": kv_dtype,
-        "scheme": str(scheme["name"]),
-        "stronger_rng": bool(scheme.get("stronger_rng", False)),
-        "seq_len": task.work.seq_len,
-        "k_dim": int(scheme["k_dim"]),
-        "block_hash": task.work.block.hash,
-        "public_key": task.work.public_key,
+        **{"model": model.name, "shape": checkpoint_shape(model.folder), "kv_dtype": kv_dtype},
+        **{"scheme": order.scheme, "stronger_rng": order.stronger_rng, "seq_len": order.seq_len},
+        **{"k_dim": order.k_dim, "block_hash": order.block_hash, "public_key": order.public_key},
     }
 
 

@@ -8,13 +8,11 @@ from typing import Annotated, Final
 
 import typer
 
-from proofserve.cli import options
-from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
-from proofserve.cli.validator.challenge import worst_exit_code
-from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
-from proofserve.client.checkpoint import reference_extra
-from proofserve.protocol.verdict.sequential import SequentialResult, share_of_alpha
-from proofserve.reports import write_json
+from proofserve.cli.command import verdict_command
+from proofserve.cli.session import COLOURS, CommandSession, worst_exit_code
+from proofserve.cli.validator.options import ReportOptions
+from proofserve.client.judging import reference_extra
+from proofserve.protocol.verdict.counting import SequentialResult, share_of_alpha
 from proofserve.settings.validation import validation_plan
 from proofserve.verifier.validation.ledger import YEAR_S, Ledger, NodeResult
 from proofserve.verifier.validation.report import ValidationReport
@@ -25,15 +23,15 @@ app = typer.Typer()
 _NOT_JUDGED: Final = SequentialResult.UNEXPLAINED
 
 
-@app.command("validate", cls=VerdictCommand)
-def command(
-    file: Annotated[Path, typer.Argument(help="nodes.toml: see below.")],
-    *,
-    check_config: Annotated[
-        bool, typer.Option("--check-config", help="Only say what would be done, and what is wrong.")
-    ] = False,
-    json: options.Json = None,
-) -> None:
+class ValidateOptions(ReportOptions):
+    file: Annotated[Path, typer.Argument()]
+    """nodes.toml: see below."""
+    check_config: Annotated[bool, typer.Option("--check-config")] = False
+    """Only say what would be done, and what is wrong."""
+
+
+@verdict_command(app, "validate")
+def validate(given: ValidateOptions, session: CommandSession) -> int:
     """Challenge every node that is due, judge them, and keep a ledger.
 
     For a scheduler: one call is one turn. Nodes of a model are asked at the same
@@ -77,24 +75,19 @@ def command(
     proofserve validate nodes.toml --check-config
     proofserve validate nodes.toml
     """
-    with open_session(EXIT_NO_VERDICT) as session, reference_extra():
-        with session.interrupts.allowed():
-            session.line.step(f"reading {file}")
-            plan = validation_plan(file)
-            if check_config:
-                _tell_plan(plan, session)
-                return
-            with Ledger.opened(plan.ledger) as ledger:
-                found = _run(plan, ledger, session)
-                report = ValidationReport(plan, ledger.standings([*plan.nodes]), time.time())
-                report.write()
-                session.console.print(report.table())
-                if json is not None:
-                    results = {each.node: each.reason for each in found}
-                    write_json(json, {**report.record(), "found": results})
-                ledger.tell()
-        codes = {EXIT_CODES[each.outcome or _NOT_JUDGED] for each in found}
-        raise typer.Exit(worst_exit_code(codes) if codes else 0)
+    session.line.step(f"reading {given.file}")
+    plan = validation_plan(given.file)
+    if given.check_config:
+        _tell_plan(plan, session)
+        return 0
+    with reference_extra(), Ledger.opened(plan.ledger) as ledger:
+        found = _run(plan, ledger, session)
+        report = ValidationReport(plan, ledger.standings([*plan.nodes]), time.time())
+        report.write()
+        session.console.print(report.table())
+        given.write({**report.record(), "found": {each.node: each.reason for each in found}})
+        ledger.tell()
+    return worst_exit_code(each.outcome or _NOT_JUDGED for each in found)
 
 
 def _run(plan: ValidationPlan, ledger: Ledger, session: CommandSession) -> Sequence[NodeResult]:

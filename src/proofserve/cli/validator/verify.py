@@ -1,65 +1,65 @@
 """``proofserve verify``: whether a node runs the model that it claims."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
+from pydantic import Field
 
-from proofserve.cli import options
-from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
-from proofserve.cli.validator.by_nodes import given_nodes
+from proofserve.cli.command import verdict_command
+from proofserve.cli.options import ApiKey
+from proofserve.cli.recompute import tell_plan_of_verdict, trusted_engine, warn_of_few_values
+from proofserve.cli.servers import vllm_ranks
+from proofserve.cli.session import EXIT_CODES, CommandSession
+from proofserve.cli.validator.options import (
+    PlanOptions,
+    ProofChanceOptions,
+    RecomputationOptions,
+    ReportOptions,
+    ThresholdOptions,
+    WitnessOptions,
+    needed_without_plan,
+)
+from proofserve.client.judging import Judging, claimed_order, claims_of, is_url, unproved_record
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
-from proofserve.reports import ReportedError, write_json
-from proofserve.rounds.records import Workload
+from proofserve.reports import ReportedError
 from proofserve.verifier.bundle import HeardNode, write_bundle
-from proofserve.verifier.calibration_file import CalibrationFile, GivenThreshold
-from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, read_file
-from proofserve.verifier.judges import ALPHA, BETA, SHARE
+from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.verifier.judging import (
     EXACT,
     TESTS,
     ChosenTests,
     JudgingOptions,
+    VerdictReport,
     chosen_tests,
+    exactly_judged,
+    judged,
     threshold_of,
 )
-from proofserve.verifier.nodes.beside_checkpoint import TrustedNodes
 from proofserve.verifier.openings import PATIENCE_S, SAMPLE, open_sample, read_committed
-from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
+from proofserve.verifier.orders import WorkOptions, workload_of
 from proofserve.verifier.verification import leaves_open
-
-if TYPE_CHECKING:
-    from proofserve.cli.recompute import EngineOptions
 
 app = typer.Typer()
 
-EXIT_CODES = {
-    SequentialResult.HONEST: 0,
-    SequentialResult.FRAUD: 1,
-    SequentialResult.UNDECIDED: 2,
-    SequentialResult.UNPROVED: 2,
-    SequentialResult.UNEXPLAINED: EXIT_NO_VERDICT,
-}
-COLOURS = {
-    SequentialResult.HONEST: "green",
-    SequentialResult.FRAUD: "red",
-    SequentialResult.UNDECIDED: "yellow",
-    SequentialResult.UNPROVED: "yellow",
-    SequentialResult.UNEXPLAINED: "yellow",
-}
 BELIEVED = "Block and key are believed as {source} says; --expect-block and --expect-key check."
 ENGINES_DIFFER = (
     "Other bits decide nothing. For the other tests give --model and --calibration, or"
     " --dist-threshold."
 )
 GIVEN_SEED = "The seed was given: this holds only if the node did not know it before it published."
+# What a bundle cannot hold.
+_NOT_BUNDLED = (
+    *("open_url", "recompute_url", "engine", "plan"),
+    # Only the validator knows whether the node was asked for this.
+    *("lane", "stronger_rng"),
+)
 
 
 def lane_of(text: str) -> NonceLane:
@@ -72,117 +72,119 @@ def lane_of(text: str) -> NonceLane:
         raise typer.BadParameter(f"{text!r}: {how}") from error
 
 
-@app.command("verify", cls=VerdictCommand)
-def command(
-    ctx: typer.Context,
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            callback=options.needed_without_plan,
-            help="A JSON file, a file of `proofserve receive`, or a node's URL. --plan needs none.",
-        ),
-    ] = None,
-    open_url: Annotated[
-        str | None,
-        typer.Option("--open", help="SOURCE has roots: this node, which posted them, opens them."),
-    ] = None,
-    round_id: Annotated[
-        str | None, typer.Option(help="With --open: the round, if SOURCE has roots of several.")
-    ] = None,
-    calibration: options.Calibration = None,
-    dist_threshold: options.DistThreshold = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Recompute with this checkpoint; needs no vLLM.")
-    ] = None,
-    reference: options.References = None,
-    suspect_node: options.SuspectNodes = None,
-    reference_api_key: options.ReferenceApiKey = None,
-    recompute_url: Annotated[
-        str | None,
-        typer.Option(help="Recompute on this node, which you trust; with --model, for exact."),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="For exact: vllm or vllm:tp2, which this command starts with --model."),
-    ] = None,
-    test: Annotated[
-        list[str] | None,
-        typer.Option(help=f"One or several of {', '.join((EXACT, *TESTS))}; see below if unset."),
-    ] = None,
-    suspect: options.Suspects = None,
-    api_key: options.ApiKey = None,
-    recompute_api_key: Annotated[
-        str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="A key of that node.")
-    ] = None,
-    device: options.Device = "cpu",
-    forward_batch: options.ForwardBatch = 8,
-    scheme: Annotated[
-        str | None,
-        typer.Option(help=f"{DEFAULT_SCHEME}, {SKETCH_2}, ...; else the source's, or the first."),
-    ] = None,
-    stronger_rng: options.StrongerRng = False,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens per nonce, if the source does not say.", min=1)
-    ] = None,
-    k_dim: Annotated[
-        int | None,
-        typer.Option(
-            help="Values per vector; else the source's, or the scheme's own number. If you say it,"
-            " every vector of another width is a mismatch.",
-            min=1,
-        ),
-    ] = None,
-    block_height: options.BlockHeight = None,
-    lane: Annotated[
-        NonceLane | None,
-        typer.Option(
-            parser=lane_of,
-            metavar="FIRST:STEP",
-            help="The nonces that were owed, up to the last claimed one: FIRST, FIRST + STEP, ...",
-        ),
-    ] = None,
-    block_hash: Annotated[
-        str | None,
-        typer.Option(
-            "--block-hash",
-            "--expect-block",
-            help="The block that the network expects; of several in the source, the one to judge.",
-        ),
-    ] = None,
-    public_key: Annotated[
-        str | None,
-        typer.Option(
-            "--public-key",
-            "--expect-key",
-            help="The key that the network expects; of several in the source, the one to judge.",
-        ),
-    ] = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(
-            help="Draw the sample that this seed drew before, to reproduce a verdict. If unset, a"
-            " new one: a node that knows the seed invents the nonces that it does not draw."
-        ),
-    ] = None,
-    nonces: Annotated[
-        int | None,
-        typer.Option(help="Size of the sample; if unset all nonces, 64 with --reference.", min=1),
-    ] = None,
-    sequential: Annotated[
-        bool,
-        typer.Option("--sequential/--fixed", help="The count: stop when certain, or at the end."),
-    ] = True,
-    p_mismatch: options.PMismatch = None,
-    p_fraud: Annotated[
-        float, typer.Option(help="The count: least share of mismatches by a fraudulent node.")
-    ] = 0.5,
-    alpha: options.Alpha = ALPHA,
-    beta: options.Beta = BETA,
-    share: options.Share = SHARE,
-    plan: options.Plan = False,
-    json: options.Json = None,
-    bundle: options.BundleFile = None,
-) -> None:
+class VerifyOptions(
+    WitnessOptions,
+    RecomputationOptions,
+    ThresholdOptions,
+    ProofChanceOptions,
+    ReportOptions,
+    PlanOptions,
+):
+    source: Annotated[str | None, typer.Argument(callback=needed_without_plan)] = None
+    """A JSON file, a file of `proofserve receive`, or a node's URL. --plan needs none."""
+    open_url: Annotated[str | None, typer.Option("--open")] = None
+    """SOURCE has roots: this node, which posted them, opens them."""
+    round_id: str | None = None
+    """With --open: the round, if SOURCE has roots of several."""
+    model: Path | None = None
+    """Recompute with this checkpoint; needs no vLLM."""
+    recompute_url: str | None = None
+    """Recompute on this node, which you trust; with --model, for exact."""
+    recompute_api_key: Annotated[str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY")] = None
+    """A key of that node."""
+    engine: str | None = None
+    """For exact: vllm or vllm:tp2, which this command starts with --model."""
+    test: tuple[str, ...] = Field(
+        (), description=f"One or several of {', '.join((EXACT, *TESTS))}; see below if unset."
+    )
+    api_key: ApiKey = None
+    scheme: str | None = Field(
+        None, description=f"{DEFAULT_SCHEME}, {SKETCH_2}, ...; else the source's, or the first."
+    )
+    stronger_rng: bool = False
+    """256-bit seeds; with artifact-v1-layers."""
+    seq_len: int | None = Field(None, ge=1)
+    """Tokens per nonce, if the source does not say."""
+    k_dim: int | None = Field(None, ge=1)
+    """Values per vector; else the source's, or the scheme's own number. If you say it, every vector
+    of another width is a mismatch."""
+    block_height: int | None = Field(None, ge=0)
+    """For sketches, if the source does not say."""
+    lane: Annotated[NonceLane | None, typer.Option(parser=lane_of, metavar="FIRST:STEP")] = None
+    """The nonces that were owed, up to the last claimed one: FIRST, FIRST + STEP, ..."""
+    block_hash: Annotated[str | None, typer.Option("--block-hash", "--expect-block")] = None
+    """The block that the network expects; of several in the source, the one to judge."""
+    public_key: Annotated[str | None, typer.Option("--public-key", "--expect-key")] = None
+    """The key that the network expects; of several in the source, the one to judge."""
+    seed: str | None = None
+    """Draw the sample that this seed drew before, to reproduce a verdict. If unset, a new one: a
+    node that knows the seed invents the nonces that it does not draw."""
+    nonces: int | None = Field(None, ge=1)
+    """Size of the sample; if unset all nonces, 64 with --reference."""
+    sequential: Annotated[bool, typer.Option("--sequential/--fixed")] = True
+    """The count: stop when certain, or at the end."""
+    p_fraud: float = 0.5
+    """The count: least share of mismatches by a fraudulent node."""
+
+    @property
+    def is_file(self) -> bool:
+        return self.open_url is None and not is_url(self.source or "")
+
+    def require_together(self) -> None:
+        """Raise ReportedError, which says what to give, for options that do not go together."""
+        if self.bundle is not None:
+            self._require_bundled()
+        if self.reference and self.model is None:
+            return
+        if self.model is None and self.recompute_url is None:
+            raise ReportedError("give --model CHECKPOINT, --recompute-url NODE, or both")
+        if self.plan and self.model is None:
+            raise ReportedError("--plan: it is about a checkpoint; give --model")
+        if self.recompute_url is not None and self.recompute_url in {self.source, self.open_url}:
+            raise ReportedError("--recompute-url: a node is no judge of itself; name another one")
+        if self.engine is not None and (self.model is None or self.recompute_url is not None):
+            raise ReportedError(
+                "--engine serves the checkpoint of --model; leave --recompute-url out"
+            )
+        if self.engine is not None and vllm_ranks(self.engine) is None:
+            raise ReportedError(f"--engine {self.engine}: give vllm, or vllm:tp2 for two ranks")
+
+    def _require_bundled(self) -> None:
+        """Raises ReportedError if a verdict rests on more than a node's answers and weights."""
+        if used := next((name for name in _NOT_BUNDLED if getattr(self, name)), None):
+            option = used.removesuffix("_url").replace("_", "-")
+            text = "it holds a node's own answers, and a verdict by --model or by nodes that sign"
+            raise ReportedError(f"--bundle: {text}, without --{option}")
+        if self.is_file:
+            raise ReportedError(
+                "--bundle: SOURCE must be a node's URL: what a file says is not signed"
+            )
+
+    def chosen(self) -> tuple[ChosenTests, Judging]:
+        """The tests that run, and what they judge by. A plan needs to know nothing of honest nodes.
+
+        Raises ReportedError for tests that cannot run, and as ``nodes``.
+        """
+        nodes = self.nodes({self.source, self.open_url})
+        self.require_together()
+        has_engine = self.recompute_url is not None or self.engine is not None
+        has_figures = self.dist_threshold is not None or self.calibration is not None
+        tests = chosen_tests(self.test, has_engine=has_engine, has_figures=has_figures)
+        if self.model is not None and has_engine and not tests.exact:
+            raise ReportedError(
+                "--test: only exact asks an engine beside --model; add --test exact"
+            )
+        threshold = None
+        if tests.judges and (has_figures or not self.plan):
+            figures = self.dist_threshold, self.calibration, self.p_mismatch
+            threshold = threshold_of(tests.others, *figures)
+        numbers = self.alpha, self.beta, self.share, self.p_fraud, self.sequential
+        options = JudgingOptions(tests.others, *numbers, threshold)
+        return tests, self.judging(self.model, nodes, options)
+
+
+@verdict_command(app, "verify")
+def verify(given: VerifyOptions, session: CommandSession) -> int:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
@@ -253,46 +255,32 @@ def command(
     proofserve verify http://node:8000 --model ./model --engine vllm
         --calibration calibration.json
     """
-    with open_session(EXIT_NO_VERDICT) as session, _unproved(session, json):
-        places, others = {source, open_url}, (reference, suspect_node, reference_api_key)
-        nodes = given_nodes(*others, ctx.params, places)
-        _require_bundled(bundle, source, ctx.params)
-        heard = Transcript()
-        setup = model, recompute_url, engine, device, forward_batch, suspect, recompute_api_key
-        judge = nodes if nodes and model is None else _engines(places, *setup, nodes)
-        trusts_engine = recompute_url is not None or engine is not None
-        figures = dist_threshold, calibration, p_mismatch
-        tests, threshold = _tests(test or (), trusts_engine, figures, plan)
-        judging = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
-        wanted = Selection(block_hash, public_key, lane)
-        sample = seed or fresh_seed(), nonces
-        with session.interrupts.allowed():
-            session.line.step(f"reading {source}" if source else "loading torch")
-            if source is None:
-                claimed = _imagined(nonces or SAMPLE, seq_len, calibration, block_height)
-            elif open_url is None:
-                claimed = _read(source, api_key, wanted, heard)
-            else:
-                opened = open_url, api_key, round_id
-                claimed = _opened(Path(source), wanted, opened, sample, session)
-        given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
-        is_file = open_url is None and not _is_url(source or "")
-        order = _order_of(claimed, given, judging.calibration, is_file)
-        if isinstance(judge, TrustedNodes):
-            with session.interrupts.allowed():
-                report = judge.report(claimed, order, judging, sample, session.line)
-        elif plan:
-            _end_with_plan(judge, claimed, workload_of(order), (judging, nonces), session)
-        else:
-            report = judge.report(claimed, workload_of(order), tests, judging, sample, session)
-        differ = not tests.judges and leaves_open(report.outcome)
-        node = HeardNode(str(source), heard, wanted=wanted)
-        kept = write_bundle(bundle, node, report, nonces, (calibration, suspect or ()), nodes)
-        notes = *_notes(differ, seed, wanted, str(source)), kept
-        show(session, report.outcome.verdict, filter(None, (*report.lines(), *notes)))
-        if json is not None:
-            write_json(json, {**report.record(), "expected": asdict(wanted)})
-    raise typer.Exit(EXIT_CODES[report.outcome.verdict])
+    wanted, heard = Selection(given.block_hash, given.public_key, given.lane), Transcript()
+    tests, judging = given.chosen()
+    sample = given.seed or fresh_seed(), given.nonces
+    try:
+        claimed = _claimed(given, wanted, heard, sample, session)
+        asked = WorkOptions(
+            given.scheme, given.k_dim, given.seq_len, given.block_height, given.stronger_rng
+        )
+        measured = judging.options.calibration
+        order = claimed_order(claimed, asked, measured, is_file=given.is_file)
+        if given.plan:
+            _tell_plan(judging, claimed, order, given.nonces, session)
+            return 0
+        report = _report(given, tests, judging, (claimed, order), sample, session)
+    except UnprovedError as error:
+        session.show(SequentialResult.UNPROVED, [f"{error.kind}: {error}"])
+        given.write(unproved_record(error))
+        return EXIT_CODES[SequentialResult.UNPROVED]
+    node = HeardNode(str(given.source), heard, wanted=wanted)
+    judged_with = given.calibration, given.suspect
+    kept = write_bundle(given.bundle, node, report, given.nonces, judged_with, judging.nodes)
+    differ = not tests.judges and leaves_open(report.outcome)
+    notes = (*_notes(differ, given.seed, wanted, str(given.source)), kept)
+    session.show(report.outcome.verdict, filter(None, (*report.lines(), *notes)))
+    given.write({**report.record(), "expected": asdict(wanted)})
+    return EXIT_CODES[report.outcome.verdict]
 
 
 def _notes(engines_differ: bool, seed: str | None, wanted: Selection, source: str) -> Iterator[str]:
@@ -305,128 +293,70 @@ def _notes(engines_differ: bool, seed: str | None, wanted: Selection, source: st
         yield BELIEVED.format(source=source)
 
 
-def _opened(
-    source: Path,
+def _claimed(
+    given: VerifyOptions,
     wanted: Selection,
-    opened: tuple[str, str | None, str | None],
+    heard: Transcript,
     sample: tuple[str, int | None],
     session: CommandSession,
 ) -> ClaimedArtifacts:
-    """What a node opens of the roots in ``source``: its URL, a key, and the round if it is said."""
-    url, api_key, round_id = opened
-    roots = read_committed(source, wanted, round_id)
-    with NodeClient(url, api_key, timeout_s=PATIENCE_S) as node:
+    """What the source claims, or what a node opens of the roots in it, or what a plan imagines."""
+    if given.source is None:
+        session.line.step("loading torch")
+        usual = SEQ_LEN if given.seq_len is None and given.calibration is None else None
+        numbers, height = tuple(range(given.nonces or SAMPLE)), given.block_height or 0
+        return ClaimedArtifacts("", "", numbers, (), seq_len=usual, block_height=height)
+    session.line.step(f"reading {given.source}")
+    if given.open_url is None:
+        return claims_of(given.source, given.api_key, wanted, heard)
+    roots = read_committed(Path(given.source), wanted, given.round_id)
+    with NodeClient(given.open_url, given.api_key, timeout_s=PATIENCE_S) as node:
         return open_sample(roots, node, sample[0], sample[1] or SAMPLE, session.line)
 
 
-def _tests(
-    named: Sequence[str],
-    trusts_engine: bool,
-    figures: tuple[float | None, Path | None, float | None],
-    plan: bool,
-) -> tuple[ChosenTests, CalibrationFile | GivenThreshold | None]:
-    """The tests that run, and what is known of honest nodes: a plan needs to know nothing."""
-    threshold, calibration, _ = figures
-    has_figures = threshold is not None or calibration is not None
-    tests = chosen_tests(named, has_engine=trusts_engine, has_figures=has_figures)
-    is_needed = tests.judges and (has_figures or not plan)
-    return tests, threshold_of(tests.others, *figures) if is_needed else None
-
-
-def _engines(judged: Collection[str | None], *given: Any) -> "EngineOptions":
-    # It imports torch, which other nodes in the place of weights do not need.
-    from proofserve.cli.recompute import EngineOptions  # noqa: PLC0415
-
-    engines = EngineOptions(*given)
-    if engines.url is not None and engines.url in judged:
-        raise ReportedError("--recompute-url: a node is no judge of itself; name another one")
-    return engines
-
-
-def _order_of(
-    claimed: ClaimedArtifacts, given: WorkOptions, measured: CalibrationFile | None, is_file: bool
-) -> Work:
-    """A file may have vectors of any length; a node is asked for those of the scheme."""
-    order = order_of(claimed, given if measured is None else measured.completed(given, claimed))
-    if is_file and given.k_dim is None:
-        require_width(claimed, order)
-    return order
-
-
-# What a bundle cannot hold.
-_NOT_BUNDLED = (
-    *("open_url", "recompute_url", "engine", "plan"),
-    # Only the validator knows whether the node was asked for this.
-    *("lane", "stronger_rng"),
-)
-
-
-def _require_bundled(bundle: Path | None, source: str | None, given: Mapping[str, Any]) -> None:
-    """Raises ReportedError if a verdict rests on more than a node's own answers and weights."""
-    if bundle is None:
-        return
-    if used := next((name for name in _NOT_BUNDLED if given.get(name)), None):
-        option = used.removesuffix("_url").replace("_", "-")
-        text = "it holds a node's own answers, and a verdict by --model or by nodes that sign"
-        raise ReportedError(f"--bundle: {text}, without --{option}")
-    if given.get("model") and given.get("reference"):
-        raise ReportedError(
-            "--bundle: it holds a verdict by --model or by --reference, not by both"
-        )
-    if not _is_url(source or ""):
-        raise ReportedError("--bundle: SOURCE must be a node's URL: what a file says is not signed")
-
-
-def _end_with_plan(
-    engines: "EngineOptions",
+def _tell_plan(
+    judging: Judging,
     claimed: ClaimedArtifacts,
-    work: Workload,
-    judging: tuple[JudgingOptions, int | None],
+    order: Work,
+    most: int | None,
     session: CommandSession,
-) -> NoReturn:
-    options, most = judging
-    with session.interrupts.allowed():
-        engines.plan(claimed, work, options, most, session)
-    raise typer.Exit
+) -> None:
+    warn_of_few_values(order, session)
+    sample = min(most or len(claimed.nonces), len(claimed.nonces))
+    tell_plan_of_verdict(judging, order, sample, claimed.ran_on or {}, session)
 
 
-def _imagined(
-    nonces: int, seq_len: int | None, calibration: Path | None, block_height: int | None
-) -> ClaimedArtifacts:
-    """What a plan is about without a source: as many nonces of the usual length."""
-    usual = SEQ_LEN if seq_len is None and calibration is None else None
-    return ClaimedArtifacts(
-        "", "", tuple(range(nonces)), (), seq_len=usual, block_height=block_height or 0
-    )
+def _report(
+    given: VerifyOptions,
+    tests: ChosenTests,
+    judging: Judging,
+    claims: tuple[ClaimedArtifacts, Work],
+    sample: tuple[str, int | None],
+    session: CommandSession,
+) -> VerdictReport:
+    """The verdict: by an engine's bits alone, or by other tests where they decide nothing.
 
-
-@contextmanager
-def _unproved(session: CommandSession, json: Path | None) -> Iterator[None]:
-    """Ends the command with that word, and why, if the prover owes what it does not show."""
-    try:
-        yield
-    except UnprovedError as error:
-        verdict = SequentialResult.UNPROVED
-        show(session, verdict, [f"{error.kind}: {error}"])
-        if json is not None:
-            write_json(json, {"verdict": verdict, "reason": error.kind, "text": str(error)})
-        raise typer.Exit(EXIT_CODES[verdict]) from error
-
-
-def _is_url(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
-
-
-def _read(
-    source: str, api_key: str | None, wanted: Selection, heard: Transcript
-) -> ClaimedArtifacts:
-    if not _is_url(source):
-        return read_file(Path(source), wanted)
-    with NodeClient(source, api_key, transcript=heard) as node:
-        return from_node(node, wanted)
-
-
-def show(session: CommandSession, verdict: SequentialResult, lines: Iterable[str]) -> None:
-    session.console.print(f"[bold {COLOURS[verdict]}]{verdict}[/]")
-    for line in lines:
-        session.tell(line)
+    ``claims`` are of an order; ``sample`` is the seed that draws it, and how many nonces it has at
+    most. Raises ReportedError for another checkpoint than the prover's and for tests that cannot be
+    run, and the errors of servers, nodes, checkpoints and engines.
+    """
+    claimed, order = replace(claims[0], scheme=claims[1].scheme), claims[1]
+    options, exact = judging.options, None
+    name, key = given.engine or str(given.recompute_url), given.recompute_api_key
+    if tests.exact:
+        # The server stops before a checkpoint is loaded: a card may not have room for both.
+        with trusted_engine(name, key, judging, workload_of(order), session) as (truth, _):
+            exact = exactly_judged(claimed, truth, options, *sample, session.line)
+        if not (tests.judges and leaves_open(exact.outcome)):
+            return exact
+    if judging.model is None and judging.nodes is None:
+        work = workload_of(order)
+        with trusted_engine(name, key, judging, work, session) as (truth, models):
+            if measured := options.calibration:
+                measured.require(work, models, None, truth.weights_digest)
+            others = judged(claimed, truth, options, *sample, session.line)
+    else:
+        if judging.model is not None:
+            _tell_plan(judging, claimed, order, sample[1], session)
+        others = judging.judge_of(order, session.line)(claimed, order, sample)
+    return others.after(exact) if exact else others

@@ -74,19 +74,10 @@ _BYTES = 8 * (_SERVERS + PLACES * _SERVER_SIZE)
 
 
 class CoreMemory:
-    """One core's memory. Made by ``new`` in the core, and by ``of_core`` in an API process."""
+    """One core's memory: a ``CoreReporter`` in the core, made by ``of_core`` in an API process."""
 
     def __init__(self, descriptor: int) -> None:
         self._values = memoryview(mmap(descriptor, _BYTES)).cast("B").cast("d")
-
-    @staticmethod
-    def new() -> tuple["CoreMemory", int]:
-        """A core's own memory, and its descriptor."""
-        descriptor = os.memfd_create("proofserve-liveness")
-        os.ftruncate(descriptor, _BYTES)
-        memory = CoreMemory(descriptor)
-        memory._values[0] = float(secrets.randbits(52) + 1)
-        return memory, descriptor
 
     @staticmethod
     def of_core(address: MemoryAddress) -> "CoreMemory":
@@ -132,14 +123,17 @@ class CoreMemory:
         return [ServerRecord(written, unfinished) for written, unfinished in pairs if written]
 
 
-class CoreReporter:
-    """The core's side: writes its record, and never waits for a reader.
+class CoreReporter(CoreMemory):
+    """The core's side: makes the memory, writes its record, and never waits for a reader.
 
     ``doing`` and ``stepped`` are for the core's loop alone.
     """
 
     def __init__(self) -> None:
-        self._memory, self._descriptor = CoreMemory.new()
+        self._descriptor = os.memfd_create("proofserve-liveness")
+        os.ftruncate(self._descriptor, _BYTES)
+        super().__init__(self._descriptor)
+        self._values[0] = float(secrets.randbits(52) + 1)
         self._doing = Doing.NOTHING
         self._steps = 0
         self._places = 0
@@ -148,16 +142,16 @@ class CoreReporter:
     def doing(self, what: Doing) -> Iterator[None]:
         """The loop does ``what`` until the context ends, and then again what it did before."""
         before, self._doing = self._doing, what
-        self._memory.write("doing", what)
+        self.write("doing", what)
         try:
             yield
         finally:
             self._doing = before
-            self._memory.write("doing", before)
+            self.write("doing", before)
 
     def stepped(self) -> None:
         self._steps += 1
-        self._memory.write("steps", self._steps)
+        self.write("steps", self._steps)
 
     @contextmanager
     def proving(self) -> Iterator[None]:
@@ -170,14 +164,14 @@ class CoreReporter:
 
     def beat(self, work: int, known: int) -> None:
         """This process runs, and has this much work; see ``CoreRecord``."""
-        self._memory.write("work", work)
-        self._memory.write("known", known)
+        self.write("work", work)
+        self.write("known", known)
         # All processes of a machine share the monotonic clock.
-        self._memory.write("beat", time.monotonic())
+        self.write("beat", time.monotonic())
 
     def join(self) -> MemoryAddress:
         """The address for one more API process. Raises UnsupportedEngine if there are too many."""
         if self._places == PLACES:
             raise UnsupportedEngine(f"more than {PLACES} API processes used this engine core")
         place, self._places = self._places, self._places + 1
-        return MemoryAddress(os.getpid(), self._descriptor, self._memory.token, place)
+        return MemoryAddress(os.getpid(), self._descriptor, self.token, place)

@@ -16,8 +16,7 @@ from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.kernels import KernelProfile
 from proofserve.engines.reference.rounding import EightBits, Rounding, Scaling, in_dtype
-from proofserve.protocol.model import AllowedTokens
-from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, ModelFacts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.network import Network
-from proofserve.protocol.model import ExpertLayer
-from proofserve.protocol.scheme import BlockScheme
+from proofserve.protocol.scheme import BlockScheme, ExpertLayer
 
 # How a router weighs experts: of itself, its logits [tokens, experts] and ids [tokens, k].
 Rule = Callable[[Any, Tensor, Tensor], Tensor]

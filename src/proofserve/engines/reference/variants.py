@@ -22,7 +22,7 @@ from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import Network, round_input
 from proofserve.engines.reference.rounding import Rounding, in_dtype, integers, redrawn
 from proofserve.engines.reference.routing import Router, has_stacked_experts, routers_in, routers_of
-from proofserve.protocol.model import AllowedTokens
+from proofserve.protocol.scheme import AllowedTokens
 
 
 def without_layers(network: Network, left_out: Collection[int]) -> Network:

@@ -21,7 +21,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from proofserve.engines.vllm.core_messages import Forward
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.model import ExpertLayer
+from proofserve.protocol.scheme import ExpertLayer
 
 # Where models keep their decoder layers; the first three as in protocol A.3.
 LAYER_PLACES = (

@@ -202,11 +202,11 @@ def run_layers(
     nonces: Sequence[int],
     layers: tuple[int, int, int] = (0, 1, 1),
 ) -> tuple[NDArray[np.float32], list[int]] | None:
-    """Run some ``layers`` of a forward that proves ``nonces``, padded to those of the lease.
+    """Run ``layers`` of a forward that proves ``nonces``, padded to those of the lease.
 
-    They are from one to below another of so many. Values float32 [nonces - failed, width] in the
-    order of the nonces, and those that failed; None unless the layers are the last ones. Raises the
-    error that a worker raised.
+    ``layers``: the first to run, the one behind the last to run, and how many there are; all of
+    them by default. Returns values float32 [nonces - failed, width] in the order of the nonces, and
+    the nonces that failed; None if more layers follow. Raises the error that a worker raised.
     """
     padded = replace(call, nonces=pad(nonces, lease.nonces))
     reply = core.run_forward(Forward(padded, lease.tables, lease.block_sizes, *layers))

@@ -14,8 +14,7 @@ import torch
 from proofserve.engines.vllm import compat_worker
 from proofserve.engines.vllm.core_messages import Forward, proved
 from proofserve.protocol.identity import Block
-from proofserve.protocol.model import AllowedTokens
-from proofserve.protocol.scheme import BlockScheme, ModelFacts
+from proofserve.protocol.scheme import AllowedTokens, BlockScheme, ModelFacts
 from proofserve.protocol.schemes import from_wire
 
 

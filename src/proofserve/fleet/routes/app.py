@@ -43,8 +43,8 @@ from proofserve.receiver.app import MAX_BODY_BYTES
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.errors import Refusal, Refused
 from proofserve.rounds.status import NodeTotals
+from proofserve.wire import FLEET, GENERATED
 from proofserve.wire.callbacks import KEY_HEADER
-from proofserve.wire.paths import FLEET, GENERATED
 from proofserve.wire.records import UnicodeText, problems
 
 _logger = logging.getLogger(__name__)
@@ -392,7 +392,7 @@ def callback_router(
         round_id: str,
         lane: Annotated[int, Path(ge=0, lt=_MOST_LANES)],
         key: Annotated[str | None, Header(alias=KEY_HEADER, max_length=200)] = None,
-    ) -> Response:
+    ) -> Response | callbacks.StoredAnswer:
         """Store what a member found in its lane."""
         if not key:
             return _refused("header", KEY_HEADER, "is needed: proofserve sends it")
@@ -414,7 +414,7 @@ def callback_router(
             return JSONResponse({"detail": f"not stored: {error}"}, 503)
         if fresh:
             totals.computed("round", len(found.nonces), 0)
-        return JSONResponse({"status": "stored" if fresh else "duplicate"})
+        return callbacks.StoredAnswer(status="stored" if fresh else "duplicate")
 
     return made
 

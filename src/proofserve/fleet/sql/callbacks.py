@@ -12,17 +12,7 @@ from sqlalchemy import Connection, exists, func, select, text
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.sql.batches import floats, integers, vectors
 from proofserve.fleet.sql.database import FleetDatabase
-from proofserve.fleet.sql.tables import (
-    PREFIX,
-    AnyRow,
-    batches,
-    counters,
-    deliveries,
-    insert_into,
-    read_spec,
-    rounds,
-    streams,
-)
+from proofserve.fleet.sql.tables import PREFIX, AnyRow, batches, deliveries, read_spec, rounds
 from proofserve.outbox.planning import (
     CallbackStore,
     Delivery,
@@ -38,6 +28,11 @@ from proofserve.wire.records import DISTANCE
 _MOST_BATCHES = 10_000
 # Batches in one transaction, so that on SQLite new results need not wait for a large body.
 _PAGE = 16
+# The row of the URL is locked until the commit.
+_NEXT_SEQUENCE = """
+    INSERT INTO {t}streams (url, last) VALUES (:url, 1)
+    ON CONFLICT (url) DO UPDATE SET last = {t}streams.last + 1 RETURNING last
+"""
 _PENDING = deliveries.c.state == "pending"
 
 
@@ -45,19 +40,11 @@ class DeliveryStore(CallbackStore[FleetDatabase, Connection]):
     """Callbacks of whole batches. Those to one URL are posted in the order of their sequence."""
 
     prefix, unit = PREFIX, "batch"
+    next_sequence, deleted = _NEXT_SEQUENCE, "SELECT deleted_callbacks, 0 FROM {t}counters"
 
     @staticmethod
     def _execute(connection: Connection, sql: str, values: Mapping[str, Any]) -> Any:
         return connection.execute(text(sql), values)
-
-    @classmethod
-    def _next_sequence(cls, connection: Connection, url: str) -> int:
-        # Numbers of a URL rise in the order of commits: its row is locked until then.
-        first = insert_into(connection, streams).values(url=url, last=1)
-        counted = first.on_conflict_do_update(
-            index_elements=[streams.c.url], set_={"last": streams.c.last + 1}
-        )
-        return int(connection.execute(counted.returning(streams.c.last)).scalar_one())
 
     def _uncut(self, connection: Connection) -> Sequence[UncutRound]:
         undelivered = exists().where(deliveries.c.round == rounds.c.number, _PENDING)
@@ -141,9 +128,6 @@ class DeliveryStore(CallbackStore[FleetDatabase, Connection]):
         found = vectors(b"".join(row.found for row in rows), rows[0].row_bytes)
         texts = callback_bodies.encode_all(found)
         return {"artifacts": listed_artifacts(zip(nonces, texts, strict=True))}
-
-    def _deleted_and_revived(self, connection: Connection) -> tuple[int, int]:
-        return connection.execute(select(counters.c.deleted_callbacks)).scalar_one(), 0
 
 
 def _spans(connection: Connection, uncut: Span, most: int) -> list[Span]:

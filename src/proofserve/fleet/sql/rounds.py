@@ -33,7 +33,7 @@ from proofserve.fleet.sql.tables import (
 )
 from proofserve.outbox.database import StorePart, announces, kept, reads, writes
 from proofserve.rounds.errors import Refusal, Refused
-from proofserve.rounds.prover import lane_of
+from proofserve.rounds.generation import lane_of
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import Move, State, step
 

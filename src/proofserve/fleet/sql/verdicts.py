@@ -49,8 +49,8 @@ from proofserve.fleet.verification_records import (
 )
 from proofserve.outbox.database import StorePart, announces, kept, reads, writes
 from proofserve.protocol.nonces import NonceLane, draw
-from proofserve.protocol.verdict.sequential import share_of_alpha
-from proofserve.wire.paths import CONVICTED
+from proofserve.protocol.verdict.counting import share_of_alpha
+from proofserve.wire import CONVICTED
 
 # The newest rounds that are looked at, however fast they follow each other.
 _MOST_ENDED = 8

@@ -80,7 +80,7 @@ def compare(
     if not 0 <= dist_threshold < math.inf:
         raise ProtocolError("dist_threshold", f"{dist_threshold} is not a finite number from 0 on")
     errors = claim_errors(nonces, computed, claims, k_dim)
-    found = (_judge(error, dist_threshold) for error in errors)
+    found = (mismatch_of(error, dist_threshold) for error in errors)
     return Comparison(len(nonces), tuple(each for each in found if each is not None))
 
 
@@ -178,9 +178,11 @@ def _claim_error(nonce: int, ours: NDArray[np.float32], texts: list[str]) -> Cla
     return ClaimError(nonce, theirs - ours)
 
 
-def _judge(claim: ClaimError, dist_threshold: float) -> Mismatch | None:
+def mismatch_of(claim: ClaimError, dist_threshold: float) -> Mismatch | None:
+    """What is wrong with a claim: it has no vector, or one further than ``dist_threshold``."""
     if claim.broken is not None:
         return claim.broken
-    if claim.distance > np.float32(dist_threshold):
+    # The comparison of a validator is in float32 (B.4).
+    if np.float32(claim.distance) > np.float32(dist_threshold):
         return Mismatch(claim.nonce, Reason.TOO_FAR, claim.distance)
     return None

@@ -89,7 +89,7 @@ class ReferenceVectors:
         noise = np.log(np.maximum(np.max(pairs, axis=0), self._least))
         self._unit = _OWN_NOISE * noise + (1.0 - _OWN_NOISE) * noise.mean()
         # How far each reference is from the others, float64 [k, n].
-        self.apart = np.array([self._farness(each, i) for i, each in enumerate(vectors)])
+        self.apart = np.array([self.farness(v, without=i) for i, v in enumerate(vectors)])
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -126,18 +126,18 @@ class ReferenceVectors:
         found: Floats = np.log(np.maximum(lengths, self._least))
         return found
 
-    def farness(self, vectors: Floats, places: Places = slice(None)) -> Floats:
+    def _others(self, places: Places, without: int | None) -> list[Floats]:
+        return [each[places] for i, each in enumerate(self.vectors) if i != without]
+
+    def farness(
+        self, vectors: Floats, places: Places = slice(None), without: int | None = None
+    ) -> Floats:
         """How far a node's ``vectors`` [n, width] at ``places`` are from the references: [n].
 
-        It is the mean logarithm of the distances from each reference, in the unit of the nonce.
+        It is the mean logarithm of the distances from each reference, but for one ``without``, in
+        the unit of the nonce.
         """
-        return self._farness(vectors, None, places)
-
-    def _farness(
-        self, vectors: Floats, without: int | None, places: Places = slice(None)
-    ) -> Floats:
-        others = [each[places] for i, each in enumerate(self.vectors) if i != without]
-        logs = [self._logs(vectors - each) for each in others]
+        logs = [self._logs(vectors - each) for each in self._others(places, without)]
         found: Floats = np.mean(logs, axis=0) - self._unit[places]
         return found
 
@@ -158,8 +158,7 @@ class ReferenceVectors:
         ``vectors`` and ``suspect`` [n, width] are of the nonces at ``places``. Each is beside two
         different references, so that their own errors are not in both.
         """
-        others = [each[places] for i, each in enumerate(self.vectors) if i != without]
-        pairs = permutations(others, 2)
+        pairs = permutations(self._others(places, without), 2)
         found: Floats = np.mean([_cosines(vectors - a, suspect - b) for a, b in pairs], axis=0)
         return found
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.counting import rate_interval
-from proofserve.protocol.verdict.footprint import cosine
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.reports import Progress
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment

@@ -7,9 +7,13 @@ from functools import cache, partial
 import numpy as np
 from scipy import special
 
-from proofserve.protocol.verdict.counting import check_inside, convicting_count, sample_size
+from proofserve.protocol.verdict.counting import (
+    SequentialTest,
+    check_inside,
+    convicting_count,
+    sample_size,
+)
 from proofserve.protocol.verdict.scale import fitted
-from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.audit.attacks import (
     SAMPLES,
@@ -88,14 +92,15 @@ class Sequential:
 class Conviction:
     """The tests that convict a node with one rate of mismatches.
 
-    ``fixed`` is the number of nonces of the fixed test, ``sequential`` the setting of the
+    ``fixed_nonces`` is the number of nonces of the fixed test, ``sequential`` the setting of the
     sequential test with the fewest nonces; each is None if ``max_nonces`` are not enough.
-    ``default_convicts`` is the chance that the sequential test convicts at its default setting.
+    ``default_sequential_convicts`` is the chance that the sequential test convicts at its default
+    setting.
     """
 
-    fixed: int | None
+    fixed_nonces: int | None
     sequential: Sequential | None
-    default_convicts: float
+    default_sequential_convicts: float
 
 
 @cache
@@ -266,15 +271,16 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
     deployed = AuditedProver(DEPLOYED, 0.0, lambda: deployment.deployed)
     validator = AuditedProver("the validator", 0.0, lambda: deployment.truth)
     truth = _all_of(validator, nonces, progress)
+
+    def errors_by(prover: AuditedProver) -> Errors:
+        return errors_of(vectors_by(prover, nonces, progress), truth)
+
     honest = {deployed: errors_of(_all_of(deployed, nonces, progress), truth)}
-    for kernel in deployment.kernels():
-        errors = errors_of(vectors_by(kernel, nonces, progress), truth)
-        # Kernels that give no numbers, such as float16 for some models, serve no client.
-        if np.isfinite(errors).all():
-            honest[kernel] = errors
+    # Kernels that give no numbers, such as float16 for some models, serve no client.
+    computed = ((kernel, errors_by(kernel)) for kernel in deployment.kernels())
+    honest |= {kernel: errors for kernel, errors in computed if np.isfinite(errors).all()}
     (own,) = (errors for prover, errors in honest.items() if prover.name == deployment.reference)
-    again = errors_of(vectors_by(deployment.own_again, nonces, progress), truth)
-    predictions = _predictions(deployment, nonces, progress)
+    again, predictions = errors_by(deployment.own_again), _predictions(deployment, nonces, progress)
     beside = Beside(deployment.reference, own, again, predictions)
     shown = {prover.name: beside.figures(errors) for prover, errors in honest.items()}
     limit = options.dist_threshold or max(
@@ -283,7 +289,7 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
     null = _null(deployment, options, shown, beside)
     kernels = [measured(prover, errors, limit) for prover, errors in honest.items()]
     seen = [
-        measured(prover, errors_of(vectors_by(prover, nonces, progress), truth), limit)
+        measured(prover, errors_by(prover), limit)
         for prover in attacks(deployment, kernels[0].mean)
         if options.only is None or prover.name in options.only
     ]
@@ -296,9 +302,7 @@ def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Pro
         runs=options.runs,
         honest=judged(kernels),
         attacks=judged([*seen, *mixtures(kernels[0], seen)]),
-        prices=_prices(deployment, options, null, beside, (truth, kernels[0]), progress)
-        if options.price
-        else (),
+        prices=_prices(deployment, options, null, beside, (truth, kernels[0]), progress),
     )
 
 
@@ -310,6 +314,8 @@ def _prices(
     honest: tuple[Vectors, ProverMeasurement],
     progress: Progress,
 ) -> tuple[ClearedLie, ...]:
+    if not options.price:
+        return ()
     truth, deployed = honest
     tried = list(lies(deployment, truth, deployed.mean, progress))
     chances = Chances(alpha=options.rule.alpha).of_vectors(beside.width)

@@ -187,7 +187,7 @@ class AuditReport:
             f"{measurement.mean:.4f}",
             f"{measurement.sd:.4f}",
             f"{measurement.rate:.1%}",
-            str(found.counted.fixed or "-"),
+            str(found.counted.fixed_nonces or "-"),
             *(self._nonces(found, name) for name in (*TESTS, "verify")),
             f"{found.cleared_share:.1%}",
             f"{found.unexplained_share:.1%}",
@@ -208,7 +208,7 @@ class AuditReport:
         return {name: endings.nonces_to(ended, share) for name, share in shares.items()}
 
     def _record(self, found: ProverResult) -> dict[str, Any]:
-        measurement, quickest, distances = found.measurement, found.counted.sequential, None
+        measurement, distances = found.measurement, None
         if measurement.chances is None:
             # JSON has no infinity; a nonce without a vector has no distance.
             every = measurement.distances.tolist()
@@ -223,11 +223,7 @@ class AuditReport:
             "mismatch_interval": list(measurement.interval),
             "distances": distances,
             "caught": found.caught,
-            "count": {
-                "fixed_nonces": found.counted.fixed,
-                "sequential": asdict(quickest) if quickest else None,
-                "default_sequential_convicts": found.counted.default_convicts,
-            },
+            "count": asdict(found.counted),
             "nonces": {name: self._needed(found, name) for name in (*TESTS, "verify", "cleared")},
             "convicted": found.endings.convicted / self.audit.runs,
             "cleared": found.cleared_share,

@@ -24,11 +24,11 @@ from proofserve.remote.chats import prompt
 from proofserve.remote.http import JsonClient, object_of
 from proofserve.remote.recorder import NOT_YET, now_ms
 from proofserve.reports import NodeError, Progress, ReportedError, read_json, write_json
-from proofserve.wire.paths import RECEIPTS
-from proofserve.wire.receipts import signed_entry, signed_receipt, signed_receipt_body
+from proofserve.wire import RECEIPTS
 from proofserve.wire.records import first_problem
+from proofserve.wire.signed import signed_entry, signed_receipt, signed_receipt_body
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
 # A gateway's path for its own clients, then a node's.
 RECEIPT_PATHS = ("/v1/receipts", RECEIPTS)
 # A receipt enters the log within a second or two of its answer's end. A server that has it, and is
@@ -195,14 +195,14 @@ class ReceiptClient(JsonClient):
         except (LookupError, TypeError) as error:
             raise NodeError(f"GET {self.url}/v1/models: it names no model") from error
 
-    def chat(self, name: str, request: Mapping[str, Any], path: str = CHAT) -> Conversation:
+    def chat(self, name: str, request: Mapping[str, Any]) -> Conversation:
         """The answer to ``request`` and its receipts; without them if none come in time.
 
         The request also asks for token ids, which a text alone does not tell. Raises ReportedError,
         naming the field, for an answer or a receipt that is none.
         """
         body = {**request, "return_token_ids": True}
-        response = self.object("POST", path, body)
+        response = self.object("POST", CHAT, body)
         ended_ms = now_ms()
         answered = conversation(name, body, response, [])
         receipts = self.receipts(answered.response_id)

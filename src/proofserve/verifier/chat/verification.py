@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.records import vectors_of
 from proofserve.reports import FieldsOf, Progress, ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
@@ -82,21 +82,16 @@ class ChatRecord(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatVerification:
+class ChatVerification(CheckedChats):
     """``sketches`` say who read the answers; None if these together have no whole block of tokens.
 
-    ``writer`` says who wrote them. Of all ``choices``, ``answers`` were checked, and ``gaps`` say
-    why others show nothing: beyond a share of ``most_gaps`` no node is cleared. ``notes`` are for a
-    reader. ``origin`` says where the honest figures come from, and ``seed`` chose parts of long
-    answers.
+    ``writer`` says who wrote them. Beyond a share of ``most_gaps`` no node is cleared. ``notes``
+    are for a reader. ``origin`` says where the honest figures come from, and ``seed`` chose parts
+    of long answers.
     """
 
-    failures: tuple[FailedCheck, ...]
-    sketches: Verification | None
-    writer: WriterFinding | None
-    answers: tuple[Answer, ...]
-    gaps: tuple[Gap, ...]
-    choices: int
+    sketches: Verification | None = None
+    writer: WriterFinding | None = None
     notes: tuple[str, ...] = ()
     most_gaps: float = MOST_GAPS
     origin: str = NO_CALIBRATION
@@ -240,12 +235,7 @@ class ChatChecker:
         checked, measured = self.checked(chats, known), self._measured
         answers, repeated = distinct(checked.answers)
         found = ChatVerification(
-            failures=checked.failures,
-            sketches=None,
-            writer=None,
-            answers=answers,
-            gaps=checked.gaps,
-            choices=checked.choices,
+            *(answers, checked.failures, checked.gaps, checked.choices),
             notes=tuple(repeated),
             most_gaps=self._most_gaps,
             origin=measured.origin if measured else NO_CALIBRATION,

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import Sampling
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.recorder import now_ms
 from proofserve.reports import ReportedError
 from proofserve.verifier.chat.conversation import Conversation, PublicLog, ReceiptClient
@@ -259,14 +259,10 @@ def key_of(chat: Conversation) -> str:
 
 
 class LogFollower:
-    """Reads the log of the node at ``url``, from the first entry that a receipt needs.
+    """Reads the log of the node at ``url``, from the first entry that a receipt needs."""
 
-    ``clock`` gives Unix time in milliseconds.
-    """
-
-    def __init__(self, url: str, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._clock = clock
         self._log: PublicLog | None = None
 
     def seen(self, chats: Sequence[Conversation]) -> PublicLog | FailedCheck | None:
@@ -293,7 +289,7 @@ class LogFollower:
                 self._log.add(entries)
         except ProtocolError as error:
             return FailedCheck("log", f"{self._url}: {error}")
-        now = self._clock()
+        now = now_ms()
         for each in entries:
             self._log.seen_ms.setdefault(each.entry.index, now)
         return self._log

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.written.judges import GreedyJudge, LikelihoodJudge, TokenJudge
@@ -129,7 +129,7 @@ class Writers:
 
     @property
     def convicts(self) -> bool:
-        return any(each.standing().convicts for each in self._judges)
+        return any(each.result() is SequentialResult.FRAUD for each in self._judges)
 
     def finding(self) -> WriterFinding:
         kinds = {each.is_greedy for each in self._reads.values()}

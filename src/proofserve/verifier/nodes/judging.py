@@ -1,17 +1,25 @@
-"""The verdict about a node by the vectors of other nodes (``docs/native.md``).
+"""The verdict about a node by the vectors of other nodes, or beside a checkpoint and such nodes.
 
-Equal bits with one of them clear. Else two tests decide: whether the node is farther from the
-references than these are from each other, and whether its errors lean towards a suspect's.
+Without weights (``docs/native.md``) equal bits with one of them clear. Else two tests decide:
+whether the node is farther from the references than these are from each other, and whether its
+errors lean towards a suspect's.
+
+Beside a checkpoint, on the very nonces, the errors of trusted nodes are those of measured honest
+kernels: they clear a node that has their footprint, or their bits, and explain errors that would
+convict it. The checkpoint says what they are: it judges each of them first, and one that it
+convicts is left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.protocol.verdict.evidence import Evidence, mixed
 from proofserve.protocol.verdict.nearness import (
     CLEARED_WITHIN,
@@ -21,18 +29,42 @@ from proofserve.protocol.verdict.nearness import (
     LeaningBets,
     ReferenceVectors,
 )
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.reports import Progress
+from proofserve.remote.records import Work
+from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts
-from proofserve.verifier.judges import Chances, Figures, Judge, Standing, evidence_text, few
-from proofserve.verifier.judging import JudgingOptions, VerdictReport
-from proofserve.verifier.nodes.sources import KnownNode, Witnesses
-from proofserve.verifier.verification import ExactJudge, Truth, settled, verify
+from proofserve.verifier.judges import (
+    BankRun,
+    Chances,
+    Figures,
+    Judge,
+    Opinion,
+    evidence_text,
+    few,
+    result_of,
+)
+from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged
+from proofserve.verifier.nodes.sources import (
+    NONCES,
+    KnownNode,
+    NodeSource,
+    WitnessError,
+    Witnesses,
+    witnesses_of,
+)
+from proofserve.verifier.verification import ExactJudge, Truth, claims_of_vectors, settled, verify
 
 Floats = NDArray[np.float64]
 NEARNESS: Final = "nearness"
 SUSPECTS: Final = "suspects"
+REFERENCE: Final = "reference"
 _ONE_KIND: Final = "the references name no two kinds of card"
+# Nonces by which the checkpoint judges a reference: weights that are rounded in three tenths of
+# them are convicted after 17 to 27, honest nodes whose kernel is emulated cleared after 23 to 35.
+_VETTED: Final = 35
+# Emulated kernels err up to 1.5 times as far as our own run. What errs so much farther, by the
+# median of a few nonces, serves other weights, also where no suspect has them.
+_TOO_FAR: Final = 4.0
+_MEASURED_ON: Final = 3
 
 
 def judged_by_nodes(
@@ -85,22 +117,17 @@ def _report(
     """What ``judges`` say of the claims less the vectors of one reference."""
     needed = [judge.needed for judge in judges if isinstance(judge, ExactJudge)]
     sample = known.sample[: min([len(known.sample), *needed])]
-    width = len(beside.vectors[sample[0]])
-    ours = truth_of(beside, width, len(sample))
-    found = verify(claimed, sample, ours, judges, Progress())
-    names = few([each.title for each in known.references], len(known.references))
-    return VerdictReport(
-        settled(found, claimed, ours), claimed, seed, options, names, how="compared"
-    )
+    ours = truth_of(beside, sample)
+    outcome = settled(verify(claimed, sample, ours, judges, Progress()), claimed, ours)
+    names = ", ".join(each.title for each in known.references)
+    return VerdictReport(outcome, claimed, seed, options, names, how="compared")
 
 
-def truth_of(node: KnownNode, width: int, at_once: int) -> Truth:
-    """What a node computed, as what claims are compared with."""
+def truth_of(node: KnownNode, sample: Sequence[int]) -> Truth:
+    """What a node computed of ``sample``, as what claims are compared with."""
     return Truth(
         lambda nonces: {nonce: node.vectors[nonce] for nonce in nonces},
-        width,
-        at_once,
-        node.weights_digest,
+        *(len(node.vectors[sample[0]]), len(sample), node.weights_digest),
         name=node.name,
         facts=node.facts,
     )
@@ -121,17 +148,13 @@ class _Rows:
         rows: Floats = np.array([node.vectors[n] for n in self.known.sample], dtype=np.float64)
         return rows
 
-    def place(self, nonce: int) -> int:
-        return self._places[nonce]
-
-    def theirs(self, error: ClaimError) -> Floats | None:
-        """The vector that a node claims, [1, width]; None if it has none."""
+    def claimed(self, error: ClaimError) -> tuple[int, Floats] | None:
+        """The place of a nonce, and the vector that a node claims, [width]; None without one."""
         if error.error is None:
             return None
+        place = self._places[error.nonce]
         # An error is the claim less the vector of the first reference.
-        ours = self.references.vectors[0, self.place(error.nonce)]
-        found: Floats = (ours + error.error.astype(np.float64))[np.newaxis]
-        return found
+        return place, self.references.vectors[0, place] + error.error.astype(np.float64)
 
 
 class NearnessJudge(Judge[ClaimError]):
@@ -157,10 +180,10 @@ class NearnessJudge(Judge[ClaimError]):
     def add(self, error: ClaimError) -> None:
         self.nonces += 1
         far = np.array([np.inf])
-        if (theirs := self._rows.theirs(error)) is not None:
-            place = self._rows.place(error.nonce)
-            self._vectors[place] = theirs[0]
-            far = self._references.farness(theirs, [place])
+        if (claimed := self._rows.claimed(error)) is not None:
+            place, theirs = claimed
+            self._vectors[place] = theirs
+            far = self._references.farness(theirs[np.newaxis], [place])
         self._farness.append(float(far[0]))
         if self._bets is not None:
             self._convicting.add(self._bets.convicting(far)[0])
@@ -171,13 +194,13 @@ class NearnessJudge(Judge[ClaimError]):
     def _log_clearing(self) -> float:
         return min(self._against_all.log, self._against_half.log)
 
-    def standing(self) -> Standing:
-        return Standing(
+    def result(self) -> SequentialResult:
+        return result_of(
             convicts=self._convicting.peak >= self._chances.convicts_at,
             clears=self._log_clearing >= self._chances.clears_at and self._odd is None,
         )
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         if self._bets is None:
             return f"distances decide nothing beside two references: give {ENOUGH}", {}
         far = float(np.exp(np.median(self._farness) - np.median(self._references.apart, 1).max()))
@@ -192,9 +215,9 @@ class NearnessJudge(Judge[ClaimError]):
             nearest = self._references.nearest(vectors, [*self._vectors])
             figures["kernel"] = self._rows.known.references[nearest].title
             text += f", nearest to {figures['kernel']}"
-        if standing.convicts:
+        if result is SequentialResult.FRAUD:
             text += f", {evidence_text(self._convicting.peak)}"
-        elif standing.clears:
+        elif result is SequentialResult.HONEST:
             figures |= {"excluded_share": HALF, "excluded_if": "it is then twice as far away"}
             text += f"; not {CLEARED_WITHIN:g} times as far in all nonces, nor twice in half"
         elif self._references.are_of_one_kind:
@@ -222,18 +245,21 @@ class SuspectsJudge(Judge[ClaimError]):
 
     def add(self, error: ClaimError) -> None:
         # A claim without a vector leans nowhere; the test of distances counts it.
-        if (theirs := self._rows.theirs(error)) is None:
+        if (claimed := self._rows.claimed(error)) is None:
             return
         self.nonces += 1
-        place = [self._rows.place(error.nonce)]
+        place, theirs = [claimed[0]], claimed[1][np.newaxis]
         for name, of in self._leanings.items():
             suspect = self._rows.suspects[name][place]
-            of.add(self._rows.references.leaning(theirs, suspect, place), self._chances.share)
+            cosine = self._rows.references.leaning(theirs, suspect, place)
+            of.leaning.append(float(cosine[0]))
+            of.convicting.add(of.bets.convicting(cosine)[0])
+            of.log_clearing -= float(mixed(of.bets.log_ratios(cosine), self._chances.share)[0])
 
-    def standing(self) -> Standing:
+    def result(self) -> SequentialResult:
         needed = self._chances.convicts_at
         convicts = any(of.convicting.peak >= needed for of in self._leanings.values())
-        return Standing(convicts=convicts, clears=not self._open)
+        return result_of(convicts=convicts, clears=not self._open)
 
     @property
     def _open(self) -> list[str]:
@@ -244,15 +270,15 @@ class SuspectsJudge(Judge[ClaimError]):
             if not of.bets.is_unseen and of.log_clearing < self._chances.clears_at
         ]
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         name = max(self._leanings, key=lambda each: self._leanings[each].convicting.peak)
         of = self._leanings[name]
         figures: Figures = {"log_evidence": of.convicting.peak, "suspect": name}
         text = f"not ruled out: {few(self._open)}"
-        if standing.convicts:
+        if result is SequentialResult.FRAUD:
             lean, evidence = float(np.mean(of.leaning)), evidence_text(of.convicting.peak)
             text = f"errors lean to {name}: mean cosine {lean:.2f}, {evidence}"
-        elif standing.clears:
+        elif result is SequentialResult.HONEST:
             text = f"all ruled out on {self._chances.share:.0%} of the nonces"
         elif self._rows.references.are_of_one_kind:
             text += f"; no direction convicts, as {_ONE_KIND}"
@@ -270,7 +296,115 @@ class _Leaning:
     log_clearing: float = 0.0
     leaning: list[float] = field(default_factory=list)
 
-    def add(self, cosine: Floats, share: float) -> None:
-        self.leaning.append(float(cosine[0]))
-        self.convicting.add(self.bets.convicting(cosine)[0])
-        self.log_clearing -= float(mixed(self.bets.log_ratios(cosine), share)[0])
+
+@dataclass(frozen=True, slots=True)
+class TrustedNodes:
+    """Nodes and files that are trusted, ``references``, and such that cheat, ``suspects``."""
+
+    references: tuple[NodeSource, ...]
+    suspects: tuple[NodeSource, ...] = ()
+
+    def require_apart(self, judged: Collection[str | None]) -> None:
+        """Raise ReportedError for a node that is there twice, or is the ``judged`` one."""
+        places = [each.place for each in (*self.references, *self.suspects)]
+        if own := next((place for place in places if place in judged), None):
+            raise ReportedError(
+                f"reference: {own} is the node that is judged, and no witness of it"
+            )
+        if twice := next((place for place in places if places.count(place) > 1), None):
+            raise ReportedError(f"reference: {twice} is given twice, and is one witness")
+
+    def report(
+        self,
+        claimed: ClaimedArtifacts,
+        order: Work,
+        options: JudgingOptions,
+        sample: tuple[str, int | None],
+        line: Progress,
+        truth: Truth | None = None,
+    ) -> VerdictReport:
+        """The verdict; ``sample`` is the seed that draws it, and how many nonces it has at most.
+
+        ``truth`` is a checkpoint's, None without one. Raises ReportedError, ProtocolError,
+        WitnessError for a reference that does not answer, and the errors of our own recomputation.
+        """
+        seed, most = sample
+        drawn = seed, NONCES if most is None else most
+        known = witnesses_of(claimed, order, self.references, self.suspects, drawn, line)
+        if truth is None:
+            return judged_by_nodes(claimed, known, options, seed)
+        return judged_beside_checkpoint(claimed, known, truth, options, seed, line)
+
+
+def judged_beside_checkpoint(
+    claimed: ClaimedArtifacts,
+    known: Witnesses,
+    truth: Truth,
+    options: JudgingOptions,
+    seed: str,
+    progress: Progress,
+) -> VerdictReport:
+    """The verdict about the witnesses' sample of ``claimed``, which ``seed`` drew.
+
+    Raises as ``judged``, and WitnessError for a reference that serves another checkpoint.
+    """
+    sample = replace(claimed, nonces=tuple(known.sample))
+    vet = partial(_vetted, sample, truth, options, seed, progress)
+    said = [vet(each) for each in known.references]
+    trusted = [
+        each
+        for each, opinion in zip(known.references, said, strict=True)
+        if not opinion.figures["left_out"]
+    ]
+    report = cleared_by_bits(sample, replace(known, references=trusted), options, seed)
+    if report is None:
+        # Two files in two folders may have one name.
+        errors = {
+            f"reference {number}, {each.title}": partial(truth.errors_of, each.vectors)
+            for number, each in enumerate(trusted, 1)
+        }
+        report = judged(sample, replace(truth, trusted=errors), options, seed, None, progress)
+    names = ", ".join(each.title for each in trusted)
+    outcome = replace(report.outcome, opinions=(*said, *report.outcome.opinions))
+    origin = f"{report.origin}; trusted: {names or 'none'}"
+    return replace(report, claimed=claimed, outcome=outcome, origin=origin)
+
+
+def _vetted(
+    sample: ClaimedArtifacts,
+    truth: Truth,
+    options: JudgingOptions,
+    seed: str,
+    progress: Progress,
+    node: KnownNode,
+) -> Opinion:
+    """What the checkpoint alone says of a reference."""
+    if len({node.weights_digest, truth.weights_digest} - {None}) > 1:
+        text = f"it serves {node.weights_digest}, the checkpoint here has {truth.weights_digest}"
+        raise WitnessError(f"weights_digest: the reference {node.name}: {text}")
+    nonces = sample.nonces[:_VETTED]
+    claims = claims_of_vectors({nonce: node.vectors[nonce] for nonce in nonces})
+    # What the judged node owes is not the reference's.
+    claimed = ClaimedArtifacts(
+        *(sample.block_hash, sample.public_key, nonces, tuple(claims)),
+        scheme=sample.scheme,
+        ran_on=node.facts,
+    )
+    # Whatever tests judge the node: one that cannot convict would let a cheat be a reference.
+    outcome = judged(claimed, truth, replace(options, tests=()), seed, None, progress).outcome
+    if truth.validator is None:
+        raise AssertionError("a checkpoint has a validator")
+    own, few_nonces = BankRun(kernels=truth.validator.references[0]), nonces[:_MEASURED_ON]
+    errors = truth.errors_of(node.vectors, few_nonces), truth.validator.errors(own, few_nonces)
+    theirs, ours = ([np.linalg.norm(each) for each in of.values()] for of in errors)
+    far = float(np.median(np.divide(theirs, ours)))
+    # A calibration knows itself how long honest errors are.
+    is_too_far = options.calibration is None and far > _TOO_FAR
+    is_left_out = outcome.verdict is SequentialResult.FRAUD or is_too_far
+    says = "is left out" if is_left_out else "counts"
+    if not is_left_out and outcome.verdict is not SequentialResult.HONEST:
+        says += " because you trust it"
+    tests = "; ".join(f"{each.test}: {each.text}" for each in outcome.opinions)
+    text = f"{node.title} {says}: errors {far:.2g} times ours; {tests}"
+    figures: Figures = {"name": node.name, "left_out": is_left_out, "times_ours": far}
+    return Opinion(REFERENCE, outcome.verdict, outcome.nonces_used, text, figures)

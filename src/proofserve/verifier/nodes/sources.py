@@ -23,7 +23,7 @@ from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, kernel_facts, read_file
 from proofserve.verifier.judges import Vectors
-from proofserve.verifier.orders import WorkOptions, order_of
+from proofserve.verifier.orders import order_of
 
 # What a node computes for one verdict, unless options say otherwise.
 NONCES: Final = 64
@@ -154,12 +154,7 @@ def _read(source: NodeSource, order: Work) -> KnownNode:
     read = read_file(Path(source.place), wanted)
     try:
         # What the file says of its work has to be what was asked for.
-        order_of(
-            read,
-            WorkOptions(
-                order.scheme, order.k_dim, order.seq_len, order.block_height, order.stronger_rng
-            ),
-        )
+        order_of(read, order)
     except ReportedError as error:
         raise ReportedError(f"{source.name}: {error}") from error
     facts = read.ran_on or kernel_facts(source.name, {})

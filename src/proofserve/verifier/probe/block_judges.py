@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.counting import SequentialResult
+from proofserve.protocol.verdict.directions import cosine
 from proofserve.protocol.verdict.evidence import RareEvidence
-from proofserve.protocol.verdict.footprint import cosine
 from proofserve.protocol.verdict.scale import CONVICTING
-from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import (
     OWN,
@@ -24,13 +24,18 @@ from proofserve.verifier.judges import (
     Figures,
     Judge,
     Opinion,
-    Standing,
     Vectors,
     evidence_text,
+    result_of,
 )
 from proofserve.verifier.noise import RunMeasurement
-from proofserve.verifier.own_run import OwnRun
-from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, HonestRuns, populations
+from proofserve.verifier.populations import (
+    LEAST_REACH,
+    HonestPopulations,
+    HonestRuns,
+    OwnRun,
+    populations,
+)
 from proofserve.verifier.simulation import convictions, draws, node_figures
 from proofserve.verifier.written.readings import ReadAnswer, Readings
 
@@ -57,8 +62,6 @@ _VERIFICATIONS, _BLOCKS = 200, 200
 EXPLAINING_COSINE: Final = 0.5
 # How many times as wide margins may become until none of them is convicted so.
 _ROOMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0)
-
-Floats = NDArray[np.float64]
 
 
 class ProbeBlocks:
@@ -144,12 +147,12 @@ class SizeJudge(Judge[ClaimError]):
         self._beyond += beyond
         self._evidence.add_cases(np.array([beyond]))
 
-    def standing(self) -> Standing:
-        return Standing(convicts=self._evidence.peak >= self._chances.convicts_at)
+    def result(self) -> SequentialResult:
+        return result_of(convicts=self._evidence.peak >= self._chances.convicts_at)
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         log_evidence = self._evidence.peak
-        said = f", {evidence_text(log_evidence)}" if standing.convicts else ""
+        said = f", {evidence_text(log_evidence)}" if result is SequentialResult.FRAUD else ""
         text = (
             f"{self._beyond} of {self.nonces} blocks have errors more than {self._allowance:.2g}"
             f" times those of every emulated kernel{said}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.chats import WORDS
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import Chances, Judge, Opinion

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from typing_extensions import TypedDict
 
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import BLUE, GREEN, RED, drawn
 from proofserve.verifier.judges import OpinionRecord
 from proofserve.verifier.probe.endpoint import Kind, ProbePrompt

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult, share_of_alpha
+from proofserve.protocol.verdict.counting import SequentialResult, share_of_alpha
 from proofserve.remote.node_client import Unproved
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError

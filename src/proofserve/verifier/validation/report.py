@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from rich import box
 from rich.table import Table
 
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.validation.ledger import LedgerStanding
 from proofserve.verifier.validation.run import ValidationPlan
 from proofserve.web import rendered

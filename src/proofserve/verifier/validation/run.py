@@ -8,14 +8,19 @@ from typing import Final
 
 from proofserve.engines.errors import CheckpointError
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import Unproved, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.bundle import write_bundle
 from proofserve.verifier.judging import JudgingOptions
-from proofserve.verifier.validation.asking import ask_all
-from proofserve.verifier.validation.judging import ModelJudge, PassedLayer, ValidatedModel, Verdict
+from proofserve.verifier.validation.judging import (
+    ModelJudge,
+    PassedLayer,
+    ValidatedModel,
+    Verdict,
+    ask_all,
+)
 from proofserve.verifier.validation.ledger import Ledger, NodeResult, OpenChallenge
 
 # A killed run asks again what was not answered, with the same block, but not later than this: a

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.chosen_tokens import TILTS
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.protocol.verdict.evidence import SHARES, RenewedEvidence, mixed
-from proofserve.verifier.judges import Chances, Figures, Judge, Standing, evidence_text, few
+from proofserve.verifier.judges import Chances, Figures, Judge, evidence_text, few, result_of
 from proofserve.verifier.written.readings import ReadAnswer, Readings
 
 # A greedy token may lie so many times as far below the likeliest as honest kernels move two
@@ -91,11 +92,11 @@ class TokenJudge(Judge[ReadAnswer]):
             evidence.add((read.log_factors - self._most(read))[self._bets])
         return evidence.log - self._allowance
 
-    def standing(self) -> Standing:
+    def result(self) -> SequentialResult:
         convicts = self._impossible > 0.0 or self.log_evidence >= self._chances.convicts_at
-        return Standing(convicts=convicts, clears=self._log_clearing >= self._chances.clears_at)
+        return result_of(convicts=convicts, clears=self._log_clearing >= self._chances.clears_at)
 
-    def _says(self, _standing: Standing) -> tuple[str, Figures]:
+    def _says(self, _result: SequentialResult) -> tuple[str, Figures]:
         log_evidence = self.log_evidence
         figures = {"log_evidence": log_evidence, "log_clearing": self._log_clearing}
         if self._impossible > 0.0:
@@ -162,11 +163,11 @@ class GreedyJudge(Judge[ReadAnswer]):
         """Of greedy tokens that are no honest ones."""
         return len(self._beyond) / max(1, self.nonces)
 
-    def standing(self) -> Standing:
+    def result(self) -> SequentialResult:
         """Without evidence that grows: the bound has no alpha."""
-        return Standing(convicts=self._convicts)
+        return result_of(convicts=self._convicts)
 
-    def _says(self, _standing: Standing) -> tuple[str, Figures]:
+    def _says(self, _result: SequentialResult) -> tuple[str, Figures]:
         beyond, bound = len(self._beyond), self.bound
         text = f"{beyond} of {self.nonces} tokens are more than {bound:.3g} below the likeliest"
         figures = {"beyond": beyond, "share": self.share, "bound": bound, "largest": self._largest}
@@ -242,17 +243,17 @@ class LikelihoodJudge(Judge[ReadAnswer]):
         needed = max(0.0, self._chances.clears_at - against)
         return math.ceil(needed * answers / against) if against > _LIKELY else math.inf
 
-    def standing(self) -> Standing:
+    def result(self) -> SequentialResult:
         convicts = self._strongest()[1] >= self._chances.convicts_at
-        return Standing(convicts=convicts, clears=not self._open)
+        return result_of(convicts=convicts, clears=not self._open)
 
-    def _says(self, standing: Standing) -> tuple[str, Figures]:
+    def _says(self, result: SequentialResult) -> tuple[str, Figures]:
         name, log_evidence = self._strongest()
         text = "all suspects ruled out"
         if self._open:
             gone = len(self._logs) - len(self._open)
             text = f"{gone} of {len(self._logs)} suspects ruled out, not: {few(self._open)}"
-        if standing.convicts:
+        if result is SequentialResult.FRAUD:
             text = f"{name}, {evidence_text(log_evidence)}"
         # Of the suspect that takes longest.
         missing = max(map(self._missing, self._open), default=0.0)

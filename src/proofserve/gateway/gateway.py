@@ -1,17 +1,20 @@
-"""Everything that the requests of one process share: permits, deadlines, who got which answer."""
+"""What the requests of one process share: routes, permits, deadlines, who got which answer."""
 
 import asyncio
 import enum
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
 
 from proofserve.gateway import failures
+from proofserve.gateway.answer import HOP_BY_HOP, CrossOrigin, Usage, Values, response_head
 from proofserve.gateway.backends import Backend, BackendPool
 from proofserve.gateway.connections import ConnectionPool, WriteBatch
-from proofserve.gateway.failures import Failure
+from proofserve.gateway.failures import ErrorShape, Failure
 from proofserve.gateway.limits import (
     Charge,
     Client,
@@ -21,11 +24,9 @@ from proofserve.gateway.limits import (
     read_body,
     read_form,
 )
-from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
+from proofserve.gateway.metrics import GatewayTotals, gauge
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.attempts import HOP_BY_HOP, CrossOrigin, response_head
-from proofserve.gateway.relay.routes import OTHER, ROUTES, RelayTarget, Route, Usage
-from proofserve.gateway.tracing import NO_TRACES, Traces
+from proofserve.gateway.tracing import NO_TRACE, RequestTrace, Traces
 
 # Weight of the latest permit in the average time that a permit is held.
 LATEST_WEIGHT = 0.1
@@ -33,6 +34,57 @@ LATEST_WEIGHT = 0.1
 PERIOD_S = 0.05
 # As long as a node keeps receipts by default.
 KEEP_S = 7 * 86_400.0
+
+
+# -- routes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path. A request has at least one of the fields ``prompts``; its body may be a ``form``.
+
+    ``answer_id`` is what vLLM puts before a request's id to make that of the answer; empty if an
+    answer has no receipt.
+    """
+
+    prompts: tuple[str, ...] = ()
+    example: Any = "Hello"
+    usage: Usage = Usage.LAST
+    errors: ErrorShape = ErrorShape.OPENAI
+    answer_id: bytes = b""
+    form: bool = False
+
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+# Counting tokens and cutting text into them takes time of the server that streams chat, and no
+# engine: such requests take permits, for milliseconds, and cost no tokens.
+ROUTES: Mapping[bytes, Route] = {
+    b"/v1/chat/completions": Route(("messages",), MESSAGES, answer_id=b"chatcmpl-"),
+    b"/v1/completions": Route(("prompt", "prompt_embeds"), answer_id=b"cmpl-"),
+    b"/v1/embeddings": Route(("input", "messages")),
+    b"/v1/responses": Route(("input",)),
+    b"/v1/messages": Route(
+        ("messages",), MESSAGES, errors=ErrorShape.ANTHROPIC, answer_id=b"chatcmpl-"
+    ),
+    b"/v1/messages/count_tokens": Route(("messages",), MESSAGES, Usage.NONE, ErrorShape.ANTHROPIC),
+    b"/v1/rerank": Route(("documents",), ["Hello"], Usage.FIRST),
+    b"/v1/score": Route(("text_1", "queries", "data_1")),
+    b"/v1/audio/transcriptions": Route(("file",), form=True),
+    b"/tokenize": Route(("prompt", "messages"), usage=Usage.NONE),
+    b"/detokenize": Route(("tokens",), [1], Usage.NONE),
+}
+# Any other path that the operator names.
+OTHER = Route(usage=Usage.NONE, form=True)
+
+
+class RelayTarget(NamedTuple):
+    """Where a request goes: path and query as the client sent them, and the path's route."""
+
+    url: bytes
+    route: Route
+
+
+# -- permits and deadlines -------------------------------------------------------------------------
 
 
 class PendingRequest(Protocol):
@@ -138,20 +190,13 @@ class Deadlines:
 class AnsweredRequests:
     """Which client got which answer from which backend, for the answers' receipts.
 
-    Knows at least the newest ``most`` / 2 answers, at most ``most``, up to ``keep_s`` seconds: when
-    the younger generation is full or old, it becomes the older, and the older is forgotten.
+    Knows the newest ``most`` answers, each for ``keep_s`` seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float], keep_s: float = KEEP_S) -> None:
-        self._most = most
-        self._half_life = keep_s / 2
-        self._clock = clock
-        self._began = clock()
-        # Of an answer: the names of its client and its backend.
-        self._young: dict[bytes, tuple[str, str]] = {}
-        self._old: dict[bytes, tuple[str, str]] = {}
-        # One object for each pair, whatever the number of answers.
-        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+        self._most, self._clock, self._keep_s = most, clock, keep_s
+        # Of an answer: the names of its client and its backend, and when it began. Oldest first.
+        self._known: OrderedDict[bytes, tuple[str, str, float]] = OrderedDict()
 
     def add(self, route: Route, request_id: bytes, client: str, backend: str) -> None:
         """The answer to ``request_id`` on ``route`` began. An id of another client stays its."""
@@ -159,28 +204,26 @@ class AnsweredRequests:
             return
         self._forget()
         response_id = route.answer_id + request_id
-        known = self._young.get(response_id) or self._old.get(response_id)
+        known = self._known.get(response_id)
         if known is None or known[0] == client:
-            pair = (client, backend)
-            self._young[response_id] = self._pairs.setdefault(pair, pair)
+            self._known[response_id] = (client, backend, self._clock())
+            self._known.move_to_end(response_id)
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
 
     def backend_of(self, response_id: str, client: str) -> str | None:
         """The backend that gave ``client`` this answer; None if it is not known or another's."""
         self._forget()
-        key = response_id.encode(errors="replace")
-        found = self._young.get(key) or self._old.get(key)
+        found = self._known.get(response_id.encode(errors="replace"))
         return found[1] if found is not None and found[0] == client else None
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._known)
 
     def _forget(self) -> None:
-        age = self._clock() - self._began
-        if len(self._young) * 2 >= self._most or age >= self._half_life:
-            # Both are too old if no request came for a long time.
-            self._old = self._young if age < 2 * self._half_life else {}
-            self._young = {}
-            self._began = self._clock()
+        oldest = self._clock() - self._keep_s
+        while self._known and next(iter(self._known.values()))[2] < oldest:
+            self._known.popitem(last=False)
 
 
 class Connection(Protocol):
@@ -198,12 +241,12 @@ class Connection(Protocol):
     def abort(self) -> None: ...
 
 
-class Gateway:
+class Gateway(Collector):
     """Made inside a running event loop, and used in that loop only."""
 
-    def __init__(self, plan: GatewayPlan, traces: Traces = NO_TRACES) -> None:
+    def __init__(self, plan: GatewayPlan, traces: Traces | None = None) -> None:
         self.plan = plan
-        self.traces = traces
+        self._traces = traces
         self.routes = {**dict.fromkeys(plan.other_paths, OTHER), **ROUTES}
         self.timeouts = plan.timeouts
         self.loop = asyncio.get_running_loop()
@@ -223,9 +266,9 @@ class Gateway:
         self.backend_lines = f"authorization: Bearer {key}\r\n".encode() if key else b""
         # Where the gateway has keys of its own, the backend must not see a client's key.
         hidden = {b"authorization", b"x-api-key"} if plan.clients or key else set()
-        self.held_back = HOP_BY_HOP | hidden | traces.replaced
+        self.held_back = HOP_BY_HOP | hidden | (traces.replaced if traces is not None else set())
         self.metrics = CollectorRegistry()
-        self.metrics.register(GatewayCollector(self.totals, self._gauges()))
+        self.metrics.register(self)
 
     @property
     def expected_wait(self) -> float:
@@ -236,6 +279,9 @@ class Gateway:
         """Where a POST to ``url`` is relayed; None if it is not."""
         route = self.routes.get(url) or self.routes.get(url.partition(b"?")[0])
         return RelayTarget(url, route) if route is not None else None
+
+    def trace_of(self, url: bytes, values: Values) -> RequestTrace:
+        return NO_TRACE if self._traces is None else self._traces.begin(url, values)
 
     def admit(
         self, route: Route, key: bytes, form: bool, body: bytes | bytearray
@@ -286,31 +332,23 @@ class Gateway:
         pool = ConnectionPool(spec.url, self.timeouts.connect, self.loop, self.writes)
         return Backend(spec, pool, self.loop.time)
 
-    def _gauges(self) -> list[Gauge]:
-        def single(name: str, text: str, read: Callable[[], float]) -> Gauge:
-            return name, text, [], lambda: {(): read()}
-
-        def each(name: str, text: str, read: Callable[[Backend], float]) -> Gauge:
-            return name, text, ["backend"], lambda: {(b.name,): read(b) for b in backends}
-
-        def in_flight() -> dict[tuple[str, ...], float]:
-            return {(client.name,): client.in_flight for client in self.clients.all()}
-
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, for a scrape, which reads them in a thread."""
         permits, backends, loop = self.admission, self.pool.backends, self.loop
-        shared = self.shared
+        yield gauge("in_flight", "Permits in use.", permits.in_use)
+        yield gauge("permits", "Permits in all.", permits.limit)
+        yield gauge("queued", "Requests that wait for a permit.", permits.queued)
+        shared = self.shared is None or self.shared.up
+        yield gauge("limits_shared", "0 if limits should be shared and are not.", shared)
         at_rest = "Tasks of the event loop; at rest always the same."
-        return [
-            single("in_flight", "Permits in use.", lambda: permits.in_use),
-            single("permits", "Permits in all.", lambda: permits.limit),
-            single("queued", "Requests that wait for a permit.", lambda: permits.queued),
-            single(
-                "limits_shared",
-                "0 if limits should be shared and are not.",
-                lambda: shared is None or shared.up,
-            ),
-            single("tasks", at_rest, lambda: len(asyncio.all_tasks(loop))),
-            ("client_in_flight", "Requests of a key, queued ones included.", ["client"], in_flight),
-            each("backend_in_flight", "Requests at a backend.", lambda b: b.outstanding),
-            each("backend_connections", "Open connections to a backend.", lambda b: b.pool.opened),
-            each("backend_up", "Whether a backend takes requests.", lambda b: b.up),
-        ]
+        yield gauge("tasks", at_rest, len(asyncio.all_tasks(loop)))
+        clients = {(client.name,): client.in_flight for client in self.clients.all()}
+        text = "Requests of a key, queued ones included."
+        yield gauge("client_in_flight", text, clients, "client")
+        in_flight = {(each.name,): each.outstanding for each in backends}
+        yield gauge("backend_in_flight", "Requests at a backend.", in_flight, "backend")
+        opened = {(each.name,): each.pool.opened for each in backends}
+        yield gauge("backend_connections", "Open connections to a backend.", opened, "backend")
+        up = {(each.name,): each.up for each in backends}
+        yield gauge("backend_up", "Whether a backend takes requests.", up, "backend")
+        yield from self.totals.collect()

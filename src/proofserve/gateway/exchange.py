@@ -9,19 +9,16 @@ import math
 from collections.abc import Mapping, Sequence
 
 from proofserve.gateway import failures
+from proofserve.gateway.answer import BackendResponse, Header, Values, request_head
+from proofserve.gateway.backends import Backend
 from proofserve.gateway.connections import Upstream
 from proofserve.gateway.failures import Failure
+from proofserve.gateway.gateway import Connection, Entry, Gateway, RelayTarget
 from proofserve.gateway.limits import NOTHING, Client
-from proofserve.gateway.relay.attempts import (
-    Attempts,
-    BackendResponse,
-    Header,
-    Values,
-    request_head,
-)
-from proofserve.gateway.relay.gateway import Connection, Entry, Gateway
-from proofserve.gateway.relay.routes import RelayTarget
 from proofserve.web import key_of, request_id_of
+
+# Backends that one request may try.
+MOST_BACKENDS = 3
 
 
 class Stage(enum.IntEnum):
@@ -104,10 +101,16 @@ class Exchange:
         self._sent = 0.0
         self._client: Client | None = None
         self._charge = NOTHING
-        self._attempts = Attempts(gateway.pool)
+        # The backend at which it has a place, the connection to it, and backends that failed.
+        self._backend: Backend | None = None
+        self._upstream: Upstream | None = None
+        self._tried: tuple[Backend, ...] = ()
+        # What chooses the backend.
+        self._model: str | None = None
+        self._prefix = b""
         self._answer: BackendResponse | None = None
         self._paused = False
-        self._trace = gateway.traces.begin(target.url, values)
+        self._trace = gateway.trace_of(target.url, values)
         self._request_id = request_id_of(value_of(b"x-request-id"))
         self._id_line = b"x-request-id: " + self._request_id + b"\r\n"
         if int(value_of(b"content-length", b"0")) > gateway.plan.max_body_bytes:
@@ -157,13 +160,15 @@ class Exchange:
 
     def pause(self) -> None:
         self._paused = True
-        self._attempts.pause()
+        if self._upstream is not None:
+            self._upstream.pause()
 
     def resume(self) -> None:
         self._paused = False
         if self._answer is not None:
             self._answer.last = self._gateway.loop.time()
-        self._attempts.resume()
+        if self._upstream is not None:
+            self._upstream.resume()
 
     # -- admission ---------------------------------------------------------------------------
 
@@ -181,9 +186,9 @@ class Exchange:
         if isinstance(found, Failure):
             return found
         self._client, self._charge, fields = found
-        self._attempts.model = fields.model
+        self._model = fields.model
         if gateway.plan.affinity:
-            self._attempts.prefix = fields.beginning()
+            self._prefix = fields.beginning()
         self._began = gateway.loop.time()
         self._trace.queued(self._client.name, fields.model)
         entry = gateway.admission.enter(self)
@@ -196,51 +201,82 @@ class Exchange:
         return None
 
     def permit_granted(self) -> None:
-        gateway, attempts = self._gateway, self._attempts
+        gateway = self._gateway
         now = gateway.loop.time()
         gateway.totals.wait.observe(now - self._began)
         self._began = now
         self._stage = step(self._stage, GRANT)
         self._trace.granted()
-        if attempts.choose():
-            self._connect()
+        if (backend := self._choose()) is not None:
+            self._connect(backend)
         else:
             self._fail(failures.NO_BACKEND)
 
-    def _connect(self, fresh: bool = False) -> None:
-        attempts = self._attempts
-        if attempts.backend is not None:
-            self._trace.tried(attempts.backend.name)
-        attempts.connect(self, fresh)
-
     # -- the backend's side ------------------------------------------------------------------
 
-    def connected(self, upstream: Upstream, host: bytes) -> None:
-        gateway, body = self._gateway, self._body
+    def _choose(self) -> Backend | None:
+        """Exchange the place for one at the best backend not tried yet; None if there is none."""
+        before, tried = self._backend, self._tried
+        if before is not None:
+            tried = (*tried, before)
+            if len(tried) >= MOST_BACKENDS:
+                return None
+        backend = self._gateway.pool.choose(self._model, self._prefix, tried)
+        if backend is not None:
+            self._release()
+            self._backend, self._tried = backend, tried
+            backend.chosen()
+        return backend
+
+    def _release(self) -> None:
+        backend, upstream = self._backend, self._upstream
+        self._backend = self._upstream = None
+        if upstream is not None:
+            upstream.release()
+        if backend is not None:
+            backend.released()
+
+    def _connect(self, backend: Backend, fresh: bool = False) -> None:
+        self._trace.tried(backend.name)
+        backend.pool.acquire(self, fresh)
+
+    def connected(self, upstream: Upstream) -> None:
+        """Send the request, if it has not ended meanwhile."""
+        gateway, body, backend = self._gateway, self._body, self._backend
+        if backend is None:
+            upstream.return_unused()
+            return
+        self._upstream = upstream
         self._stage = step(self._stage, SEND)
         self._sent = gateway.loop.time()
         own = self._id_line + gateway.backend_lines + self._trace.lines
-        head = request_head(
-            self._target.url, host, self._headers, gateway.held_back, len(body), own
-        )
+        host, dropped = backend.pool.host, gateway.held_back
+        head = request_head(self._target.url, host, self._headers, dropped, len(body), own)
         upstream.send(self, head, body)
+
+    def connect_failed(self, failure: Failure) -> None:
+        if self._stage is not ENDED:
+            self._retry_or_fail(failure)
 
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
         """Pass the head on, unless another backend may do better."""
-        gateway, attempts = self._gateway, self._attempts
         if status >= 500 and self._retry("backend_error"):
             return
+        gateway, client, backend = self._gateway, self._client, self._backend
+        if client is None or backend is None:
+            raise RuntimeError("an answer came without a backend")
         self._stage = step(self._stage, RELAY)
         now = gateway.loop.time()
-        series = attempts.answered(status, gateway.totals)
+        if status < 500:
+            backend.worked()
+        series = gateway.totals.series[backend.name, backend.label(self._model)]
         series.first.observe(now - self._began)
         self._trace.answered(status)
         route = self._target.route
         self._answer = answer = BackendResponse(status, head, data, series, now, route.usage)
-        if attempts.until_close:
+        if self._upstream is not None and self._upstream.until_close:
             self.keep_alive = False
-        client, backend = self._client, attempts.backend
-        if status < 300 and client is not None and backend is not None:
+        if status < 300:
             gateway.answered.add(route, self._request_id, client.name, backend.name)
         head = gateway.client_head(head, self._id_line, self._value_of(b"origin"), self.keep_alive)
         self._connection.write(head + data)
@@ -260,14 +296,17 @@ class Exchange:
 
     def answer_broken(self, failure: Failure) -> None:
         """Before the answer has begun another backend may give it; afterwards none can."""
-        closed_while_idle = self._attempts.lost()
+        backend, upstream, self._upstream = self._backend, self._upstream, None
+        if backend is None or upstream is None:
+            return
         if self._stage is RELAYING:
-            self._attempts.failed()
+            backend.failed()
             self._fail(failure)
-        elif closed_while_idle:
-            self._connect_again("stale_connection", fresh=True)
+        elif upstream.used and upstream.silent:
+            # The backend was closing an idle connection while we wrote to it: no fault of its own.
+            self._connect_again(backend, "stale_connection", fresh=True)
         else:
-            self.retry_or_fail(failure)
+            self._retry_or_fail(failure)
 
     # -- faults and the end ------------------------------------------------------------------
 
@@ -299,7 +338,7 @@ class Exchange:
         elif now >= self._began + self._gateway.timeouts.total:
             self._fail(failures.TOTAL_TIMEOUT)
         elif stage is WAITING:
-            self.retry_or_fail(failures.FIRST_BYTE_TIMEOUT)
+            self._retry_or_fail(failures.FIRST_BYTE_TIMEOUT)
         else:
             self._fail(failures.STALL_TIMEOUT)
 
@@ -312,39 +351,36 @@ class Exchange:
             self._fail(failures.SHUTTING_DOWN)
 
     def _retry(self, reason: str) -> bool:
-        self._attempts.failed()
-        if chosen := self._attempts.choose():
-            self._connect_again(reason)
-        return chosen
+        if self._backend is not None:
+            self._backend.failed()
+        backend = self._choose()
+        if backend is not None:
+            self._connect_again(backend, reason)
+        return backend is not None
 
-    def _connect_again(self, reason: str, fresh: bool = False) -> None:
+    def _connect_again(self, backend: Backend, reason: str, fresh: bool = False) -> None:
         self._gateway.totals.retries[reason] += 1
         self._stage = step(self._stage, RETRY)
-        self._connect(fresh)
+        self._connect(backend, fresh)
 
-    def retry_or_fail(self, failure: Failure) -> None:
+    def _retry_or_fail(self, failure: Failure) -> None:
         """No answer has begun: try another backend, or tell the client."""
         if not self._retry(failure.code):
             self._fail(failure)
 
     def _fail(self, failure: Failure) -> None:
-        """Tell the client of a failure: by an answer, if none has begun."""
-        if self._stage is RELAYING:
-            self._break_off(failure)
-            return
-        lines = self._gateway.cross_origin.lines(self._value_of(b"origin"))
-        shape = self._target.route.errors
-        self._connection.write(failure.answer(self._request_id, lines, self.keep_alive, shape))
-        self._end(failure.code)
-
-    def _break_off(self, failure: Failure) -> None:
-        """End a stream with an event if one may be put in here; cut the answer off if not."""
-        self.keep_alive = False
-        # A client that does not read would not see the event, and we would have to keep it.
-        if self._answer is not None and self._answer.takes_event and not self._paused:
-            self._connection.write(failure.last_chunks(self._target.route.errors))
+        """Tell the client of a failure: by an answer if none has begun, or by the stream's end."""
+        shape, answer = self._target.route.errors, self._answer
+        if answer is None:
+            lines = self._gateway.cross_origin.lines(self._value_of(b"origin"))
+            self._connection.write(failure.answer(self._request_id, lines, self.keep_alive, shape))
         else:
-            self._connection.abort()
+            self.keep_alive = False
+            # A client that does not read would not see the event, and we would have to keep it.
+            if answer.takes_event and not self._paused:
+                self._connection.write(failure.last_chunks(shape))
+            else:
+                self._connection.abort()
         self._end(failure.code)
 
     def _end(self, outcome: str) -> None:
@@ -353,7 +389,7 @@ class Exchange:
         self._stage = step(stage, END)
         self.response_complete = True
         gateway.deadlines.watched.discard(self)
-        self._attempts.release()
+        self._release()
         held = gateway.loop.time() - self._began
         if client is not None:
             # Without an answer of a backend nothing was used.

@@ -31,9 +31,9 @@ from proofserve.gateway.admin import admin_only, include_routes
 from proofserve.gateway.backends import Backend, Resolve, Roster, addresses
 from proofserve.gateway.dashboard import LoadHistory
 from proofserve.gateway.failures import Failure, RefusedByGateway
+from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.tracing import NO_TRACES, Traces
+from proofserve.gateway.tracing import Traces
 
 log = logging.getLogger(__name__)
 # Seconds without a healthy answer after which the engine in this process counts as dead.
@@ -55,7 +55,7 @@ def build(
     plan: GatewayPlan,
     engine: Engine | None = None,
     resolve: Resolve = addresses,
-    traces: Traces = NO_TRACES,
+    traces: Traces | None = None,
 ) -> FastAPI:
     """The application; its lifespan makes the gateway, which finds named backends by ``resolve``.
 
@@ -87,7 +87,7 @@ def build(
 
     app = FastAPI(title="proofserve gateway", version=__version__, lifespan=lifespan)
     include_routes(app, plan)
-    app.exception_handler(RefusedByGateway)(_refused)
+    app.exception_handler(RefusedByGateway)(lambda _request, error: _response(error.failure))
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http_error)
     app.add_middleware(head_as_get)
@@ -114,7 +114,7 @@ def head_as_get(app: ASGIApp) -> ASGIApp:
 
 @asynccontextmanager
 async def running(
-    plan: GatewayPlan, resolve: Resolve = addresses, traces: Traces = NO_TRACES
+    plan: GatewayPlan, resolve: Resolve = addresses, traces: Traces | None = None
 ) -> AsyncIterator[Gateway]:
     gateway = Gateway(plan, traces)
     roster = Roster(plan, gateway.pool, gateway.backend, gateway.totals.forget, resolve)
@@ -131,8 +131,9 @@ async def running(
         gc.unfreeze()
         await roster.close()
         gateway.close()
-        # Those that are not exported yet are now.
-        await asyncio.to_thread(traces.close)
+        if traces is not None:
+            # Those that are not exported yet are now.
+            await asyncio.to_thread(traces.close)
 
 
 @asynccontextmanager
@@ -215,10 +216,6 @@ async def _end_with_engine(backend: Backend) -> None:
 
 def _response(failure: Failure) -> Response:
     return Response(failure.body(), failure.status, media_type="application/json")
-
-
-def _refused(_request: Request, error: RefusedByGateway) -> Response:
-    return _response(error.failure)
 
 
 def _invalid(_request: Request, error: RequestValidationError) -> Response:

@@ -1,16 +1,13 @@
-"""One request on its way to a backend and back: heads, attempts, the answer and its usage."""
+"""What goes to a backend and comes back: heads, the answer, and the tokens that it cost."""
 
+import enum
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 
-from proofserve.gateway.backends import Backend, BackendPool
-from proofserve.gateway.connections import Requester, Upstream
-from proofserve.gateway.failures import Failure
-from proofserve.gateway.metrics import GatewayTotals, Series
-from proofserve.gateway.relay.routes import Usage
+from proofserve.gateway.metrics import Series
 
 # Headers of one hop (RFC 9110, section 7.6.1), and those that the gateway writes itself.
 HOP_BY_HOP = frozenset(
@@ -19,8 +16,6 @@ HOP_BY_HOP = frozenset(
 )
 _ONE_HOP = re.compile(rb"\r\n(?:connection|keep-alive|x-request-id):[^\r\n]*", re.IGNORECASE)
 _CORS = re.compile(rb"\r\n(?:access-control-[a-z-]+|vary):[^\r\n]*", re.IGNORECASE)
-# Backends that one request may try.
-MOST_BACKENDS = 3
 # The usage object of a chat answer or of a stream's last event has about a hundred bytes; what
 # follows it are a few short fields and "[DONE]".
 TAIL_BYTES = 2048
@@ -71,100 +66,12 @@ class CrossOrigin:
         return _CORS.sub(b"", head) if self.configured else head
 
 
-class Attempts:
-    """Holds a place at one backend, chosen by ``model`` and ``prefix``, and a connection to it."""
+class Usage(enum.Enum):
+    """Where an answer says how many tokens it cost."""
 
-    __slots__ = ("_backends", "_sender", "_tried", "backend", "model", "prefix", "upstream")
-
-    def __init__(self, backends: BackendPool) -> None:
-        self._backends = backends
-        # Only while it waits for a connection. A lasting reference would be a circle, which only
-        # the garbage collector frees.
-        self._sender: Requester | None = None
-        self._tried: tuple[Backend, ...] = ()
-        self.model: str | None = None
-        self.prefix = b""
-        self.backend: Backend | None = None
-        self.upstream: Upstream | None = None
-
-    def choose(self) -> bool:
-        """Exchange the place for one at the best backend not tried yet; False if there is none."""
-        before, tried = self.backend, self._tried
-        if before is not None:
-            tried = (*tried, before)
-            if len(tried) >= MOST_BACKENDS:
-                return False
-        backend = self._backends.choose(self.model, self.prefix, tried)
-        if backend is None:
-            return False
-        if before is not None:
-            self.release()
-            self._tried = tried
-        self.backend = backend
-        backend.chosen()
-        return True
-
-    def connect(self, sender: Requester, fresh: bool = False) -> None:
-        """Get a connection to the chosen backend; a new one if it must be ``fresh``."""
-        if self.backend is not None:
-            self._sender = sender
-            self.backend.pool.acquire(self, fresh)
-
-    def connected(self, upstream: Upstream) -> None:
-        """The pool has a connection: use it if the request has not ended meanwhile."""
-        backend, sender, self._sender = self.backend, self._sender, None
-        if backend is None or sender is None:
-            upstream.return_unused()
-            return
-        self.upstream = upstream
-        sender.connected(upstream, backend.pool.host)
-
-    def connect_failed(self, failure: Failure) -> None:
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.retry_or_fail(failure)
-
-    def answered(self, status: int, totals: GatewayTotals) -> Series:
-        """An answer has begun and goes to the client; returns where it is counted."""
-        backend = self.backend
-        if backend is None:
-            raise RuntimeError("an answer came without a backend")
-        if status < 500:
-            backend.worked()
-        return totals.series[backend.name, backend.label(self.model)]
-
-    @property
-    def until_close(self) -> bool:
-        return self.upstream is not None and self.upstream.until_close
-
-    def failed(self) -> None:
-        if self.backend is not None:
-            self.backend.failed()
-
-    def lost(self) -> bool:
-        """The connection has ended. True if the backend closed it before it saw the request.
-
-        So it is with an idle connection that the backend was closing while we wrote to it: that is
-        no fault of the backend's.
-        """
-        upstream, self.upstream = self.upstream, None
-        return upstream is not None and upstream.used and upstream.silent
-
-    def pause(self) -> None:
-        if self.upstream is not None:
-            self.upstream.pause()
-
-    def resume(self) -> None:
-        if self.upstream is not None:
-            self.upstream.resume()
-
-    def release(self) -> None:
-        backend, upstream = self.backend, self.upstream
-        self.backend = self.upstream = self._sender = None
-        if upstream is not None:
-            upstream.release()
-        if backend is not None:
-            backend.released()
+    LAST = enum.auto()
+    FIRST = enum.auto()  # before results of any length
+    NONE = enum.auto()  # it costs none, or does not say
 
 
 class BackendResponse:

@@ -1,1 +1,0 @@
-"""The client's side of the gateway: HTTP server, application, and shutdown."""

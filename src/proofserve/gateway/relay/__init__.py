@@ -1,1 +1,0 @@
-"""One request and its answer on their way between a client and a backend."""

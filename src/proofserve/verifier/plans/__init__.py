@@ -1,1 +1,0 @@
-"""What a verdict costs: passes of weights and forwards, and how fast this machine is."""
