@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from proofserve.engines.checkpoints import CheckpointFiles
 from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.forward import states
@@ -42,9 +41,8 @@ def test_a_matrix_has_the_numbers_that_others_decode(
     checkpoint = LayeredCheckpoint(
         written.folder, torch.device("cpu"), torch.float32, served=torch.float16
     )
-    files = CheckpointFiles(written.folder)
     for each, expected in written.matrices.items():
-        found = checkpoint.published.read(each, files)
+        found = checkpoint.published.read(each)
         assert torch.equal(found.float(), expected.float()), each
     assert {*checkpoint.published.matrices} <= {*written.matrices}
     assert len(checkpoint.published.matrices) >= 4
@@ -66,7 +64,7 @@ def test_servers_keep_scales_of_4_bits_in_the_dtype_that_they_serve(tmp_path: Pa
     written = write_as("AWQ", tmp_path)
     published = LayeredCheckpoint(written.folder, torch.device("cpu"), torch.float32).published
     for each, stored in written.matrices.items():
-        found = published.read(each, CheckpointFiles(written.folder))
+        found = published.read(each)
         off = float(((found - stored) / stored.where(stored != 0, 1.0)).abs().max())
         assert 2**-10 < off <= 2**-8
 
