@@ -20,6 +20,10 @@ SEQ_LEN = 64
 BATCH = 16
 
 
+POLL_S = 0.05
+ANSWER_S = 5.0
+
+
 def endless_chat(model: str) -> Callable[[int], Call]:
     """A function that makes a short chat request of a number; each differs from all others."""
     return lambda number: chat(model, prompt(number), ANSWER_TOKENS)
@@ -30,10 +34,6 @@ def order(number: int, model: str, callback_url: str) -> AnyWork:
     block = f"block-{number}"
     kind = DistanceWork if number % 2 else Work
     return kind(model, block, seq_len=SEQ_LEN, batch_size=BATCH, callback_url=callback_url)
-
-
-POLL_S = 0.05
-ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

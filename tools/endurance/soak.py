@@ -37,6 +37,28 @@ FREE_BLOCKS = "proofserve_free_blocks"
 MIB = 2**20
 
 
+CHAT_CLIENTS = 4
+# The warm-up, as a share of the trial and in seconds at least. The heap of vLLM's worker grows for
+# some minutes, until it has had requests of most sizes, and then no more.
+WARM, WARM_S = 0.3, 60.0
+# Seconds. The length of a round, and the longest pause after it.
+SHORTEST_S, LONGEST_S, PAUSE_S = 2.0, 5.0, 1.0
+DELIVERY_S = 60.0
+# Seconds after which idle connections are closed and leases are back in the pool.
+REST_S = 15.0
+# Of the memory after the warm-up. A trial of ten minutes measures seven.
+GROWTH = 0.05 * 7 / 9
+# Seconds after which delivered results are deleted, so that the outbox shrinks in the trial.
+KEEP_S = 30.0
+NODE = {
+    "POC_SHARE": "0.2",
+    "POC_CALLBACK_INTERVAL_SEC": "1",
+    "POC_LEASE_IDLE_SEC": "2",
+    "POC_RECEIPTS": "1",
+    "POC_OUTBOX_KEEP_DAYS": str(KEEP_S / 86_400),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """By process: resident MiB, file descriptors and threads. ``held`` are gauges by their name."""
@@ -90,28 +112,6 @@ def _read(page: str) -> dict[str, float]:
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found
-
-
-CHAT_CLIENTS = 4
-# The warm-up, as a share of the trial and in seconds at least. The heap of vLLM's worker grows for
-# some minutes, until it has had requests of most sizes, and then no more.
-WARM, WARM_S = 0.3, 60.0
-# Seconds. The length of a round, and the longest pause after it.
-SHORTEST_S, LONGEST_S, PAUSE_S = 2.0, 5.0, 1.0
-DELIVERY_S = 60.0
-# Seconds after which idle connections are closed and leases are back in the pool.
-REST_S = 15.0
-# Of the memory after the warm-up. A trial of ten minutes measures seven.
-GROWTH = 0.05 * 7 / 9
-# Seconds after which delivered results are deleted, so that the outbox shrinks in the trial.
-KEEP_S = 30.0
-NODE = {
-    "POC_SHARE": "0.2",
-    "POC_CALLBACK_INTERVAL_SEC": "1",
-    "POC_LEASE_IDLE_SEC": "2",
-    "POC_RECEIPTS": "1",
-    "POC_OUTBOX_KEEP_DAYS": str(KEEP_S / 86_400),
-}
 
 
 def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:

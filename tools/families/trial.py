@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -98,16 +98,16 @@ class Trial:
             self.session.tell(f"{name} ended: {error}", "red")
         self.row.seconds[name] = time.monotonic() - began
 
-    @contextmanager
-    def serving(self, folder: Path, options: Sequence[str], ranks: int = 1) -> Iterator[NodeClient]:
+    def serving(
+        self, folder: Path, options: Sequence[str], ranks: int = 1
+    ) -> AbstractContextManager[NodeClient]:
         served = ServerOptions(
             *(folder, self.published.name, FORWARD_BATCH),
             ranks=ranks,
             receipts=self.chats_here,
             vllm_options=tuple(options),
         )
-        with serving(served, self.session) as node:
-            yield node
+        return serving(served, self.session)
 
     def prove(self, name: str, node: NodeClient) -> None:
         """Keep the vectors of a node, and the winners that it finds in a distance round."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu.steps import TABLE
 from measuring.files import write_whole
 
 FORMAT, VERSION = "proofserve-gpu-report", 1
@@ -16,42 +17,7 @@ NAME = "gpu-report.json"
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
-# Figures whose names begin so are shown beside a step's name. Of several, the largest.
-HEADLINES: Mapping[str, Sequence[str]] = {
-    "golden": ("cases_passed", "cases_failed"),
-    "pick-order": ("rows", "in_another_order"),
-    "reference": ("nonces_per_second_64_", "nonces_per_second_256_", "matmul_tflops"),
-    "profile": ("overhead_artifact-v1", "overhead_sketch-v1"),
-    "generation": ("busy_ratio", "nonces_per_second", "vs_prefill"),
-    "chat-priority": ("identical", "throughput_ratio", "resume_ms_p50"),
-    "chat-graphs": ("identical", "throughput_ratio", "resume_ms_p50"),
-    "same-batch": ("same_batch_over_dedicated",),
-}
-NOISE = ("dist_threshold", "left_out_convicted", "room")
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """A number that a figure of ``step`` shall reach, or with ``at_most`` not exceed.
-
-    The figure is the largest whose name begins with ``prefix``. ``card`` is a part of the card's
-    name, empty for every card.
-    """
-
-    step: str
-    prefix: str
-    bound: float
-    text: str
-    card: str = ""
-    at_most: bool = False
-
-
-AIMS = (
-    Aim("reference", "nonces_per_second_64_", 4000.0, "0.6B, 64 tokens, nonces a second", "H200"),
-    Aim("reference", "nonces_per_second_64_", 380.0, "0.6B, 64 tokens, nonces a second", "H100"),
-    Aim("profile", "overhead_artifact-v1", 0.05, "inputs and finish, of a forward", at_most=True),
-    Aim("profile", "overhead_distance-v1", 0.05, "inputs and finish, of a forward", at_most=True),
-)
+HEADLINES = {row["name"]: row.get("headline", ()) for row in TABLE["step"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +42,7 @@ class StepResult:
 class RunReport:
     """``options`` are those of the run; ``host`` is None if the host could not be looked at.
 
-    ``aims`` compares figures with what is wanted on a card (``AIMS``).
+    ``aims`` compares figures with what is wanted on a card (``steps.toml``).
     """
 
     started: str
@@ -162,7 +128,7 @@ def figures_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
 def headline(step: StepResult) -> str:
     """The main figures of a step; empty if it has none."""
     figures = figures_of(step.record)
-    prefixes = NOISE if step.name.startswith("noise") else HEADLINES.get(step.name, ())
+    prefixes = HEADLINES.get(step.name, ())
     shown = ((prefix.rstrip("_"), largest(figures, prefix)) for prefix in prefixes)
     return ", ".join(f"{name} {number(value)}" for name, value in shown if value is not None)
 
@@ -189,12 +155,13 @@ def aims_of(report: RunReport) -> list[dict[str, Any]]:
         return []
     steps = {step.name: figures_of(step.record) for step in report.steps}
     found = []
-    for aim in AIMS:
-        value = largest(steps.get(aim.step, {}), aim.prefix)
-        if aim.card not in cards[0]["name"] or value is None:
+    for aim in TABLE["aim"]:
+        value, bound = largest(steps.get(aim["step"], {}), aim["prefix"]), aim["bound"]
+        if aim.get("card", "") not in cards[0]["name"] or value is None:
             continue
-        reached = value <= aim.bound if aim.at_most else value >= aim.bound
-        sign = "at most" if aim.at_most else "at least"
-        aim_text = f"{aim.prefix.rstrip('_')}: {aim.text}, {sign} {number(aim.bound)}"
+        at_most = aim.get("at_most", False)
+        reached = value <= bound if at_most else value >= bound
+        limit = f"{'at most' if at_most else 'at least'} {number(bound)}"
+        aim_text = f"{aim['prefix'].rstrip('_')}: {aim['text']}, {limit}"
         found.append({"aim": aim_text, "value": value, "reached": reached})
     return found

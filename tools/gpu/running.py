@@ -29,7 +29,7 @@ def run_step(
     log, record = folder / f"{step.name}.log", folder / f"{step.name}.json"
     record.unlink(missing_ok=True)
     with running(step.argv, log, env={**PRINTING, **step.env}) as process:
-        ended = process.ended(min(limit_s, step.limit_s), waiting)
+        ended = process.wait(min(limit_s, step.limit_s), waiting)
     server, found = _server_log(ended.printed), _read(record)
     outcome, reason = _outcome(ended, server, found)
     if outcome == FAILED and found is not None and ended.code in step.finds:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from proofserve.engines.vetting.features import vetting_of
 from proofserve.host import HostFacts
 
-TABLE = Path(__file__).with_suffix(".toml")
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SECOND_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
@@ -45,9 +45,8 @@ class Step:
 
 def all_steps(run: RunOptions) -> list[Step]:
     """Every step on ``run.device``, in the order in which they run."""
-    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    of_scale = table[run.scale]
-    found = [row for row in table["step"] if run.url is None or not row.get("no_node")]
+    of_scale = TABLE[run.scale]
+    found = [row for row in TABLE["step"] if run.url is None or not row.get("no_node")]
     return [_step(row, of_scale, run) for row in found]
 
 

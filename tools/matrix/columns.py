@@ -39,6 +39,16 @@ VERSION = (
 )
 
 
+# Versions whose second model runner can run on a CPU, through Triton's interpreter.
+INTERPRETED = ("0.32", "0.33")
+INTERPRETER = ROOT / "tests" / "support" / "triton_on_cpu"
+FIRST_RUNNER, SECOND_RUNNER = (
+    {"VLLM_USE_V2_MODEL_RUNNER": second, "TRITON_INTERPRET": second} for second in ("0", "1")
+)
+# Versions whose build for CPUs chooses experts inside a kernel: sketch-v2 of a mixture is refused.
+WITHOUT_EXPERTS = ("0.26", "0.29")
+
+
 class InstallationFailed(RuntimeError):
     """pip could not install a version. The text has what it printed."""
 
@@ -108,16 +118,6 @@ def _pip(*arguments: str, **variables: str) -> None:
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise InstallationFailed((done.stdout + done.stderr).strip()[-2000:])
-
-
-# Versions whose second model runner can run on a CPU, through Triton's interpreter.
-INTERPRETED = ("0.32", "0.33")
-INTERPRETER = ROOT / "tests" / "support" / "triton_on_cpu"
-FIRST_RUNNER, SECOND_RUNNER = (
-    {"VLLM_USE_V2_MODEL_RUNNER": second, "TRITON_INTERPRET": second} for second in ("0", "1")
-)
-# Versions whose build for CPUs chooses experts inside a kernel: sketch-v2 of a mixture is refused.
-WITHOUT_EXPERTS = ("0.26", "0.29")
 
 
 @dataclass(frozen=True, slots=True)

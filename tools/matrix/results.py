@@ -15,6 +15,13 @@ from proofserve.cli.session import CommandSession
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.records import distances, work_of_scheme
 
+# By trained model, the scheme of its calibration, which says how far honest engines are apart.
+SCHEMES: Final = {"trained": "sketch-v1", "trained_moe": "sketch-v2"}
+SEQ_LEN = 256
+NONCES = 64
+FORWARD_BATCH = 8
+FORWARDS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -66,14 +73,6 @@ class ColumnResult:
 
 
 MEASURED: Final = Kept(ColumnResult, Path(__file__).with_name("measured"))
-
-
-# By trained model, the scheme of its calibration, which says how far honest engines are apart.
-SCHEMES: Final = {"trained": "sketch-v1", "trained_moe": "sketch-v2"}
-SEQ_LEN = 256
-NONCES = 64
-FORWARD_BATCH = 8
-FORWARDS = 20
 
 
 def write_vectors(model: str, folder: Path, session: CommandSession) -> None:

@@ -37,7 +37,7 @@ class Job:
 
     def run(self, log: Path, limit_s: float = math.inf) -> Ended:
         with self.running(log) as process:
-            return process.ended(limit_s)
+            return process.wait(limit_s)
 
     def running(self, log: Path) -> AbstractContextManager[Process]:
         return running((sys.executable, *self.arguments), log, env=self.env, cwd=ROOT)

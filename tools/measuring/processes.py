@@ -100,7 +100,7 @@ class Process:
             pages += int(fields[RESIDENT_PAGES])
         return Usage(ticks / TICKS, pages * PAGE_MB)
 
-    def ended(
+    def wait(
         self, limit_s: float = math.inf, waiting: Callable[[float], None] = lambda _seconds: None
     ) -> Ended:
         """Wait until it ends, or runs for ``limit_s``; ``waiting`` gets the seconds so far."""

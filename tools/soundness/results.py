@@ -16,6 +16,17 @@ from measuring.results import csv_text
 CALIBRATED, LEFT_OUT, UNCALIBRATED = FORMS = ("calibrated", "left out", "uncalibrated")
 
 
+HONEST, CHEAT = "honest", "cheat"
+NEVER: Final = "never"
+COLUMNS: Final = (
+    *("model", "scheme", "kind", "node", "processor", "form", "share", "runs"),
+    *("convicted", "cleared", "cleared_soon", "no_verdict", "undecided"),
+    *("size", "footprint", "half_convicted_after", "convicted_after"),
+)
+# By the name of the column; a column that a row does not have is "".
+CellRow = dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """How the simulated verifications of an honest node ended; ``soon`` counts early clearings."""
@@ -89,17 +100,6 @@ class Found:
     @property
     def name(self) -> str:
         return f"{self.arch}-{self.scheme}"
-
-
-HONEST, CHEAT = "honest", "cheat"
-NEVER: Final = "never"
-COLUMNS: Final = (
-    *("model", "scheme", "kind", "node", "processor", "form", "share", "runs"),
-    *("convicted", "cleared", "cleared_soon", "no_verdict", "undecided"),
-    *("size", "footprint", "half_convicted_after", "convicted_after"),
-)
-# By the name of the column; a column that a row does not have is "".
-CellRow = dict[str, str]
 
 
 def cell_rows(found: Sequence[Found]) -> list[CellRow]:

@@ -21,7 +21,6 @@ from proofserve.protocol import SKETCH_2
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.audit.deployment import changed_weights, price_of
-from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.judges import OWN, BankRun, Recompute, Vectors, as_sent
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from soundness.subjects import FOLDER, Subject
@@ -53,6 +52,9 @@ class KeptRuns:
         self._validator = CheckpointValidator(
             ValidatorSetup(model), proofs_of(self.work, subject.at_once)
         )
+        self.weights_digest = self._validator.weights_digest
+        self.served_dtype = self._validator.served_dtype
+        self.kernel_facts = self._validator.kernel_facts
         self.kernels = tuple(self._validator.kernels if kernels is None else kernels)
         self.names = tuple(self._validator.names if names is None else names)
         self.references = tuple(n for n in self._validator.references if n in self.kernels)
@@ -61,17 +63,6 @@ class KeptRuns:
         digest = hashlib.sha256(about + (model / "config.json").read_bytes()).hexdigest()[:8]
         self.folder = folder / f"{subject.arch}-{scheme}-{digest}"
         self.folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def weights_digest(self) -> str | None:
-        return self._validator.weights_digest
-
-    @property
-    def served_dtype(self) -> str:
-        return self._validator.served_dtype
-
-    def kernel_facts(self, kernel: str) -> KernelFacts:
-        return self._validator.kernel_facts(kernel)
 
     def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
         """Each run is computed, and kept, by itself."""

@@ -35,6 +35,9 @@ SEED: Final = "soundness"
 Item = tuple[ReadAnswer, dict[str, SuspectReading]]
 
 
+HEAD: Final = ("writer", "sampled answers: median, 99 %", "greedy", "nats a sampled answer")
+
+
 class AnswersTrial:
     """One published model, its validator, and the chats in its folders."""
 
@@ -119,9 +122,6 @@ class AnswersTrial:
 
 def _shuffled(items: Sequence[Item], number: int) -> list[Item]:
     return [items[place] for place in np.random.default_rng(number).permutation(len(items))]
-
-
-HEAD: Final = ("writer", "sampled answers: median, 99 %", "greedy", "nats a sampled answer")
 
 
 def _ends(after: Sequence[int | None]) -> str:

@@ -90,9 +90,10 @@ def _parameters(record: type[CommandOptions]) -> Iterator[inspect.Parameter]:
     """First those of the fields that the record does not share, then those of its groups."""
     fields = dict(record.model_fields)
     for group in record.__mro__:
+        panel = getattr(group, "panel", None) if group is not record else None
         for name in inspect.get_annotations(group):
             if field := fields.pop(name, None):
-                yield _parameter(name, field, group.panel if group is not record else None)
+                yield _parameter(name, field, panel)
 
 
 def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parameter:

@@ -7,14 +7,12 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
 
 from proofserve.rounds.status import FleetMembership
-from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 from proofserve.web import http_parts
 from proofserve.wire import FLEET, PROOFS
@@ -129,17 +127,3 @@ class FleetJoining:
             return f"{url} did not answer within {ANSWER_S:g} s"
         except httpx.HTTPError as error:
             return f"{url} cannot be asked: {error or type(error).__name__}"
-
-
-@asynccontextmanager
-async def joining(settings: NodeSettings) -> AsyncIterator[Callable[[], FleetMembership | None]]:
-    """Join the fleet of the settings, if there is one, until the context ends.
-
-    Yields what reads the state. Raises as ``joining_of``.
-    """
-    member = joining_of(settings)
-    if member is None:
-        yield lambda: None
-        return
-    async with beside("fleet", member.run()):
-        yield member.status

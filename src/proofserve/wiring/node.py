@@ -28,7 +28,7 @@ from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import CALLBACK_ALLOW, access_of, outward_of
-from proofserve.wiring.joining import joining
+from proofserve.wiring.joining import joining_of
 
 _logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ async def running_node(
             beside("callbacks", sender.run()),
             beside("pruning", pruning),
             receipts_made as receipts,
-            joining(settings) as membership,
+            beside("fleet", member.run()) if (member := joining_of(settings)) else nullcontext(),
         ):
             with suppress(EngineFault, EngineGone):
                 await manager.engine_gauges()
@@ -91,8 +91,9 @@ async def running_node(
                     settings.max_open_waits,
                     settings.challenge_nonces_per_hour,
                 )
-                made = Node(deployment, manager, outbox, access, limits, receipts)
-                made = replace(made, liveness=liveness, membership=membership, key=key)
+                made = Node(deployment, manager, outbox, access, limits, receipts, key=key)
+                membership = member.status if member else made.membership
+                made = replace(made, liveness=liveness, membership=membership)
                 history = NodeHistory(manager.status, lambda: made.stall)
                 page = beside("dashboard", history.watch()) if settings.dashboard else nullcontext()
                 async with page:

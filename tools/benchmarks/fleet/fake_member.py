@@ -25,6 +25,8 @@ from proofserve.wiring.launch import free_port
 from proofserve.wiring.node import running_node
 from support.fake_engine import TOY_ENGINE_INFO, FakeEngine
 
+URLS = "urls.json"
+
 
 @cache
 def _application() -> FastAPI:
@@ -129,9 +131,6 @@ class FakeMember:
 
     def proved(self) -> list[int]:
         return [nonce for call in self.engine.calls for nonce in call]
-
-
-URLS = "urls.json"
 
 
 async def serve(folder: Path, count: int, call_s: float) -> None:

@@ -32,13 +32,18 @@ from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 TOY_QUEUE = queue_name(TOY_FACTS.weights_digest, None)
 
 
+MODEL = TOY_ENGINE_INFO.model_names[0]
+
+
 class CheatEngine(FakeEngine):  # type: ignore[misc]  # Any to mypy
     """Proves with the inputs of another key, so that every vector is wrong."""
 
     async def answer(
         self, work: Workload, nonces: Sequence[int], core: int = 0
     ) -> ProofBatch | Deferred:
-        return await super().answer(replace(work, public_key="another key"), nonces, core)
+        other = replace(work, public_key="another key")
+        made: ProofBatch | Deferred = await super().answer(other, nonces, core)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,6 @@ def toy_vectors(work: Workload, nonces: Sequence[int], call_s: float = 0.0) -> V
     batch = asyncio.run(engine.answer(work, nonces))
     assert isinstance(batch, ProofBatch), "this engine defers nothing"  # noqa: S101
     return dict(zip(batch.nonces, batch.values, strict=True))
-
-
-MODEL = TOY_ENGINE_INFO.model_names[0]
 
 
 def controller(port: int, *options: str) -> None:

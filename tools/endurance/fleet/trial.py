@@ -48,6 +48,11 @@ _VIEW_AGE = re.compile(r"^proofserve_fleet_view_age_seconds (\S+)", re.MULTILINE
 _LEADS = "proofserve_fleet_leads 1.0"
 
 
+MEMBERS, WORKERS = 3, 2
+# The longest time in seconds until the fleet answers and leads again.
+RECOVERED_S = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """Seconds until the fleet answered and had a leader, and until it stored a new result."""
@@ -295,11 +300,6 @@ def _shown(url: str) -> tuple[object, ...]:
     with NodeClient(url) as client:
         status = client.status()
         return (status.state, status.round_id, status.processed, status.found, client.last_seq())
-
-
-MEMBERS, WORKERS = 3, 2
-# The longest time in seconds until the fleet answers and leads again.
-RECOVERED_S = 10.0
 
 
 def fleet_chaos(

@@ -185,7 +185,7 @@ def audit_model(given: AuditCommandOptions, session: CommandSession) -> int:
     # First, so that it is not lost if a file cannot be written.
     _show(report, session)
     given.write(report.json())
-    given.write_page(page(report))
+    given.write_page(lambda: page(report))
     return 0 if found.passed else EXIT_FAILED
 
 

@@ -115,7 +115,7 @@ def _answers(
     url: str | None,
     number: int,
     session: CommandSession,
-) -> tuple[Mapping[str, object], Sequence[Conversation]]:
+) -> tuple[Mapping[str, str], Sequence[Conversation]]:
     """What the server at ``url``, or one that is started, says of its kernels, and chats with it.
 
     Raises ReportedError for an answer without a receipt.

@@ -1,6 +1,6 @@
 """Groups of options that several commands of a validator share, each declared once."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -89,9 +89,10 @@ class PageOptions(ReportOptions):
     html: Path | None = None
     """Write the report as a web page to this file."""
 
-    def write_page(self, page: str) -> None:
+    def write_page(self, page: Callable[[], str]) -> None:
+        """Drawing a page takes seconds: only if there is a file for it. Raises OSError."""
         if self.html is not None:
-            self.html.write_text(page, encoding="utf-8")
+            self.html.write_text(page(), encoding="utf-8")
 
 
 class PlanOptions(CommandOptions):

@@ -119,7 +119,7 @@ def probe_endpoint(given: ProbeOptions, session: CommandSession) -> int:
     for line in report.lines():
         session.tell(line)
     given.write(report.record())
-    given.write_page(page(report))
+    given.write_page(lambda: page(report))
     return EXIT_CODES[found.verdict]
 
 

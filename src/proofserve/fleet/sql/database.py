@@ -254,13 +254,12 @@ def migrate(connection: Connection) -> None:
         raise StoreUnavailable(
             "the file is a database of another program, an outbox for example: name another file"
         )
-    numbers = {None: 0, **{str(number): number for number in range(1, len(_STEPS) + 1)}}
-    if found not in numbers:
+    if found not in (None, *(str(number) for number in range(1, len(_STEPS) + 1))):
         raise StoreUnavailable(
             f"the fleet's database has version {found}, this proofserve knows up to"
             f" {len(_STEPS)}: use the newer proofserve or another database"
         )
-    for step in _STEPS[numbers[found] :]:
+    for step in _STEPS[int(found or 0) :]:
         step(connection)
 
 

@@ -216,7 +216,6 @@ class RoundStore(StorePart[FleetDatabase]):
         open_lanes = select(lanes.c.member, lanes.c.lane).where(lanes.c.round == row.number, _OPEN)
         held: dict[str, int] = {each.member: each.lane for each in connection.execute(open_lanes)}
         now, found, new = self.clock(), list[Lane | Refused](), list[Lane]()
-        served = {"weights_digest": weights_digest, "model": model}
         for member_id in member_ids:
             why, given = None, row.given + len(new)
             if member_id not in known:
@@ -230,10 +229,14 @@ class RoundStore(StorePart[FleetDatabase]):
                 )
             else:
                 held[member_id] = given
-                new.append(Lane(row.id, given, member_id, now, **served))
+                lane = Lane(
+                    row.id, given, member_id, now, weights_digest=weights_digest, model=model
+                )
+                new.append(lane)
             found.append(Refused(Refusal.NO_LANE, why) if why else new[-1])
         if new:
-            fixed = {"round": row.number, "lanes": row.lanes, "given_at": now} | served
+            fixed = {"round": row.number, "lanes": row.lanes, "given_at": now}
+            fixed |= {"weights_digest": weights_digest, "model": model}
             rows = [{**fixed, "lane": each.lane, "member": each.member_id} for each in new]
             connection.execute(lanes.insert(), rows)
             of_round = update(rounds).where(rounds.c.number == row.number)
