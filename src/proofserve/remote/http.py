@@ -1,5 +1,6 @@
 """JSON over HTTP as a client asks a server for it: errors in the server's own words, and waits."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
@@ -45,9 +46,10 @@ class JsonClient:
         url: str,
         api_key: str | None = None,
         timeout_s: float = TIMEOUT_S,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx.MockTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._transport = transport
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         headers = authorization(api_key)
         try:
@@ -70,6 +72,43 @@ class JsonClient:
         except httpx.HTTPError as error:
             raise NodeError(f"{method} {self.url}{path}: {reason_of(error)}") from error
 
+    def send_within(self, method: str, path: str, body: Any, seconds: float) -> httpx.Response:
+        """As ``send``, of a server that may cheat.
+
+        Raises TooSlowError unless all of the answer came in time, and NodeError if it is too long.
+        """
+        call = f"{method} {self.url}{path}"
+
+        async def read() -> httpx.Response:
+            # A blocking client's timeout is for each read: a slow sender could hold it for ever.
+            client = httpx.AsyncClient(
+                base_url=self.url,
+                headers=self._http.headers,
+                timeout=None,  # noqa: S113 - below
+                transport=self._transport,
+            )
+            async with (
+                asyncio.timeout(seconds),
+                client,
+                client.stream(method, path, json=body) as response,
+            ):
+                content = b""
+                async for part in response.aiter_bytes():
+                    content += part
+                    if len(content) > LONGEST_ANSWER:
+                        raise NodeError(f"{call}: more than {LONGEST_ANSWER} bytes")
+            headers = [(n, v) for n, v in response.headers.items() if n != "content-encoding"]
+            status, request = response.status_code, response.request
+            return httpx.Response(status, headers=headers, content=content, request=request)
+
+        try:
+            return asyncio.run(read())
+        except TimeoutError as error:
+            raise TooSlowError(f"no answer within {seconds:g} s") from error
+        except httpx.RequestError as error:
+            # It also cannot be decoded, if its Content-Encoding lies.
+            raise NodeError(f"{call}: {reason_of(error)}") from error
+
     def good(self, method: str, path: str, body: Any = None) -> httpx.Response:
         """A successful answer."""
         return required(self.send(method, path, body), f"{method} {self.url}{path}")
@@ -84,18 +123,6 @@ def required(response: httpx.Response, call: str) -> httpx.Response:
     if response.is_error:
         raise NodeError(f"{call}: {refusal(response)}", response.status_code)
     return response
-
-
-async def whole(response: httpx.Response, call: str) -> httpx.Response:
-    """A streamed answer to ``call`` once it is read. Raises NodeError for a too long one."""
-    content = b""
-    async for part in response.aiter_bytes():
-        content += part
-        if len(content) > LONGEST_ANSWER:
-            raise NodeError(f"{call}: more than {LONGEST_ANSWER} bytes")
-    headers = [(n, v) for n, v in response.headers.items() if n != "content-encoding"]
-    status, request = response.status_code, response.request
-    return httpx.Response(status, headers=headers, content=content, request=request)
 
 
 def object_of(response: httpx.Response) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """A client of one node, what the node answered, and what it owes."""
 
-import asyncio
-import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,16 +13,7 @@ import httpx
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import PUBLIC_KEY_BYTES
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.http import (
-    POLL_S,
-    TIMEOUT_S,
-    JsonClient,
-    first,
-    reason_of,
-    required,
-    wait_until,
-    whole,
-)
+from proofserve.remote.http import POLL_S, TIMEOUT_S, JsonClient, first, required, wait_until
 from proofserve.remote.records import (
     AnyWork,
     BareSpeed,
@@ -106,7 +95,6 @@ class NodeClient(JsonClient):
     ) -> None:
         super().__init__(url, api_key, timeout_s, replayed)
         self._transcript = transcript
-        self._replayed = replayed
 
     def models(self) -> list[str]:
         return [model["id"] for model in self._call("GET", "/v1/models")["data"]]
@@ -180,7 +168,9 @@ class NodeClient(JsonClient):
 
         Raises TooSlowError unless all of it came within ``seconds``, and NodeError.
         """
-        return self._within("POST", f"{PROOFS}/generate", _computed(work, nonces), seconds)
+        path = f"{PROOFS}/generate"
+        answer = self.send_within("POST", path, _computed(work, nonces), seconds)
+        return self._heard(required(answer, f"POST {self.url}{path}")).content
 
     def validate(self, work: Work, claims: Sequence[Claim]) -> Verdict:
         """Have the node recompute ``claims`` and judge them by its default test."""
@@ -289,35 +279,6 @@ class NodeClient(JsonClient):
             self._transcript.hear(response)
         return response
 
-    def _within(
-        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
-    ) -> bytes:
-        """The answer. Raises TooSlowError unless all of it came in time, and NodeError."""
-        call = f"{method} {self.url}{path}"
-
-        async def read() -> httpx.Response:
-            # A blocking client's timeout is for each read: a slow sender could hold it for ever.
-            client = httpx.AsyncClient(
-                base_url=self.url,
-                headers=self._http.headers,
-                timeout=None,  # noqa: S113 - below
-                transport=self._replayed,
-            )
-            async with (
-                asyncio.timeout(seconds),
-                client,
-                client.stream(method, path, json=body) as response,
-            ):
-                return await whole(response, call)
-
-        try:
-            return self._heard(required(asyncio.run(read()), call)).content
-        except TimeoutError as error:
-            raise TooSlowError(f"no answer within {seconds:g} s") from error
-        except httpx.RequestError as error:
-            # It also cannot be decoded, if its Content-Encoding lies.
-            raise NodeError(f"{call}: {reason_of(error)}") from error
-
 
 def _computed(work: Work, nonces: Sequence[int]) -> dict[str, Any]:
     """The body that asks for the vectors of ``nonces``."""
@@ -327,10 +288,9 @@ def _computed(work: Work, nonces: Sequence[int]) -> dict[str, Any]:
 class BoundedClient(NodeClient):
     """For a node that may cheat: a call ends after ``timeout_s``, and a long answer is refused."""
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
         try:
-            seconds = self._http.timeout.read or TIMEOUT_S
-            return json.loads(self._within(method, path, body, seconds))
+            return self.send_within(method, path, body, self._http.timeout.read or TIMEOUT_S)
         except TooSlowError as error:
             text = f"{method} {self.url}{path}: {error}"
             raise NodeError(text) from httpx.ReadTimeout(text)
