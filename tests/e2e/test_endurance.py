@@ -11,7 +11,7 @@ from endurance.load import Witness, endless_chat, order
 from endurance.servers import Receiver
 from endurance.soak import counted
 from proofserve.outbox import offline
-from proofserve.remote.chats import ClosedLoop, ask_one
+from proofserve_lab.chats import ClosedLoop, ask_one
 from support.node import NAME, ServedNode, until
 
 pytestmark = pytest.mark.engine

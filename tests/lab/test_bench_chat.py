@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
-from proofserve.remote.chats import Reply
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, Report
 from proofserve.rounds.status import EngineGauges
 from proofserve_lab.bench import chat as module
 from proofserve_lab.bench.chat import Load, Saturation, bench_chat, chat_figures, compare_answers
+from proofserve_lab.chats import Reply
 from support.stub_node import Habits, stub_node
 
 SATURATION = Saturation([100.0], [98.5], [0.97], proofs_afterwards=32)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from proofserve.remote.chats import Stream
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from proofserve.reports import Progress
@@ -12,6 +11,7 @@ from proofserve.rounds.status import EngineGauges
 from proofserve_lab.bench import share as module
 from proofserve_lab.bench.chat import Load, Window
 from proofserve_lab.bench.share import MeasuredShare, measure_share, share_report
+from proofserve_lab.chats import Stream
 from support.stub_node import Habits, stub_node
 
 WORK, LOAD = Work("stub"), Load()

@@ -1,10 +1,10 @@
 import pytest
 
-from proofserve.remote.chats import Reply
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from proofserve.reports import Figure, Progress
 from proofserve_lab.bench.chat import compare_answers, measure_answers
+from proofserve_lab.chats import Reply
 from support.stub_node import Habits, stub_node
 
 

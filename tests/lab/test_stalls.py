@@ -2,9 +2,9 @@ import itertools
 
 import pytest
 
-from proofserve.remote.chats import Reply
 from proofserve.rounds.status import EngineGauges
 from proofserve_lab.bench.chat import Saturation, Window, longest_silence, read_windows, stall_s
+from proofserve_lab.chats import Reply
 
 FORWARD_S = 0.14
 

@@ -11,11 +11,11 @@ from endurance import files
 from endurance.load import Comparison, Witness, endless_chat, order
 from endurance.servers import Node, Receiver
 from proofserve.host import machine
-from proofserve.remote.chats import ClosedLoop, Reply, ask_one
 from proofserve.remote.http import wait_until
 from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, Limit, Progress, Report
 from proofserve_lab.bench.statistics import median
+from proofserve_lab.chats import ClosedLoop, Reply, ask_one
 
 PROCESSES = ("api", "engine", "receiver")
 CHAT_CLIENTS = 2

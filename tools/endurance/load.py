@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from proofserve.remote.chats import Call, chat, prompt
 from proofserve.remote.node_client import NodeClient
+from proofserve.remote.prompts import prompt
 from proofserve.remote.records import AnyWork, DistanceWork, Work
 from proofserve.reports import NodeError
 from proofserve.rounds.records import StoredResult
+from proofserve_lab.chats import Call, chat
 
 ANSWER_TOKENS = 16
 SEQ_LEN = 64

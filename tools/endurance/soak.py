@@ -18,10 +18,10 @@ from endurance import files
 from endurance.load import endless_chat, order
 from endurance.servers import Gateway, Killable, Node, Receiver
 from proofserve.host import machine
-from proofserve.remote.chats import ClosedLoop, Reply, ask_one
 from proofserve.remote.http import wait_until
 from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, Limit, Progress, Report
+from proofserve_lab.chats import ClosedLoop, Reply, ask_one
 
 # When the deployment is idle, each gauge must be back at its first value.
 IDLE_GAUGES = (

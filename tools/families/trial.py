@@ -18,7 +18,6 @@ from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.chats import ask_all, chat
 from proofserve.remote.node_client import NodeClient, computing_round
 from proofserve.remote.records import DistanceWork, Work, vectors_of, work_of_scheme
 from proofserve.reports import NodeError
@@ -27,6 +26,7 @@ from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, r
 from proofserve.verifier.claims import kernel_facts
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.orders import workload_of
+from proofserve_lab.chats import ask_all, chat
 from proofserve_lab.check import checks
 from proofserve_lab.check.checks import Check
 from proofserve_lab.check.end_to_end import (

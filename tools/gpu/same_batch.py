@@ -17,7 +17,11 @@ from typing import Any
 import numpy as np
 
 from proofserve.host import machine
-from proofserve.remote.chats import (
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import Work
+from proofserve.reports import Figure, Limit, Progress, Report
+from proofserve_lab.bench.statistics import median, quantile
+from proofserve_lab.chats import (
     Call,
     ClosedLoop,
     Reply,
@@ -27,10 +31,6 @@ from proofserve.remote.chats import (
     stream_answer,
     tokens_between,
 )
-from proofserve.remote.node_client import NodeClient
-from proofserve.remote.records import Work
-from proofserve.reports import Figure, Limit, Progress, Report
-from proofserve_lab.bench.statistics import median, quantile
 
 ALONE, DEDICATED, SAME_BATCH = "alone", "dedicated", "same_batch"
 # Short questions and long answers: chat that decodes most of the time.

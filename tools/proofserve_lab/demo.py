@@ -23,7 +23,6 @@ from proofserve.protocol.receipts.record import SCHEME as RECEIPT_SCHEME
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.counting import SequentialResult
-from proofserve.remote.chats import Call, Reply, ask_all, chat, chats
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work, tampered, vectors_of
 from proofserve.reports import ReportedError
@@ -36,6 +35,7 @@ from proofserve.verifier.judges import OWN, BankRun, Chances
 from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
 from proofserve.verifier.orders import workload_of
 from proofserve.verifier.verification import Verification, claims_of_vectors
+from proofserve_lab.chats import Call, Reply, ask_all, chat, chats
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointValidator

@@ -18,8 +18,8 @@ from proofserve.cli.session import CommandSession
 from proofserve.host import ServedDtype, processor_here
 from proofserve.protocol import ARTIFACT, SKETCH, SKETCH_2
 from proofserve.protocol.codec import encode
-from proofserve.remote.chats import ClosedLoop, ask_one, reading_chat
 from proofserve.reports import ReportedError
+from proofserve_lab.chats import ClosedLoop, ask_one, reading_chat
 from soundness.recorded import foreign
 from soundness.subjects import BY_NAME, FOLDER, FORWARD_BATCH, SECOND_SERVER, Subject
 

@@ -166,7 +166,7 @@ async def status_of(node: Node) -> NodeStatusResponse:
         warning=joined(
             of_url,
             cost_of_few_values(spec.work.scheme) if spec else None,
-            engine and engine.warning,
+            engine.warning if engine else None,
         ),
         cores=list(status.cores),
         lanes=status.lanes,

@@ -150,3 +150,9 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> fl
     if first(lambda: condition() or None, timeout_s, POLL_S) is None:
         raise TooSlowError(f"{what}: not within {timeout_s:g} s")
     return time.monotonic() - began
+
+
+def unless_exit(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # A signal's SystemExit ends the program: it is no unhandled error of the task that it hits.
+    if not isinstance(context.get("exception"), SystemExit):
+        loop.default_exception_handler(context)

@@ -11,7 +11,13 @@ from itertools import chain, combinations, pairwise, product
 from typing import Any, TypeVar
 
 from proofserve.host import machine
-from proofserve.remote.chats import (
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient, computing_round
+from proofserve.remote.records import Work
+from proofserve.reports import Figure, Limit, Progress, Report
+from proofserve.rounds.status import EngineGauges
+from proofserve_lab.bench.statistics import median, quantile
+from proofserve_lab.chats import (
     ANSWER_TOKENS,
     Ask,
     Call,
@@ -23,12 +29,6 @@ from proofserve.remote.chats import (
     rate_of_completions,
     reading_chat,
 )
-from proofserve.remote.http import wait_until
-from proofserve.remote.node_client import NodeClient, computing_round
-from proofserve.remote.records import Work
-from proofserve.reports import Figure, Limit, Progress, Report
-from proofserve.rounds.status import EngineGauges
-from proofserve_lab.bench.statistics import median, quantile
 
 R = TypeVar("R")
 AT_ONCE = 8

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from proofserve.host import machine
-from proofserve.remote.chats import Call, ask_all
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import AnyWork, BareSpeed
 from proofserve.reports import Figure, Limit, Progress, Report, ReportedError, TooSlowError
 from proofserve_lab.bench.statistics import median, quantile
+from proofserve_lab.chats import Call, ask_all
 
 # A poll takes milliseconds of a core from the engine: polls 20 ms apart slow a forward by some 5 %.
 POLL_S = 0.05

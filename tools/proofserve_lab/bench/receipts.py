@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 
 from proofserve.host import machine
-from proofserve.remote.chats import Reply, ask_all, chats, reading_chat
 from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, Limit, Progress, Report
 from proofserve_lab.bench.chat import FIRST_SEED, WARM_UPS, at_most, differing
 from proofserve_lab.bench.statistics import median
+from proofserve_lab.chats import Reply, ask_all, chats, reading_chat
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from time import sleep
 
-from proofserve.remote.chats import Stream, stream_answer, tokens_between
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from proofserve.reports import Figure, Progress, Report
 from proofserve_lab.bench.chat import Load, Window, at_most, in_turns
 from proofserve_lab.bench.statistics import median, quantile
+from proofserve_lab.chats import Stream, stream_answer, tokens_between
 
 # Before a window: at least, so that the round runs or its last forward has ended; and up to so much
 # more, because windows that all began at one instant of a forward would count too many or too few.

@@ -17,7 +17,12 @@ from proofserve.protocol import SKETCHES
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.network_schemes import is_winner
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.chats import (
+from proofserve.remote.http import wait_until
+from proofserve.remote.node_client import NodeClient, computing_round
+from proofserve.remote.records import AnyWork, DistanceWork, Work, distances, vectors_of
+from proofserve.reports import TooSlowError
+from proofserve.rounds.records import Winner
+from proofserve_lab.chats import (
     Call,
     ClosedLoop,
     Reply,
@@ -27,11 +32,6 @@ from proofserve.remote.chats import (
     chats,
     reading_chat,
 )
-from proofserve.remote.http import wait_until
-from proofserve.remote.node_client import NodeClient, computing_round
-from proofserve.remote.records import AnyWork, DistanceWork, Work, distances, vectors_of
-from proofserve.reports import TooSlowError
-from proofserve.rounds.records import Winner
 
 W = TypeVar("W", Work, DistanceWork)
 

@@ -20,8 +20,8 @@ from proofserve.protocol.receipts.record import (
     is_signed,
     require_chain,
 )
-from proofserve.remote.chats import prompt
 from proofserve.remote.http import JsonClient, object_of
+from proofserve.remote.prompts import prompt
 from proofserve.remote.recorder import NOT_YET, now_ms
 from proofserve.reports import NodeError, Progress, ReportedError, read_json, write_json
 from proofserve.wire import RECEIPTS

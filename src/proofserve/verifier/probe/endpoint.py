@@ -13,8 +13,7 @@ from typing import Any, Final
 import httpx
 from pydantic import AliasPath, BaseModel, Field, FiniteFloat, ValidationError
 
-from proofserve.remote.chats import unless_exit
-from proofserve.remote.http import TIMEOUT_S, authorization, reason_of, refusal
+from proofserve.remote.http import TIMEOUT_S, authorization, reason_of, refusal, unless_exit
 from proofserve.reports import NodeError, Progress, ReportedError
 from proofserve.wire.records import first_problem
 

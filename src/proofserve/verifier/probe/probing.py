@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from proofserve.protocol.verdict.counting import SequentialResult
-from proofserve.remote.chats import WORDS
+from proofserve.remote.prompts import WORDS
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.probe.block_judges import BlockJudges

@@ -4,8 +4,8 @@ import time
 import httpx
 import pytest
 
-from proofserve.remote import chats as load
-from proofserve.remote.chats import (
+from proofserve_lab import chats as load
+from proofserve_lab.chats import (
     Call,
     ClosedLoop,
     Reply,

@@ -16,17 +16,12 @@ from typing import Any, Generic, Self, TypeVar
 import httpx
 from anyio.from_thread import start_blocking_portal
 
-from proofserve.remote.http import LONGEST_TEXT, TIMEOUT_S, reason_of, refusal
+from proofserve.remote.http import LONGEST_TEXT, TIMEOUT_S, reason_of, refusal, unless_exit
+from proofserve.remote.prompts import WORDS, prompt
 
 R = TypeVar("R")
 # The finish reasons of requests that vLLM gave up before the model had finished.
 FAILURES = frozenset({"abort", "error"})
-WORDS = tuple(
-    """river stone window paper lantern forest copper thread harvest island mirror winter garden
-    bridge candle anchor meadow valley orchard feather engine compass harbour whistle marble
-    quiet bright narrow distant hollow gentle rapid ancient silver crooked patient early
-    carries follows measures opens returns counts gathers crosses answers borrows""".split()  # noqa: SIM905
-)
 
 ANSWER_TOKENS = 16
 DATA = "data: "
@@ -60,11 +55,6 @@ def chat(
         "ignore_eos": ignore_eos,
     }
     return Call("/v1/chat/completions", {**body, "cache_salt": salt} if salt else body)
-
-
-def prompt(seed: int) -> str:
-    draw = random.Random(seed)  # noqa: S311 - a prompt, not a secret
-    return " ".join(draw.choices(WORDS, k=draw.randint(8, 24)))
 
 
 def chats(model: str, seeds: range, max_tokens: int, salt: str) -> list[Call]:
@@ -153,12 +143,6 @@ def _http(url: str) -> httpx.AsyncClient:
     # it, and that call would count as failed.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits)
-
-
-def unless_exit(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # A signal's SystemExit ends the program: it is no unhandled error of the task that it hits.
-    if not isinstance(context.get("exception"), SystemExit):
-        loop.default_exception_handler(context)
 
 
 def rate_of_completions(

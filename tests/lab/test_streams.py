@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from proofserve.remote.chats import Call, Stream, chat, stream_answer, tokens_between
+from proofserve_lab.chats import Call, Stream, chat, stream_answer, tokens_between
 from support.stub_node import Habits, stub_node
 
 
