@@ -38,7 +38,9 @@ class CheatEngine(FakeEngine):  # type: ignore[misc]  # Any to mypy
     async def answer(
         self, work: Workload, nonces: Sequence[int], core: int = 0
     ) -> ProofBatch | Deferred:
-        return await super().answer(replace(work, public_key="another key"), nonces, core)
+        other = replace(work, public_key="another key")
+        found: ProofBatch | Deferred = await super().answer(other, nonces, core)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
