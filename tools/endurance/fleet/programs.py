@@ -42,13 +42,8 @@ class CheatEngine(FakeEngine):  # type: ignore[misc]  # Any to mypy
         self, work: Workload, nonces: Sequence[int], core: int = 0
     ) -> ProofBatch | Deferred:
         other = replace(work, public_key="another key")
-<<<<<<< HEAD
         made: ProofBatch | Deferred = await super().answer(other, nonces, core)
         return made
-=======
-        found: ProofBatch | Deferred = await super().answer(other, nonces, core)
-        return found
->>>>>>> w-engines
 
 
 @dataclass(frozen=True, slots=True)
