@@ -78,7 +78,10 @@ def test_no_plan_writes_anything(config: Path, tmp_path: Path) -> None:
     ]
     done = subprocess.run(
         [sys.executable, "-c", WATCHED, json.dumps(commands)],
-        env={"HOME": str(home), "PYTHONPATH": ":".join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **{"HOME": str(home), "PYTHONPATH": ":".join(sys.path)},
+            **{"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
+        },
         capture_output=True,
         text=True,
         check=True,

@@ -45,7 +45,7 @@ def row(lines: list[str], what: str) -> str:
 
 def test_a_server_that_cheats_is_no_success() -> None:
     # Of the forgeries beside it, the altered copy and the other model's artifacts are enough.
-    few = replace(demo.TRAINED, nonces=48, cheated=36, rounded=())
+    few = replace(demo.TRAINED, nonces=24, cheated=18, rounded=())
     right, lines = shown(few, "int4 g128")
     assert not right
     assert "fraud  (should not be)" in row(lines, "what this server produced")
