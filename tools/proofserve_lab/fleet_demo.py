@@ -11,18 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from proofserve.cli.fleet import app
 from proofserve.cli.model import SmallModel, checkpoint
-from proofserve.cli.servers import DemoDtype, ServerOptions, scratch_folder, served_in, small_server
+from proofserve.cli.servers import ServerOptions, scratch_folder, served_in, small_server
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.host import ServedDtype, quick_dtype
+from proofserve.host import ServedDtype
 from proofserve.models.trained import DENSE
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.remote.node_client import NodeClient
@@ -73,20 +72,8 @@ SHOWN_LINES = 20
 SHARED_CORES = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
-@app.command()
-def demo(
-    stay: Annotated[
-        bool, typer.Option("--stay", help="Keep the fleet and its page until Ctrl-C.")
-    ] = False,
-    dtype: DemoDtype = None,
-) -> None:
-    """Run a fleet of real servers: kill one, replace it, and have members find one that cheats.
-
-    A controller on SQLite, a worker without weights, and five vLLM servers of a small trained
-    model, of which four run at a time. Needs no network, no GPU and no settings, and leaves no
-    process running.
-    """
-    served = dtype or quick_dtype()
+def demo(stay: bool, served: ServedDtype) -> None:
+    """The course of ``proofserve fleet demo``; its engines compute in ``served``."""
     with open_session() as session, scratch_folder() as folder:
         session.line.step("writing a small model, and a copy with weights in 4 bits")
         honest, cheap = checkpoint(MODEL), folder / "4-bits"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import httpx
@@ -16,6 +17,8 @@ from rich.text import Text
 
 from proofserve.cli.command import SettingOptions
 from proofserve.cli.options import first_key
+from proofserve.cli.servers import DemoDtype
+from proofserve.host import quick_dtype
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.fleet import FleetSettings, FleetWorkerSettings
 from proofserve.wire import FLEET
@@ -168,6 +171,23 @@ def remove(
 ) -> None:
     """Forget a member that joined by itself. Its results stay; it may join again."""
     _change("remove", member, reason, url, api_key)
+
+
+@app.command()
+def demo(
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Keep the fleet and its page until Ctrl-C.")
+    ] = False,
+    dtype: DemoDtype = None,
+) -> None:
+    """Run a fleet of real servers: kill one, replace it, and have members find one that cheats.
+
+    A controller on SQLite, a worker without weights, and five vLLM servers of a small trained
+    model, of which four run at a time. Needs no network, no GPU and no settings, and leaves no
+    process running.
+    """
+    # It stands above this package, and a controller needs none of it.
+    import_module("proofserve_lab.fleet_demo").demo(stay, dtype or quick_dtype())
 
 
 @app.command()

@@ -19,7 +19,7 @@ COMMANDS = {
         "Relay chat to vLLM servers: a bounded queue, timeouts, streams, limits per key.",
     ),
     "fleet": (
-        "proofserve_lab.fleet_demo:app",
+        "proofserve.cli.fleet:app",
         "Many servers that look like one node: the controller, and its members.",
     ),
     "demo": (
