@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 # A node may compute some nonces honestly: the shares that it forges.
 SHARES: Final = (1.0, 0.4, 0.1)
 
+Floats = NDArray[np.float64]
+
 
 class Evidence:
     """The logarithms of ``bets`` products, each of one factor per nonce."""
@@ -35,6 +37,14 @@ class Evidence:
         """The natural logarithm of E."""
         highest = float(self._logs.max())
         return highest + math.log(float(np.exp(self._logs - highest).mean()))
+
+
+def log_path(log_factors: Floats) -> Floats:
+    """The logarithm of E at first and after each nonce [n + 1], by the factors [n, bets]."""
+    sums = np.cumsum(log_factors, axis=0)
+    highest = sums.max(axis=1, initial=-np.inf)
+    logs = highest + np.log(np.exp(sums - highest[:, np.newaxis]).mean(axis=1))
+    return np.concatenate([np.zeros(1), logs])
 
 
 class RenewedEvidence:
