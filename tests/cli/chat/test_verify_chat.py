@@ -36,7 +36,8 @@ def written(model: Path) -> list[Conversation]:
     digest = network.facts.weights_digest
     assert digest is not None
     writer = Writer(network, CheckpointTokenizer(model), digest, reads=reads)
-    return [writer.chat(n, tokens=48, temperature=float(n % 2)) for n in range(10)]
+    halves = (writer.chats(range(n, 10, 2), 48, temperature=float(n)) for n in range(2))
+    return [chat for pair in zip(*halves, strict=True) for chat in pair]
 
 
 @pytest.fixture
