@@ -112,7 +112,13 @@ class KernelProfile:
         return self._round(values) if served else values
 
     def product(
-        self, inputs: Tensor, weight: Tensor, *, split: bool = False, as_they_are: bool = False
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        split: bool = False,
+        as_they_are: bool = False,
     ) -> Tensor:
         """``inputs`` [..., in] times ``weight`` [out, in]; ``split`` if each rank has a part.
 
@@ -123,11 +129,12 @@ class KernelProfile:
         else:
             adds_up = self._sum
             inputs, weight = self.at(Point.OPERANDS, inputs), self.at(Point.OPERANDS, weight)
-        ranks = self.ranks
-        if split and ranks > 1:
-            each = zip(inputs.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True)
-            return self._added(adds_up(a, b) for a, b in each)
-        return adds_up(inputs, weight)
+        ranks = self.ranks if split else 1
+        each = zip(inputs.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True)
+        first, *others = (adds_up(a, b) for a, b in each)
+        # The first rank has the bias.
+        first = first if bias is None else first + bias
+        return self.added([first, *others]) if others else first
 
     def _sum(self, inputs: Tensor, weight: Tensor) -> Tensor:
         size, order = self.partial_sums, self.order
@@ -141,7 +148,7 @@ class KernelProfile:
 
         def added(rows: Tensor) -> Tensor:
             chunks = zip(torch.split(rows, size, -1), weights, strict=True)
-            return self._added(functional.linear(a, b) for a, b in chunks)
+            return self.added(functional.linear(a, b) for a, b in chunks)
 
         if inputs.device.type != "cpu":
             return added(inputs)
@@ -149,7 +156,8 @@ class KernelProfile:
         made = [added(few) for few in torch.split(rows, max(1, _RUNNING // len(weight)))]
         return torch.cat(made).view(*inputs.shape[:-1], len(weight))
 
-    def _added(self, parts: Iterable[Tensor]) -> Tensor:
+    def added(self, parts: Iterable[Tensor]) -> Tensor:
+        """The sum of ``parts``, which are rounded, as is every sum of them."""
         # One at a time: all parts of a wide matrix together take more memory than a layer.
         rounded = map(self._round, parts)
         total = next(rounded)
