@@ -235,7 +235,8 @@ def test_drawn_embeddings_arrive_in_the_served_format() -> None:
 
 
 def arithmetic(**options: Any) -> KernelProfile:
-    chosen = {"name": "", "format": "bfloat16", "points": frozenset({Point.NORM}), **options}
+    points = frozenset({Point.NORM, Point.REDUCED})
+    chosen = {"name": "", "format": "bfloat16", "points": points, **options}
     return KernelProfile(**chosen)
 
 
@@ -264,8 +265,15 @@ def test_sums_of_chunks_and_of_ranks_are_rounded_on_the_way() -> None:
     assert float(arithmetic().product(inputs, weight, split=True)) == exact
     # Two small numbers at a time are half the step of bfloat16 above 1, and ties go to even.
     assert float(arithmetic(partial_sums=2).product(inputs, weight, split=False)) == 1
-    assert float(arithmetic(ranks=4).product(inputs, weight, split=True)) == 1
+    # Ranks add up in float32 what they send: three such numbers, a step and a half.
+    assert float(arithmetic(ranks=4).product(inputs, weight, split=True)) == 1 + 2 / 128
     assert float(arithmetic(ranks=4).product(inputs, weight, split=False)) == exact
+    cut = arithmetic(ranks=4, truncated=frozenset({Point.REDUCED}))
+    assert float(cut.product(inputs, weight, split=True)) == 1 + 1 / 128
+    # The first rank has the bias, and rounds its part with it.
+    bias = torch.tensor([2.0**-9])
+    assert float(arithmetic(ranks=2).product(inputs, weight, bias, split=True)) == 1 + 2 / 128
+    assert float(arithmetic(ranks=1).product(inputs, weight, bias, split=True)) == exact + 2.0**-9
 
 
 def with_part(layer: nn.Module, rank: int) -> nn.Module:

@@ -199,9 +199,9 @@ class _Kernels(TorchFunctionMode):
                 made.append(plain(*args, **options))
             self._rank = None
             if isinstance(made[0], Tensor):
-                return self._profile.added(made)
+                return self._profile.all_reduced(made)
             # Some give what their router says, too.
-            return (self._profile.added(each[0] for each in made), *made[0][1:])
+            return (self._profile.all_reduced([each[0] for each in made]), *made[0][1:])
 
         mixture.forward = forward
         try:
