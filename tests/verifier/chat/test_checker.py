@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
+from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.suspects import suspect
@@ -20,6 +20,7 @@ from proofserve.verifier.chat.statements import GapKind, NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.validator import CheckpointTokenizer, ValidatorSetup
+from proofserve_lab.checkpoints import trained_calibration
 from support.chats import Writer, unchanged
 
 CHANCES = Chances(alpha=1e-6, beta=1e-3)
