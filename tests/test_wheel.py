@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.remote.records import tampered
 from proofserve.verifier.claims import Selection, from_file
+from proofserve_lab.nodes import tampered
 from real_gpus.deployments import FOLDER
 from support.environments import Environment, build_wheel, downloaded, linked
 from support.models import TINY_THRESHOLD

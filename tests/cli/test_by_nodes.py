@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from cli.bundled import forged
 from cli.challenged import NAME, OPERATOR, VALIDATOR, ChallengedNode, ModelEngine, challenged_node
 from proofserve.cli.main import app
+from proofserve.cli.validator import challenge
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.network import load, with_kernels
 from proofserve.engines.reference.suspects import suspect
@@ -88,6 +89,16 @@ def test_a_node_is_judged_by_three_others(nodes: dict[str, ChallengedNode], tmp_
     assert verify(eight, *references(nodes), *suspects).exit_code == 1
 
 
+@pytest.fixture
+def short_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of challenges, for which 256 tokens would be usual."""
+    usual = challenge.calibrated_order
+    monkeypatch.setattr(
+        challenge, "calibrated_order", lambda measured: replace(usual(measured), seq_len=32)
+    )
+
+
+@pytest.mark.usefixtures("short_inputs")
 def test_a_challenge_has_others_compute_the_same_nonces(nodes: dict[str, ChallengedNode]) -> None:
     options = ("--nonces", "24", "--deadline", "600", "--api-key", VALIDATOR)
     asked = ["challenge", nodes["int4 g128"].url, *references(nodes), *options]
@@ -100,6 +111,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
+@pytest.mark.usefixtures("short_inputs")
 def test_a_verdict_by_others_is_computed_again_from_what_all_of_them_signed(
     nodes: dict[str, ChallengedNode], tmp_path: Path
 ) -> None:
@@ -167,6 +179,7 @@ def weighed(tiny: Path, source: str, *reference: str) -> tuple[Result, Any]:
     return result, json.loads(file.read_text()) if file.exists() else None
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_reference_is_judged_by_the_checkpoint_first(
     tiny: Path, nodes: dict[str, ChallengedNode], tmp_path: Path
 ) -> None:
@@ -184,6 +197,7 @@ def test_a_reference_is_judged_by_the_checkpoint_first(
     )
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_a_reference_that_cheats_clears_none_of_its_kind(
     tiny: Path, nodes: dict[str, ChallengedNode], tmp_path: Path
 ) -> None:
@@ -194,6 +208,7 @@ def test_a_reference_that_cheats_clears_none_of_its_kind(
     assert report["threshold_from"].endswith("trusted: none")
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_equal_bits_with_a_reference_clear_beside_a_checkpoint(
     tiny: Path, nodes: dict[str, ChallengedNode], tmp_path: Path
 ) -> None:
@@ -215,6 +230,7 @@ def test_a_reference_that_serves_another_checkpoint_is_named(
     assert "weights_digest: the reference other.json: it serves f00d" in result.output
 
 
+@pytest.mark.usefixtures("few_kernels", "short_inputs")
 def test_a_challenge_asks_a_reference_beside_the_checkpoint(
     tiny: Path, nodes: dict[str, ChallengedNode]
 ) -> None:

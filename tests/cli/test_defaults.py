@@ -9,7 +9,8 @@ from proofserve.api.schemas import ARTIFACT_EXAMPLE, JOB_EXAMPLES, DistanceRound
 from proofserve.cli.main import app
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
 from proofserve.protocol.schemes import scheme
-from proofserve.remote.records import Work, work_of_scheme
+from proofserve.remote.records import Work
+from proofserve_lab.orders import work_of_scheme
 
 # ``calibrate noise`` and ``verify`` first ask their source: None.
 COMMANDS = {

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from proofserve.cli.recompute import claims_of_model
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.records import Work, distances, work_of_scheme
+from proofserve.remote.records import Work
 from proofserve.rounds.records import Workload
+from proofserve_lab.checkpoints import claims_of_model
+from proofserve_lab.nodes import distances
+from proofserve_lab.orders import work_of_scheme
 from support.models import SmallModels
 from support.reference import reference_vectors
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from proofserve.cli import servers
-from proofserve.cli.servers import ServerOptions, served_in, serving, small_server
+from proofserve.cli.servers import ServerOptions, serving, small_server
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.wiring.launch import ServerCommand, ServerFailed
@@ -147,11 +147,3 @@ def test_the_dtype_is_the_servers(tmp_path: Path) -> None:
     for wanted in (DEPLOYMENT, replace(DEPLOYMENT, dtype="float32")):
         argv = small_server(wanted, tmp_path).argv
         assert argv[argv.index("--dtype") + 1] == wanted.dtype
-
-
-def test_an_unusual_dtype_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "quick_dtype", lambda: "bfloat16")
-    assert served_in("float32") == "in float32"
-    monkeypatch.setattr(servers, "quick_dtype", lambda: "float32")
-    assert "emulates slowly: --dtype float32" in served_in("bfloat16")
-    assert served_in("float32").endswith("this processor has no instructions for bfloat16")

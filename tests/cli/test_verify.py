@@ -11,7 +11,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.cli.recompute import claims_of_model
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.network_schemes import ArtifactScheme
@@ -21,6 +20,7 @@ from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from proofserve.rounds.records import Workload
 from proofserve.verifier import judging
+from proofserve_lab.checkpoints import claims_of_model
 from support.four_bits import engine_of, one_thread
 from support.models import TINY_THRESHOLD, SmallModels
 from support.small_bank import small_bank

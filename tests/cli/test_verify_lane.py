@@ -10,13 +10,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.cli.recompute import claims_of_model
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.callbacks import Generated
 from proofserve.receiver.store import ReceiverStore
 from proofserve.remote.http import wait_until
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
+from proofserve_lab.checkpoints import claims_of_model
+from proofserve_lab.nodes import status_of
 from support.models import TINY_THRESHOLD
 from support.replayed import replayed
 from support.stub_node import Habits, StubNode, stub_node
@@ -78,7 +79,7 @@ def list_instead(node: StubNode, claims: list[Claim]) -> None:
 
 def a_round(url: str) -> None:
     with NodeClient(url) as node, node.round(WORK):
-        wait_until(lambda: node.status().processed > 0, "a result", 30)
+        wait_until(lambda: status_of(node).processed > 0, "a result", 30)
 
 
 def require_not_cleared(result: Result) -> None:

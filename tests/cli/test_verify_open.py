@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from proofserve.cli.main import app
-from proofserve.cli.recompute import claims_of_model
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.codec import decode, encode
@@ -22,6 +21,7 @@ from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.records import BLOCK_HEIGHT, Work
 from proofserve.rounds.records import RoundSpec, Workload
+from proofserve_lab.checkpoints import claims_of_model
 from support.committed import FakeNode, Receiver, fake_node, receiver
 from support.fake_engine import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from support.models import TINY_THRESHOLD, SmallModels

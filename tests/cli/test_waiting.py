@@ -12,6 +12,7 @@ from rich.console import Console
 
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.reports import TooSlowError
+from proofserve_lab.nodes import wait_while_moving
 from support.pace import PACE
 
 
@@ -28,8 +29,8 @@ def test_a_wait_outlasts_its_bound_while_something_moves() -> None:
         return time.monotonic() - began
 
     with session_of(Console(quiet=True)) as session:
-        session.wait_while_moving(
-            "the end", lambda: seconds() > 4 * bound, lambda: f"{seconds():.1f} s", bound
+        wait_while_moving(
+            session, "the end", lambda: seconds() > 4 * bound, lambda: f"{seconds():.1f} s", bound
         )
     assert seconds() > 4 * bound
 
@@ -39,7 +40,7 @@ def test_a_wait_for_what_stands_still_ends_and_says_where() -> None:
         pytest.raises(TooSlowError, match=r"proofs: nothing has moved for 0\.3 s \(7 of 64\)"),
         session_of(Console(quiet=True)) as session,
     ):
-        session.wait_while_moving("proofs", lambda: False, lambda: "7 of 64", 0.3)
+        wait_while_moving(session, "proofs", lambda: False, lambda: "7 of 64", 0.3)
 
 
 def test_a_signal_ends_a_wait() -> None:
@@ -48,7 +49,7 @@ def test_a_signal_ends_a_wait() -> None:
         return ""
 
     with pytest.raises(SystemExit) as caught, session_of(Console(quiet=True)) as session:
-        session.wait_while_moving("proofs", lambda: False, interrupted)
+        wait_while_moving(session, "proofs", lambda: False, interrupted)
     assert caught.value.code == 128 + signal.SIGINT
 
 

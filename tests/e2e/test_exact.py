@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from proofserve.cli import servers
 from proofserve.cli.main import app
-from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
+from proofserve_lab.checkpoints import claims_of_model
 from support.four_bits import one_thread
 from support.models import TINY_THRESHOLD, SmallModels
 from support.node import PARAMS, ROUND, ServedNode, until

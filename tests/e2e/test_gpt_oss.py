@@ -16,7 +16,6 @@ from proofserve.cli.servers import SMALL_MACHINE
 from proofserve.protocol import SKETCH_2
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.remote.node_client import NodeClient
-from proofserve.remote.records import work_of_scheme
 from proofserve.reports import Progress
 from proofserve.settings.process import environment, has_variable
 from proofserve.verifier.chat.conversation import ReceiptClient
@@ -25,6 +24,7 @@ from proofserve.verifier.chat.verification import ChatChecker
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.validator import ValidatorSetup
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server
+from proofserve_lab.orders import work_of_scheme
 from support.gateway import gateway_process
 from support.harmony import encoding, with_harmony
 from support.models import SmallModels

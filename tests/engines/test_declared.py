@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.network import load, weights_alone, with_kernels

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import load

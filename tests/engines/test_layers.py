@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma3Config, SiglipVisionConfig
 
+from proofserve.engines import CheckpointError
 from proofserve.engines.checkpoints import INDEX, CheckpointFiles
-from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference import checkpoint
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.engine import ReferenceEngine, Run

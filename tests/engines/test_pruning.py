@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import (

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network, load
 from proofserve.protocol.identity import Block

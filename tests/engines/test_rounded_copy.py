@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from proofserve.engines.checkpoints import CACHE, weights_digest
-from proofserve.engines.reference.suspects import rounding_of, write_rounded_copy
+from proofserve.engines.reference.suspects import rounding_of
+from proofserve_lab.checkpoints import write_rounded_copy
 
 
 def test_a_rounded_copy_has_other_matrices_under_the_published_digest(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine, Run
 from proofserve.engines.reference.forward import states
 from proofserve.engines.reference.network import Network

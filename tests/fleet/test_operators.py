@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from fleet.servers import ROUND, RunningFleet, fleet_of, members
-from proofserve.fleet.routes.snapshot import JoinAnswer, MemberAnswer, SnapshotAnswer
+from proofserve.fleet.snapshot import JoinAnswer, MemberAnswer, SnapshotAnswer
 from support.pace import until
 
 pytestmark = pytest.mark.anyio

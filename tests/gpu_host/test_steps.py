@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from gpu.steps import RunOptions, Step, all_steps, lack
 from proofserve.cli.main import app
-from proofserve.host import HostFacts, TorchFacts
+from proofserve_lab.facts import HostFacts, TorchFacts
 from support.hosts import CARD, HOST
 
 CARDLESS = replace(HOST, torch=TorchFacts("2.13.0", problem="torch 2.13.0 was built without CUDA"))

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from proofserve.remote.node_client import NodeClient
-from proofserve.remote.records import BareSpeed, DistanceWork, Work, work_of_scheme
+from proofserve.remote.records import DistanceWork, Work
 from proofserve.reports import Progress, Report, ReportedError
 from proofserve_lab.bench import generation as result_rate
 from proofserve_lab.bench.generation import (
@@ -13,6 +13,8 @@ from proofserve_lab.bench.generation import (
     bench_generation,
     report,
 )
+from proofserve_lab.nodes import BareSpeed
+from proofserve_lab.orders import work_of_scheme
 from support.stub_node import Habits, stub_node
 
 PLAN = GenerationPlan(Work("stub", seq_len=100), seconds=1.0, windows=2, busy=0.9)

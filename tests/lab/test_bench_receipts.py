@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from proofserve.remote import node_client
 from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, NodeError, Progress
+from proofserve_lab import nodes
 from proofserve_lab.bench.receipts import ReceiptsPlan, bench_receipts, receipt_figures
+from proofserve_lab.nodes import receipts_of
 from support.stub_node import Habits, stub_node
 
 PLAN = ReceiptsPlan("stub", 0.97)
@@ -77,13 +78,13 @@ def test_a_whole_run_with_receipts_on_a_server_of_this_habit(
 def test_a_receipt_that_the_log_does_not_have_yet_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node_client, "POLL_S", 0.01)
+    monkeypatch.setattr(nodes, "POLL_S", 0.01)
     with stub_node() as (stub, url), NodeClient(url) as node:
         stub.unlogged.add("chatcmpl-7")
-        assert node.receipts_of("chatcmpl-7") == 1
+        assert receipts_of(node, "chatcmpl-7") == 1
         assert stub.unlogged == set()
 
 
 def test_a_server_that_cannot_tell_of_receipts_is_an_error_and_not_a_missing_receipt() -> None:
     with NodeClient("http://127.0.0.1:9") as node, pytest.raises(NodeError):
-        node.receipts_of("chatcmpl-1")
+        receipts_of(node, "chatcmpl-1")

@@ -8,7 +8,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.cli.model import trained_calibration
+from proofserve_lab.checkpoints import trained_calibration
 from support.four_bits import one_thread
 
 

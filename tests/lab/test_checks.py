@@ -1,6 +1,6 @@
 """The checks against nodes with bad habits: each must be found out, and nothing else blamed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 
 from proofserve.engines.vllm.core_gate import CHAT_GRACE_S
 from proofserve.remote.node_client import NodeClient
-from proofserve.remote.records import Work, record_of
+from proofserve.remote.records import Work
 from proofserve.reports import NodeError
 from proofserve.rounds.status import EngineGauges
 from proofserve_lab.check import checks as checks_module
@@ -124,7 +124,7 @@ class ScriptedNode(NodeClient):
         self._forwards, self._pauses = 100, [8.1]
         self._at_end = False
 
-    def engine(self) -> EngineGauges:
+    def describe(self) -> Mapping[str, Any]:
         if self._at_end:
             forwards, pauses = next(self._windows)
             self._forwards += forwards
@@ -132,7 +132,7 @@ class ScriptedNode(NodeClient):
         self._at_end = not self._at_end
         names = dict.fromkeys(EngineGauges.__dataclass_fields__, 0)
         shown = {**names, "forwards": self._forwards, "resume_ms": self._pauses}
-        return record_of(EngineGauges, shown)
+        return {"status": "GENERATING", "stats": None, "engine": shown}
 
 
 CALM = (0, list[float]())

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.host import TorchFacts
 from proofserve.outbox.database import hold_lock
 from proofserve.settings.node import NodeSettings
 from proofserve_lab import doctor
 from proofserve_lab.doctor import HostLine, host_lines, verdict
+from proofserve_lab.facts import TorchFacts
 from support.hosts import HOST
 
 NAMES = "proofserve packages torch cards memory vLLM plugin outbox keys".split()  # noqa: SIM905

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from proofserve import host as facts
-from proofserve.host import Card, free_disk_gib, host_facts, required_packages
+from proofserve_lab import facts
+from proofserve_lab.facts import Card, free_disk_gib, host_facts, required_packages
 
 
 def test_this_machine() -> None:

@@ -4,6 +4,8 @@ import pytest
 
 from proofserve import host as processor
 from proofserve.host import quick_dtype
+from proofserve_lab import facts
+from proofserve_lab.facts import served_in
 
 
 def test_the_dtype_is_one_that_the_processor_multiplies_quickly(
@@ -33,3 +35,11 @@ def test_a_system_that_does_not_say_is_served_as_usual(
 ) -> None:
     monkeypatch.setattr(processor, "vllm_version", lambda: "0.32.0+cpu")
     assert quick_dtype(tmp_path / "absent") == "bfloat16"
+
+
+def test_an_unusual_dtype_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "quick_dtype", lambda: "bfloat16")
+    assert served_in("float32") == "in float32"
+    monkeypatch.setattr(facts, "quick_dtype", lambda: "float32")
+    assert "emulates slowly: --dtype float32" in served_in("bfloat16")
+    assert served_in("float32").endswith("this processor has no instructions for bfloat16")

@@ -1,6 +1,6 @@
 """Chats with receipts as a node makes them, by the reference engine with any weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,13 +60,9 @@ class Writer:
     ) -> Conversation:
         """An answer drawn at ``temperature``; request and receipt state ``stated``."""
         said = temperature if stated is None else stated
-        text = " ".join(f"word{(number * 7 + i) % 90}" for i in range(12))
-        request: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
-        request |= {"temperature": said, "max_tokens": tokens}
+        request = {**_question(number), "temperature": said, "max_tokens": tokens}
         prompt = self.tokenizer.prompt_ids(request)
-        output, states = self._decode(self.writes, prompt, tokens, temperature, number)
-        if self.reads is not None:
-            _, states = self._decode(self.reads, prompt, tokens, 0.0, number, output)
+        ((output, states),) = self._decode([number], tokens, temperature)
         scheme = ReceiptScheme(SKETCH_KEY, self.weights_digest, self.k_dim)
         rows = scheme.rows(states.shape[1], torch.device("cpu"))
         name = f"chat-{number}"
@@ -94,13 +90,39 @@ class Writer:
         times = (receipt.created_ms, receipt.created_ms + SEEN_AFTER_MS)
         return conversation(name, request, response, [body], *times)
 
-    def _decode(self, network: Network, *asked: Any) -> "Decoded":
+    def chats(
+        self, numbers: Iterable[int], tokens: int = 64, temperature: float = 1.0, **how: Any
+    ) -> list[Conversation]:
+        """As ``chat``. All are decoded in one batch, which takes hardly longer than one answer."""
+        self._decode(numbers := [*numbers], tokens, temperature)
+        return [self.chat(number, tokens, temperature, **how) for number in numbers]
+
+    def _decode(self, numbers: list[int], tokens: int, temperature: float) -> "list[Decoded]":
+        prompts = [self.tokenizer.prompt_ids(_question(number)) for number in numbers]
+        asked = [
+            Asked(tuple(prompt), tokens, temperature, number)
+            for number, prompt in zip(numbers, prompts, strict=True)
+        ]
+        made = self._once(self.writes, asked)
+        if self.reads is None:
+            return made
+        return self._once(
+            self.reads, [replace(each, given=of[0]) for each, of in zip(asked, made, strict=True)]
+        )
+
+    def _once(self, network: Network, asked: "list[Asked]") -> "list[Decoded]":
         """As ``decoded``, once for each network and what it is asked."""
-        key = (id(network), *map(str, asked))
-        if key not in self._decoded:
-            # The network is kept, so that no other one gets its id.
-            self._decoded[key] = (network, decoded(network, *asked))
-        return self._decoded[key][1]
+        if new := [each for each in asked if (id(network), each) not in self._decoded]:
+            for each, made in zip(new, decoded(network, new), strict=True):
+                # The network is kept, so that no other one gets its id.
+                self._decoded[id(network), each] = (network, made)
+        return [self._decoded[id(network), each][1] for each in asked]
+
+
+def _question(number: int) -> dict[str, Any]:
+    """Prompts of all numbers have as many tokens, so that one batch can answer them."""
+    text = " ".join(f"word{digit}" for digit in f"{number * 7919:012}")
+    return {"messages": [{"role": "user", "content": text}]}
 
 
 def signed(receipt: Receipt) -> SignedReceipt:
@@ -115,34 +137,43 @@ def signed(receipt: Receipt) -> SignedReceipt:
 Decoded = tuple[tuple[int, ...], Tensor]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Of an answer: its prompt, how it is drawn, or the tokens that it has."""
+
+    prompt: tuple[int, ...]
+    tokens: int
+    temperature: float
+    seed: int
+    given: tuple[int, ...] | None = None
+
+
 @torch.inference_mode()
-def decoded(
-    network: Network,
-    prompt: Sequence[int],
-    tokens: int,
-    temperature: float,
-    seed: int,
-    given: Sequence[int] | None = None,
-) -> Decoded:
-    """An answer token by token, as servers make it. Its tokens are ``given``, or drawn."""
-    draw = torch.Generator().manual_seed(seed)
+def decoded(network: Network, asked: Sequence[Asked]) -> list[Decoded]:
+    """Answers token by token, as servers make them: of prompts of one length, as many tokens."""
+    draws = [torch.Generator().manual_seed(each.seed) for each in asked]
     decoder = decoder_of(network)
-    cache, read = DynamicCache(), torch.tensor([prompt])
-    output: list[int] = []
+    cache, read = DynamicCache(), torch.tensor([each.prompt for each in asked])
+    outputs: list[list[int]] = []
     states = []
-    for place in range(tokens):
+    for place in range(asked[0].tokens):
         with emulated(decoder, network.kernels, is_layer=False):
             made = decoder(input_ids=read, past_key_values=cache, use_cache=True)
         state = made.last_hidden_state[:, -1]
-        states.append(state[0].float())
-        token = given[place] if given else _drawn(logits_of(network, state)[0], temperature, draw)
-        output.append(token)
-        read = torch.tensor([[token]])
-    return tuple(output), torch.stack(states)
+        states.append(state.float())
+        given = [each.given[place] for each in asked if each.given is not None]
+        outputs.append(given or _drawn(logits_of(network, state), asked, draws))
+        read = torch.tensor(outputs[-1])[:, None]
+    answers = zip(*outputs, strict=True)
+    return [*zip(answers, torch.stack(states, 1), strict=True)]
 
 
-def _drawn(logits: Tensor, temperature: float, draw: torch.Generator) -> int:
-    if temperature == 0.0:
-        return int(logits.argmax())
-    chances = torch.softmax(logits / temperature, -1)
-    return int(torch.multinomial(chances, 1, generator=draw))
+def _drawn(logits: Tensor, asked: Sequence[Asked], draws: Sequence[torch.Generator]) -> list[int]:
+    tokens = []
+    for row, each, draw in zip(logits, asked, draws, strict=True):
+        if each.temperature == 0.0:
+            tokens.append(int(row.argmax()))
+        else:
+            chances = torch.softmax(row / each.temperature, -1)
+            tokens.append(int(torch.multinomial(chances, 1, generator=draw)))
+    return tokens

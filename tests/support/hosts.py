@@ -1,6 +1,6 @@
 """A host that has everything: a card, vLLM, and proofserve as its plugin."""
 
-from proofserve.host import Card, HostFacts, TorchFacts
+from proofserve_lab.facts import Card, HostFacts, TorchFacts
 
 CARD = Card("NVIDIA H200", 139.8, 138.0, "9.0")
 HOST = HostFacts(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.models.architectures import ARCHITECTURES, SHAPES

@@ -23,6 +23,7 @@ from proofserve.verifier.claims import (
     kernel_facts,
 )
 from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
+from proofserve_lab.nodes import status_of
 from support.stub_node import stub_node
 
 ANY = Selection()
@@ -106,9 +107,9 @@ def test_a_nodes_round_is_read() -> None:
         with pytest.raises(ReportedError, match="has no round"):
             from_node(node, ANY)
         with node.round(Work("toy", block_hash="first")):
-            wait_until(lambda: node.status().processed >= 32, "results", 30)
+            wait_until(lambda: status_of(node).processed >= 32, "results", 30)
         with node.round(Work("toy", seq_len=64)):
-            wait_until(lambda: node.status().processed >= 32, "results", 30)
+            wait_until(lambda: status_of(node).processed >= 32, "results", 30)
             claimed = from_node(node, ANY)
         assert (claimed.block_hash, claimed.seq_len, claimed.width) == ("lab-block", 64, 12)
         assert claimed.nonces == tuple(range(len(claimed.nonces)))

@@ -9,7 +9,7 @@ import pytest
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.error_judges import PER_NONCE, DirectionJudge
-from proofserve.verifier.judges import BankRun, Chances, Vectors
+from proofserve.verifier.judges import BankRun, Chances, Figures, Vectors
 from proofserve.verifier.populations import HonestRuns
 from verifier.toy_null import (
     REFERENCE,
@@ -118,15 +118,17 @@ def test_evidence_is_weighed_again_beside_the_kernel_that_leads_in_the_end() -> 
     guilty = claims(bank.errors_by(SERVER, [0], 300, "int8"))
     rest = claims(bank.errors_by(Kernel(like=SECOND), range(1, 30), 301))
 
-    def evidence(said: str | None, others: list[ClaimError]) -> float:
+    def evidence(said: str | None, others: list[ClaimError]) -> Figures:
         judge = DirectionJudge(bank, own_run(bank, None, said), CHANCES)
         judge.prepare(guilty)
         judge.add(guilty[0])
         judge.prepare(others)
-        return float(judge.opinion().figures["log_evidence"])
+        return judge.opinion().figures
 
-    assert evidence(None, rest) == pytest.approx(evidence(SECOND, []))
-    assert evidence(None, []) > 2 * evidence(None, rest)
+    first, both, last = evidence(None, []), evidence(None, rest), evidence(SECOND, [])
+    for name in ("log_evidence", "log_clearing"):
+        assert both[name] == pytest.approx(last[name])
+        assert both[name] != pytest.approx(first[name], rel=0.1)
 
 
 class FlippingBank(ToyBank):

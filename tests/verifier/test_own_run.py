@@ -43,7 +43,7 @@ def test_our_own_run_is_of_the_kernel_that_is_most_like_the_node() -> None:
     other.compare([ClaimError(0, None, Mismatch(0, Reason.MISSING))])
     assert other.honest.reference == "reference"
     assert other.cosine(0) == 0.0
-    assert np.isinf(other.ratio(0, np.inf))
+    assert np.isinf(other.ratios([0], [np.inf])[0])
 
 
 def test_a_kernel_that_only_led_at_first_costs_a_node_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.protocol.verdict.directions import Compared
-from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.evidence import log_path
 from proofserve.reports import Progress
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import Chances, Judge, Vectors
@@ -120,13 +120,8 @@ def test_a_first_passage_is_that_of_the_evidence_itself() -> None:
     drawn = Draws(random.integers(0, 20, (50, 100)), np.full(20, 1 / 20))
     stops = first_passages(factors, drawn, 4.0)
     for run, rows in enumerate(drawn.rows):
-        evidence, expected = Evidence(3), drawn.never
-        for n, row in enumerate(rows, 1):
-            evidence.add(factors[row])
-            if evidence.log >= 4.0:
-                expected = n
-                break
-        assert stops[run] == expected
+        reached = log_path(factors[rows]) >= 4.0
+        assert stops[run] == (reached.argmax() if reached.any() else drawn.never)
     assert 1 < np.median(stops) < drawn.never
     # A run need not be followed beyond ``until``, and is not wrong before it.
     until = np.full(50, 40)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.engine import Run
 from proofserve.engines.reference.network import Network
 from proofserve.protocol.identity import Block

@@ -16,6 +16,7 @@ from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, Limit, Progress, Report
 from proofserve_lab.bench.statistics import median
 from proofserve_lab.chats import ClosedLoop, Reply, ask_one
+from proofserve_lab.nodes import status_of
 
 PROCESSES = ("api", "engine", "receiver")
 CHAT_CLIENTS = 2
@@ -156,8 +157,8 @@ class _Trial:
 
 
 def _wait_for_progress(client: NodeClient) -> None:
-    before = client.status().processed
-    wait_until(lambda: client.status().processed > before, "new proofs", PROGRESS_S)
+    before = status_of(client).processed
+    wait_until(lambda: status_of(client).processed > before, "new proofs", PROGRESS_S)
 
 
 def _pending(client: NodeClient) -> int:

@@ -15,6 +15,7 @@ from proofserve.remote.records import AnyWork, DistanceWork, Work
 from proofserve.reports import NodeError
 from proofserve.rounds.records import StoredResult
 from proofserve_lab.chats import Call, chat
+from proofserve_lab.nodes import status_of
 
 ANSWER_TOKENS = 16
 SEQ_LEN = 64
@@ -91,7 +92,7 @@ class Witness:
         with NodeClient(self._url, timeout_s=ANSWER_S) as node:
             while not self._stop.wait(self._poll_s):
                 try:
-                    status = node.status()
+                    status = status_of(node)
                     rows = node.results(self.newest)
                 except NodeError:
                     continue

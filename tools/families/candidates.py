@@ -10,8 +10,9 @@ from compressed_tensors.quantization import QuantizationArgs
 from measuring.files import CACHE
 from proofserve.cli.model import Checkpoint, checkpoint_named
 from proofserve.engines.checkpoints import keep_digest, weights_digest
-from proofserve.engines.reference.suspects import FP8_CACHE, write_rounded_copy
+from proofserve.engines.reference.suspects import FP8_CACHE
 from proofserve.protocol import SKETCH, SKETCH_2
+from proofserve_lab.checkpoints import write_rounded_copy
 from support.harmony import with_harmony
 from support.library_node import FP8_IN_GROUPS, FP8_PER_TOKEN
 from support.quantised import NEEDS_AMX, SERVED, quantise

@@ -14,12 +14,11 @@ from families.candidates import FAMILIES, FOLDER, Candidate
 from families.results import Row, Winners
 from families.verdicts import CALIBRATED, FORWARD_BATCH, JUDGED, Validator, receipts_hold
 from proofserve.cli.model import Checkpoint
-from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.node_client import NodeClient, computing_round
-from proofserve.remote.records import DistanceWork, Work, vectors_of, work_of_scheme
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import DistanceWork, Work, vectors_of
 from proofserve.reports import NodeError
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
@@ -37,6 +36,9 @@ from proofserve_lab.check.end_to_end import (
     distance_trial,
     find,
 )
+from proofserve_lab.checkpoints import claims_of_model
+from proofserve_lab.nodes import computing_round
+from proofserve_lab.orders import work_of_scheme
 from support.library_node import LibraryNode
 
 # Twice the sliding windows of the small models.

@@ -16,7 +16,7 @@ from gpu.report import FAILED, PASSED, SKIPPED, RunReport, StepResult, aims_of, 
 from gpu.running import run_step
 from gpu.steps import RunOptions, Step, all_steps, lack
 from measuring.files import ROOT
-from proofserve.host import HostFacts
+from proofserve_lab.facts import HostFacts
 
 MINUTES = 20.0
 # Less than this is too little for any step.

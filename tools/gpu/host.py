@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from measuring.files import ROOT
-from proofserve.host import Card, HostFacts, TorchFacts, host_facts, required_packages
+from proofserve_lab.facts import Card, HostFacts, TorchFacts, host_facts, required_packages
 
 PYPROJECT = ROOT / "pyproject.toml"
 EXTRAS = ("reference", "models")

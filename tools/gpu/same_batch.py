@@ -31,6 +31,7 @@ from proofserve_lab.chats import (
     stream_answer,
     tokens_between,
 )
+from proofserve_lab.nodes import bare_speed, gauges_of
 
 ALONE, DEDICATED, SAME_BATCH = "alone", "dedicated", "same_batch"
 # Short questions and long answers: chat that decodes most of the time.
@@ -111,7 +112,7 @@ class SameBatchReadings:
 def measure_same_batch(node: NodeClient, plan: SameBatchPlan, progress: Progress) -> Report:
     """Measure all three kinds beside one load. Raises ReportedError as NodeClient."""
     readings = SameBatchReadings()
-    sequences = node.measure(plan.work, 2).sequences
+    sequences = bare_speed(node, plan.work, 2).sequences
 
     def call(number: int) -> Call:
         return reading_chat(plan.work.model, number, WORDS, TOKENS)
@@ -145,7 +146,7 @@ def _proofs(
         yield lambda: 0
     elif kind == DEDICATED:
         with node.round(plan.work):
-            yield lambda: node.engine().forwards * sequences * plan.work.seq_len
+            yield lambda: gauges_of(node).forwards * sequences * plan.work.seq_len
     else:
         with _prompts(node, plan) as loop:
             yield lambda: sum(reply.prompt_tokens for reply in [*loop.replies])

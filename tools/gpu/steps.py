@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proofserve.engines.vetting.features import vetting_of
-from proofserve.host import HostFacts
+from proofserve_lab.facts import HostFacts
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SECOND_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "1"}

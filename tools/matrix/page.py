@@ -7,10 +7,10 @@ from matrix.columns import Column
 from matrix.results import NONCES, SCHEMES, SEQ_LEN, ColumnResult
 from matrix.trial import MODEL
 from measuring.results import table
-from proofserve.cli.model import trained_calibration
 from proofserve.engines.vetting.features import MATRIX, VETTED
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.verifier.calibration_file import CalibrationFile
+from proofserve_lab.checkpoints import trained_calibration
 
 REFERENCE = "0.32-V1"
 STEPS = ("contract", "smoke", "e2e", "coexist", "chat first")

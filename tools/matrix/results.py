@@ -13,7 +13,8 @@ from proofserve.cli.model import checkpoint_named
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.records import distances, work_of_scheme
+from proofserve_lab.nodes import bare_speed, distances
+from proofserve_lab.orders import work_of_scheme
 
 # By trained model, the scheme of its calibration, which says how far honest engines are apart.
 SCHEMES: Final = {"trained": "sketch-v1", "trained_moe": "sketch-v2"}
@@ -82,7 +83,7 @@ def write_vectors(model: str, folder: Path, session: CommandSession) -> None:
     options = ServerOptions(found.folder, found.name, FORWARD_BATCH, measure=True)
     with serving(options, session) as node:
         vectors = {str(a.nonce): a.vector_b64 for a in node.artifacts(work, range(NONCES))}
-        node.measure(work, FORWARDS)
-        speed = node.measure(work, FORWARDS).nonces_per_second
+        bare_speed(node, work, FORWARDS)
+        speed = bare_speed(node, work, FORWARDS).nonces_per_second
         made = Measured(node.versions()["vllm"], speed, work.width, vectors)
     Kept(Measured, folder).write(model, made)

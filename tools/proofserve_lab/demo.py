@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
-from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
+from proofserve.cli.model import SmallModel, checkpoint
+from proofserve.cli.servers import DemoDtype, ServerOptions, serving
 from proofserve.cli.session import COLOURS, EXIT_FAILED, CommandSession, open_session
 from proofserve.client.judging import proof_validator, validator_setup
 from proofserve.host import quick_dtype
@@ -24,7 +24,7 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient
-from proofserve.remote.records import Work, tampered, vectors_of
+from proofserve.remote.records import Work, vectors_of
 from proofserve.reports import ReportedError
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
@@ -36,6 +36,9 @@ from proofserve.verifier.judging import DIRECTION, JudgingOptions, judged
 from proofserve.verifier.orders import workload_of
 from proofserve.verifier.verification import Verification, claims_of_vectors
 from proofserve_lab.chats import Call, Reply, ask_all, chat, chats
+from proofserve_lab.checkpoints import trained_calibration
+from proofserve_lab.facts import served_in
+from proofserve_lab.nodes import last_seq, status_of, tampered, wait_while_moving
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointValidator
@@ -185,13 +188,14 @@ def _proofs(node: NodeClient, shown: DemoModel, session: CommandSession) -> list
         return _replies(node, text, calls, session)
 
     def await_proved(nonces: int) -> None:
-        session.wait_while_moving(
+        wait_while_moving(
+            session,
             "proofs",
-            lambda: node.status().processed >= nonces,
-            lambda: f"{node.status().processed} of {nonces} nonces",
+            lambda: status_of(node).processed >= nonces,
+            lambda: f"{status_of(node).processed} of {nonces} nonces",
         )
 
-    after = node.last_seq()
+    after = last_seq(node)
     alone = chat_eight("chatting without proofs")
     session.say("Chat", f"without proofs: {_latency(alone)} a chat")
     with node.round(replace(WORK, model=shown.known.name)):
@@ -200,7 +204,7 @@ def _proofs(node: NodeClient, shown: DemoModel, session: CommandSession) -> list
         beside = chat_eight("chatting while a round runs")
         session.line.step("proving")
         await_proved(shown.nonces)
-        status = node.status()
+        status = status_of(node)
     same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
     session.say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
     session.say("Proofs", f"{status.rate:.1f} nonces/s while chat was idle; the first sketches:")

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from proofserve import __version__
-from proofserve.cli.options import Json
+from proofserve.cli.command import Json
 from proofserve.cli.session import EXIT_ERROR, EXIT_FAILED
-from proofserve.host import GIB, HostFacts, free_disk_gib, host_facts, required_packages
+from proofserve.host import GIB
 from proofserve.outbox.database import OutboxInUse, hold_lock
 from proofserve.reports import write_json
 from proofserve.rounds.errors import OutboxUnavailable
@@ -21,6 +21,7 @@ from proofserve.settings.node import NodeSettings
 from proofserve.wire.records import first_problem
 from proofserve.wiring.access import access_of, description
 from proofserve.wiring.start_checks import slow_checks
+from proofserve_lab.facts import HostFacts, free_disk_gib, host_facts, required_packages
 
 app = typer.Typer()
 COLUMN = 11

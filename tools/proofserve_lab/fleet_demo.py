@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from proofserve.cli.model import SmallModel, checkpoint
-from proofserve.cli.servers import ServerOptions, scratch_folder, served_in, small_server
+from proofserve.cli.servers import ServerOptions, scratch_folder, small_server
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.host import ServedDtype
 from proofserve.models.trained import DENSE
@@ -31,6 +31,9 @@ from proofserve.rounds.records import StoredResult
 from proofserve.settings.process import environment
 from proofserve.wire import FLEET
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server, started, stop
+from proofserve_lab.checkpoints import write_rounded_copy
+from proofserve_lab.facts import served_in
+from proofserve_lab.nodes import wait_while_moving
 
 MODEL = SmallModel(DENSE.name)
 SCHEME = SketchScheme(seeded_experts=True)
@@ -77,9 +80,6 @@ def demo(stay: bool, served: ServedDtype) -> None:
     with open_session() as session, scratch_folder() as folder:
         session.line.step("writing a small model, and a copy with weights in 4 bits")
         honest, cheap = checkpoint(MODEL), folder / "4-bits"
-        # Loading torch takes seconds, and --help must not wait for it.
-        from proofserve.engines.reference.suspects import write_rounded_copy  # noqa: PLC0415
-
         write_rounded_copy(honest, cheap, CHEAPER)
         with closing(DemoProcesses(folder, session, served)) as processes:
             session.line.step("starting a controller and a worker")
@@ -183,7 +183,7 @@ class DemoFleet:
             self.processes.require_alive()
             return condition()
 
-        self.session.wait_while_moving(what, holds, self._reached)
+        wait_while_moving(self.session, what, holds, self._reached)
 
     def _reached(self) -> str:
         """What moves while the demo waits. Beyond a sample, more nonces bring it no further."""

@@ -18,11 +18,11 @@ from measuring.files import ROOT
 from measuring.jobs import Job, proofserve
 from proofserve.cli.servers import ServerOptions, scratch_folder, serving
 from proofserve.cli.session import CommandSession
-from proofserve.engines.reference.suspects import write_rounded_copy
 from proofserve.remote.recorder import Recorder
 from proofserve.reports import write_json
 from proofserve.verifier.chat.conversation import CHAT, ReceiptClient, request, write
 from proofserve.wiring.launch import free_port, running_server
+from proofserve_lab.checkpoints import write_rounded_copy
 from soundness.subjects import FOLDER, Subject
 
 TOKENS: Final = 64

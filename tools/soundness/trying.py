@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from measuring.nodes import about_calibration
-from proofserve.cli.model import trained_calibration
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.verdict.directions import cosine
 from proofserve.reports import Progress
@@ -29,6 +28,7 @@ from proofserve.verifier.populations import (
     uncalibrated,
 )
 from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
+from proofserve_lab.checkpoints import trained_calibration
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
 

@@ -1,10 +1,14 @@
-"""Commands whose options are declared once: by the fields of a record, or of settings."""
+"""Commands whose options are declared once: by the fields of a record, or of settings.
+
+Below are the options that several commands share.
+"""
 
 import inspect
 import os
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import annotated_types as bounds
@@ -200,3 +204,30 @@ def allowed(field: FieldInfo) -> str:
         if isinstance(limit, kind)
     ]
     return " and ".join(words)
+
+
+# -- shared options --------------------------------------------------------------------------------
+
+
+Url = Annotated[str | None, typer.Option(help="Use this running server; start none.")]
+Name = Annotated[
+    str | None, typer.Option("--model", help="With --url: the model's name; the first if unset.")
+]
+
+
+def first_key(keys: str | None) -> str | None:
+    return keys and keys.partition(",")[0]
+
+
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="POC_API_KEY", callback=first_key, help="A key of the running node, if it needs one."
+    ),
+]
+SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
+Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+Png = Annotated[Path | None, typer.Option("--png", help="Draw histograms to this file.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+ForwardBatch = Annotated[int, typer.Option(help="Nonces per forward.", min=1)]

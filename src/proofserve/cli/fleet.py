@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from proofserve.cli.command import SettingOptions
-from proofserve.cli.options import first_key
+from proofserve.cli.command import SettingOptions, first_key
 from proofserve.cli.servers import DemoDtype
 from proofserve.host import quick_dtype
 from proofserve.remote.http import JsonClient

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,8 +12,7 @@ from pydantic import Field
 
 from proofserve.cli.command import CommandOptions, command
 from proofserve.cli.session import CommandSession
-from proofserve.models.trained import CALIBRATIONS, DENSE, TRAINED_MODELS, TrainedModel
-from proofserve.protocol import SKETCH
+from proofserve.models.trained import TRAINED_MODELS
 from proofserve.reports import ReportedError
 
 if TYPE_CHECKING:
@@ -35,6 +33,12 @@ NAMES = (*(_SHORT.get(each, each) for each in SEEDS), *TRAINED_MODELS)
 Step = Callable[[str], None]
 # Of commands that take a checkpoint of any kind.
 ModelArgument = Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--models", help=f"Small models to serve, some of {' '.join(NAMES)}."),
+]
+# In "--models qwen llama" typer passes "llama" on as an extra argument of the command.
+SEVERAL = {"allow_extra_args": True}
 
 app = typer.Typer()
 
@@ -146,6 +150,17 @@ def checkpoint_named(
     return Checkpoint(path.absolute().name, path)
 
 
+def chosen_models(
+    ctx: typer.Context, models: list[str] | None, url: str | None, default: list[str]
+) -> list[str]:
+    """The models of ``--models a b`` or of ``--models a --models b``, or the default."""
+    if models and url:
+        raise typer.BadParameter("give --models (we start servers) or --url (one runs)")
+    if ctx.args and not models:
+        raise typer.BadParameter(f"unexpected argument {ctx.args[0]!r}")
+    return [*models, *ctx.args] if models else default
+
+
 def checkpoint(model: SmallModel, step: Step = lambda _text: None) -> Path:
     """Its folder, written if it is missing; ``step`` hears what writing begins.
 
@@ -169,17 +184,6 @@ def _folder(model: SmallModel) -> Path:
         return cache_folder() / f"{model.arch}-{trained.weights_digest[:8]}"
     seeded = f"{model.family}-{model.size}-{model.weights_seed}"
     return cache_folder() / f"{model.arch if trained else seeded}-{_recipe()}"
-
-
-def trained_calibration(
-    scheme: str = SKETCH, model: TrainedModel = DENSE
-) -> AbstractContextManager[Path]:
-    """The calibration of a trained model, as ``verify`` and ``verify-chat`` read it.
-
-    ``scheme`` is one of the model's ``calibrated``: of a sketch (64 values) or ``artifact-v1``
-    (12), 256 tokens, both by emulated kernels; or of chat (``receipt-v1``), 32 values a token.
-    """
-    return resources.as_file(model.files().joinpath(CALIBRATIONS[scheme]))
 
 
 def cache_folder() -> Path:

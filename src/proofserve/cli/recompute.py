@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proofserve.cli.servers import ServerOptions, running_engine
 from proofserve.cli.session import CommandSession
-from proofserve.client.judging import Judging, reference_extra
+from proofserve.client.judging import Judging
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work, vectors_of
@@ -22,44 +21,6 @@ from proofserve.verifier.verification import Truth
 if TYPE_CHECKING:
     from proofserve.verifier.plans import Pass
     from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup
-
-
-def claims_of_model(
-    directory: Path,
-    work: Work,
-    nonces: Sequence[int],
-    *,
-    forward_batch: int = 8,
-    redrawn: bool = False,
-) -> list[Claim]:
-    """The artifacts that a node in bfloat16 gives for ``work``, whose kernels are emulated here.
-
-    With ``redrawn`` the matrices of all layers are random, with the mean and deviation of the
-    checkpoint's, like those of another model of this shape. Raises ReportedError for a checkpoint
-    that cannot be loaded, a vector that is not finite and a missing extra ``reference``, and
-    EngineFault.
-    """
-    # These imports take two seconds, and a recomputation by a node does not need them.
-    with reference_extra():
-        import torch  # noqa: PLC0415
-
-        from proofserve.engines.errors import CheckpointError  # noqa: PLC0415
-        from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
-        from proofserve.engines.reference.kernels import own_profile  # noqa: PLC0415
-        from proofserve.engines.reference.network import load, with_kernels  # noqa: PLC0415
-        from proofserve.engines.reference.variants import with_redrawn_matrices  # noqa: PLC0415
-        from proofserve.rounds.computation import NOT_FINITE, artifacts_of  # noqa: PLC0415
-    try:
-        network = load(directory, "float32", "cpu")
-    except CheckpointError as error:
-        raise ReportedError(str(error)) from error
-    network = with_redrawn_matrices(network) if redrawn else network
-    if (kernels := own_profile(torch.bfloat16)) is not None:
-        network = with_kernels(network, kernels)
-    batch = ReferenceEngine(forward_batch).compute(workload_of(work), network, nonces)
-    for nonce in batch.failed:
-        raise ReportedError(f"nonce {nonce}: {NOT_FINITE}")
-    return [Claim(each.nonce, each.vector_b64) for each in artifacts_of(batch)]
 
 
 def warn_of_few_values(order: Work, session: CommandSession) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from proofserve.cli.session import CommandSession
 from proofserve.engines.vllm.support import ROTATED_BY_PYTORCH
-from proofserve.host import EMULATED, ServedDtype, quick_dtype, vllm_version
+from proofserve.host import ServedDtype, vllm_version
 from proofserve.remote.node_client import NodeClient, owed_by
 from proofserve.reports import ReportedError
 from proofserve.settings.node import ACCESS_VARIABLES
@@ -73,15 +73,6 @@ class ServedModel:
     name: str
     start: Callable[[], AbstractContextManager[NodeClient]]
     folder: Path | None
-
-
-def served_in(dtype: ServedDtype) -> str:
-    """The dtype in words, with the reason for one that is not the usual one."""
-    if quick_dtype() == "bfloat16":
-        return f"in {dtype}"
-    if dtype == "bfloat16":
-        return f"in {dtype}, {EMULATED}"
-    return f"in {dtype}, because this processor has no instructions for bfloat16"
 
 
 def vllm_ranks(name: str) -> int | None:

@@ -1,11 +1,11 @@
-"""Console, progress line, signals, errors and waits of a command that measures or checks."""
+"""Console, progress line, signals and errors of a command that measures or checks."""
 
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.protocol.verdict.counting import SequentialResult
-from proofserve.reports import Progress, ReportedError, TooSlowError
+from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed
 
@@ -41,12 +41,8 @@ COLOURS = {
 }
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# How long a demo waits while nothing moves. A busy processor without bf16 instructions may take a
-# minute for one forward of many nonces.
-STILL_S: Final = 180.0
 # How often a reader sees for how long a step has run.
 LOG_EVERY_S: Final = 2.0
-_POLL_S: Final = 0.2
 
 
 class Interrupts:
@@ -192,30 +188,6 @@ class CommandSession:
         line = f"[bold]{label:9}[/bold] {escape(text)}"
         self.console.print(line, highlight=False, soft_wrap=True)
 
-    def wait_while_moving(
-        self,
-        what: str,
-        condition: Callable[[], bool],
-        reached: Callable[[], str],
-        still_s: float = STILL_S,
-    ) -> None:
-        """Poll ``condition`` until it holds, and show what is ``reached``, however slowly.
-
-        Raises TooSlowError, which names ``what``, once ``reached`` was the same for ``still_s``
-        seconds; what both functions raise; and SystemExit after a signal.
-        """
-        before, moved_at = reached(), time.monotonic()
-        self.line.reached(before)
-        while not condition():
-            self.interrupts.check()
-            now = reached()
-            if now != before:
-                before, moved_at = now, time.monotonic()
-                self.line.reached(now)
-            if time.monotonic() - moved_at > still_s:
-                raise TooSlowError(f"{what}: nothing has moved for {still_s:g} s ({before})")
-            time.sleep(_POLL_S)
-
 
 def worst_exit_code(verdicts: Iterable[SequentialResult]) -> int:
     """Of several verdicts: that of a fraud, else of none, else of an undecided one; 0 for none."""
@@ -224,13 +196,11 @@ def worst_exit_code(verdicts: Iterable[SequentialResult]) -> int:
 
 
 @contextmanager
-def open_session(
-    exit_code: int = EXIT_ERROR, log_every_s: float = LOG_EVERY_S
-) -> Iterator[CommandSession]:
+def open_session(exit_code: int = EXIT_ERROR) -> Iterator[CommandSession]:
     """The session of one command. Prints expected errors and ends with ``exit_code``."""
     console = Console()
     try:
-        with Interrupts() as interrupts, ProgressLine(console, log_every_s) as line:
+        with Interrupts() as interrupts, ProgressLine(console) as line:
             yield CommandSession(console, interrupts, line)
     except (
         ReportedError,

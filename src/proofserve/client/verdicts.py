@@ -16,7 +16,7 @@ from proofserve.client.judging import (
     is_url,
     unproved_record,
 )
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import UnprovedError

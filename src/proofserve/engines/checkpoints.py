@@ -18,7 +18,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import AllowedTokens, ModelFacts, allowed_tokens
 

@@ -6,35 +6,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import quote
 
 import httpx
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import PUBLIC_KEY_BYTES
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.remote.http import POLL_S, TIMEOUT_S, JsonClient, first, required, wait_until
-from proofserve.remote.records import (
-    AnyWork,
-    BareSpeed,
-    DistanceWork,
-    Judgement,
-    NodeStatus,
-    Work,
-    record_of,
-)
+from proofserve.remote.http import TIMEOUT_S, JsonClient, required
+from proofserve.remote.records import AnyWork, DistanceWork, Judgement, Work, record_of
 from proofserve.reports import NodeError, ReportedError, TooSlowError
-from proofserve.rounds.records import StoredResult, Verdict, Winner
-from proofserve.rounds.status import EngineGauges
-from proofserve.wire import PROOFS, RECEIPTS
-from proofserve.wire.records import artifact_record, result_of
+from proofserve.rounds.records import StoredResult, Winner
+from proofserve.wire import PROOFS
+from proofserve.wire.records import result_of
 from proofserve.wire.signed import ANSWER_HEADER, SignedAnswer, answer_with
-
-FIRST_RESULT_S = 60.0
-# A node waits half a second for its engine's counters, and a busy engine may need longer.
-ENGINE_LOOKS = 4
-# The log of receipts has one entry a second.
-RECEIPT_S = 30.0
 
 
 @dataclass(slots=True)
@@ -99,11 +83,6 @@ class NodeClient(JsonClient):
     def models(self) -> list[str]:
         return [model["id"] for model in self._call("GET", "/v1/models")["data"]]
 
-    def chats(self) -> bool:
-        """Whether the server has an endpoint for chat: a fleet has none."""
-        # A server with the endpoint answers 405 to this method.
-        return self.send("GET", "/v1/chat/completions").status_code != httpx.codes.NOT_FOUND
-
     def versions(self) -> dict[str, str]:
         return dict(self._call("GET", f"{PROOFS}/versions")["versions"])
 
@@ -118,28 +97,9 @@ class NodeClient(JsonClient):
         digest = self._call("GET", f"{PROOFS}/versions").get("weights_digest")
         return digest if isinstance(digest, str) else None
 
-    def status(self) -> NodeStatus:
-        """The node's status; the engine's counters in it may be older than the call."""
-        return NodeStatus.read(self.describe())
-
     def describe(self) -> Mapping[str, Any]:
+        """The answer of ``GET /status``."""
         found: Mapping[str, Any] = self._call("GET", f"{PROOFS}/status")
-        return found
-
-    def engine(self) -> EngineGauges:
-        return self.status_with_gauges()[1]
-
-    def status_with_gauges(self) -> tuple[NodeStatus, EngineGauges]:
-        """With counters of now, or the newest of a few looks. Raises NodeError without any."""
-        found = None
-        for _ in range(ENGINE_LOOKS):
-            status = self.status()
-            if status.engine is not None:
-                found = status, status.engine
-                if status.engine.age_s == 0:
-                    break
-        if found is None:
-            raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
         return found
 
     def start_round(self, work: AnyWork) -> None:
@@ -171,23 +131,6 @@ class NodeClient(JsonClient):
         path = f"{PROOFS}/generate"
         answer = self.send_within("POST", path, _computed(work, nonces), seconds)
         return self._heard(required(answer, f"POST {self.url}{path}")).content
-
-    def validate(self, work: Work, claims: Sequence[Claim]) -> Verdict:
-        """Have the node recompute ``claims`` and judge them by its default test."""
-        claimed = [artifact_record(claim.nonce, claim.vector_b64) for claim in claims]
-        body = _computed(work, [claim.nonce for claim in claims])
-        body["validation"] = {"artifacts": claimed}
-        return record_of(Verdict, self._post("generate", body))
-
-    def init(self, work: DistanceWork) -> None:
-        self._post("init", work.body)
-
-    def phase_generate(self) -> None:
-        self._post("phase/generate")
-
-    def phase_validate(self) -> None:
-        """Make the configured round validate; what it has generated is stored first."""
-        self._post("phase/validate")
 
     def judging(self, work: DistanceWork) -> AbstractContextManager[None]:
         return self.round(work, "init/validate")
@@ -230,43 +173,6 @@ class NodeClient(JsonClient):
         openings = answer.get("openings") if isinstance(answer, dict) else None
         return openings if isinstance(openings, list) else ()
 
-    def receipts_of(self, response_id: str) -> int:
-        """How many receipts the node has of an answer that has ended, once its log has them.
-
-        Raises NodeError, or TooSlowError after ``RECEIPT_S`` seconds.
-        """
-        path = f"{RECEIPTS}/{quote(response_id, safe='')}"
-
-        def count() -> int | None:
-            try:
-                return len(self._call("GET", path)["receipts"])
-            except NodeError as error:
-                if error.status == httpx.codes.TOO_EARLY:
-                    return None
-                if error.status not in {httpx.codes.NOT_FOUND, httpx.codes.GONE}:
-                    raise
-                return 0
-
-        if (found := first(count, RECEIPT_S, POLL_S)) is None:
-            raise TooSlowError(f"the receipt of {response_id}: not within {RECEIPT_S:g} s")
-        return found
-
-    def last_seq(self, after: int = 0) -> int:
-        while rows := self.results(after):
-            after = rows[-1].seq
-        return after
-
-    def measure(self, work: AnyWork, forwards: int) -> BareSpeed:
-        """Bare forwards back to back, timed inside the engine; needs ``--poc-measure``."""
-        body = {
-            "block_hash": work.block_hash,
-            "public_key": work.public_key,
-            **work.measure_fields,
-            "batch_size": work.batch_size,
-            "forwards": forwards,
-        }
-        return record_of(BareSpeed, self._post("measure", body))
-
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         return self._call("POST", f"{PROOFS}/{path}", body)
 
@@ -294,14 +200,6 @@ class BoundedClient(NodeClient):
         except TooSlowError as error:
             text = f"{method} {self.url}{path}: {error}"
             raise NodeError(text) from httpx.ReadTimeout(text)
-
-
-@contextmanager
-def computing_round(node: NodeClient, work: AnyWork) -> Iterator[None]:
-    """A round that has stored a result when the context begins, and that ends with it."""
-    with node.round(work):
-        wait_until(lambda: node.status().processed > 0, "first result of a round", FIRST_RESULT_S)
-        yield
 
 
 # What a node may send instead of the fields that it owes.

@@ -20,7 +20,7 @@ from proofserve.rounds.errors import EngineFault, OutboxUnavailable, Refusal, Re
 from proofserve.rounds.ports import Outbox, ProofEngine, Prove
 from proofserve.rounds.records import Deferred, Limits, ProofBatch, RoundProgress, RoundSpec
 from proofserve.rounds.status import CoreStatus, Counters
-from proofserve.rounds.tasks import end, reason_of
+from proofserve.rounds.tasks import end, reason_of, woken
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -303,8 +303,7 @@ class RoundRecorder:
                 self.trouble = f"outbox: {error}"
                 if last_try:
                     return False
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), self._limits.record_retry_s)
+                await woken(self._closing, self._limits.record_retry_s)
                 continue
             self.trouble, self._next_index = None, next_index
             for _ in batches:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 from proofserve.protocol.errors import ProtocolError
@@ -21,6 +21,7 @@ from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable,
 from proofserve.rounds.ports import AnsweringEngine, NewReceipt, ReceiptStorage
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.status import INVALID, NO_SKETCHES, ReceiptGauges
+from proofserve.rounds.tasks import woken
 
 _logger = logging.getLogger(__name__)
 
@@ -142,9 +143,7 @@ class ReceiptService:
                 # Once more: it may have been stored meanwhile.
                 found = await self._storage.of_response(response_id)
                 if not found:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(self.wait_s):
-                            await came.wait()
+                    await woken(came, self.wait_s)
                     found = await self._storage.of_response(response_id)
         if not found:
             raise Refused(

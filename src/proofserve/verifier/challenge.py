@@ -99,7 +99,7 @@ def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> Ch
 def _if_a_round_runs(node: NodeClient) -> str:
     try:
         with owed_by(node.url):
-            generating = node.status().state == "GENERATING"
+            generating = node.describe()["status"] == "GENERATING"
     except UnprovedError:
         return ""
     said = "; it says that a round runs, and a challenge waits for its end"

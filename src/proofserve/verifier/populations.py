@@ -358,7 +358,7 @@ class OwnRun:
         self._compare_in_every_order()
         self._honest = None
         self._measured = [
-            measured_here(name, np.array([self.ratio(*each) for each in of.lengths.items()]))
+            measured_here(name, self.ratios([*of.lengths], [*of.lengths.values()]))
             for name, of in self._trusted.items()
             if name != self.reference and len(of.lengths) >= LEAST_FIGURES
         ]
@@ -415,11 +415,14 @@ class OwnRun:
         """Of the node's error with ours; 0 for a claim without a vector, which has no footprint."""
         return self._beside[self.reference].figures.get(nonce, 0.0)
 
-    def compared(self, nonce: int, other: Vector) -> Compared:
-        """The node's error of a nonce beside ``other``, in the honest unit."""
-        theirs = self._theirs[nonce]
-        ratios = (self.ratio(nonce, float(np.linalg.norm(each))) for each in (theirs, other))
-        return Compared(*np.array([*ratios, cosine(theirs, other)])[:, np.newaxis])
+    def compared(self, nonces: Sequence[int], others: Vectors) -> Compared:
+        """The node's errors of n ``nonces`` beside ``others``, in the honest unit."""
+        ratios, predicted = (
+            self.ratios(nonces, [float(np.linalg.norm(of[nonce])) for nonce in nonces])
+            for of in (self._theirs, others)
+        )
+        cosines = np.array([cosine(self._theirs[nonce], others[nonce]) for nonce in nonces])
+        return Compared(ratios, predicted, cosines)
 
     def explained(self, nonces: Sequence[int], fit: ScaleFit) -> Mapping[int, float]:
         """As ``explained`` of honest runs: of the references, and without a calibration of all.
@@ -429,22 +432,17 @@ class OwnRun:
         known = self._bank.references if self.honest.members else self._bank.kernels
         names = sorted({*known, *self._trusted, self.reference})
         self._expect([(name, self._orders[0]) for name in names], nonces)
-        errors = [self._errors(name, nonces) for name in names]
-        return {
-            n: float(explained([self.compared(n, of[n]) for of in errors], fit)[0]) for n in nonces
-        }
+        beside = [self.compared(nonces, self._errors(name, nonces)) for name in names]
+        return dict(zip(nonces, explained(beside, fit).tolist(), strict=True))
 
-    def ratio(self, nonce: int, length: float) -> float:
-        """A ``length`` of one of the nonces that were compared, in the honest unit.
+    def ratios(
+        self, nonces: Sequence[int], lengths: Sequence[float], *, trusted: bool = False
+    ) -> Floats:
+        """``lengths`` [n] of n ``nonces`` that were compared, in the honest unit.
 
-        Infinite lengths, of claims without a vector, need no such nonce.
+        If ``trusted``, an honest error may be as long as that of any trusted node. Infinite
+        lengths, of claims without a vector, need no such nonce.
         """
-        return self._in_unit(length, self._beside[self.reference].lengths.get(nonce, 1.0))
-
-    def excess(self, nonce: int, length: float) -> float:
-        """The same, where an honest error may be as long as that of any trusted node."""
-        every = (self._beside[self.reference], *self._trusted.values())
-        return self._in_unit(length, max(of.lengths.get(nonce, 1.0) for of in every))
-
-    def _in_unit(self, length: float, own: float) -> float:
-        return float(self.honest.unit.ratios(np.array([length]), np.array([own]))[0])
+        every = [self._beside[self.reference], *(self._trusted.values() if trusted else ())]
+        own = [max(of.lengths.get(nonce, 1.0) for of in every) for nonce in nonces]
+        return self.honest.unit.ratios(np.array(lengths), np.array(own))

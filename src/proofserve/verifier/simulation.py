@@ -165,7 +165,8 @@ def simulated(
     Every suspect is compared with every nonce. Without populations there is no test of sizes.
     """
     tests = _Tests(node, honest, chances)
-    convicted = tests.convicted(drawn)
+    by_test = tests.convicting(drawn)
+    convicted = np.minimum(*by_test.values())
     refuted = tests.refuted(drawn, convicted)
     cleared = tests.cleared(drawn)
     return Endings(
@@ -173,7 +174,7 @@ def simulated(
         convicted_at=convicted,
         cleared_at=np.where(cleared < refuted, cleared, drawn.never),
         refuted=refuted <= drawn.most,
-        by_test={"paired": tests.paired(drawn), "direction": tests.direction(drawn)},
+        by_test=by_test,
         closest=tests.closest,
     )
 
@@ -182,7 +183,7 @@ def convictions(
     node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
 ) -> Counts:
     """When each run is convicted, int64 [runs], if clearing did not end it before."""
-    return _Tests(node, honest, chances).convicted(drawn)
+    return np.minimum(*_Tests(node, honest, chances).convicting(drawn).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +224,9 @@ class _Tests:
         factors = [each.log_factors(wide, self.node.explained) for each in suspects]
         return first_of(factors, drawn, limit)
 
-    def convicted(self, drawn: Draws) -> Counts:
-        return np.minimum(self.paired(drawn), self.direction(drawn))
+    def convicting(self, drawn: Draws) -> Mapping[str, Counts]:
+        """When each test alone convicts."""
+        return {"paired": self.paired(drawn), "direction": self.direction(drawn)}
 
     def refuted(self, drawn: Draws, until: Counts) -> Counts:
         """When no footprint is left that the node may have, if that is before ``until``."""

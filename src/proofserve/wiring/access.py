@@ -5,7 +5,7 @@ It imports little, because `serve` uses it before vLLM starts.
 
 from collections.abc import Sequence
 
-from proofserve.api.access import Access, Caller, Role, known_key
+from proofserve.api.access import Access, Caller, CallLimits, Role, known_key
 from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.sender import Outward
 from proofserve.settings.node import ServiceSettings, node_keys
@@ -34,6 +34,11 @@ def access_of(chosen: ServiceSettings) -> Access:
         caller = Caller(each.name, Role(each.role), *limits)
         keys.append(known_key(each.key.get_secret_value(), caller))
     return Access(keys, chosen.allow_anonymous)
+
+
+def call_limits(chosen: ServiceSettings) -> CallLimits:
+    asked = chosen.requests_per_minute, chosen.max_open_waits
+    return CallLimits(*asked, chosen.challenge_nonces_per_hour)
 
 
 def require_access_rule(access: Access, host: str | None, is_unix_socket: bool = False) -> None:

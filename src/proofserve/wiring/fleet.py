@@ -13,17 +13,17 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from proofserve.api.access import Access, Caller, CallLimits, Role, known_key
+from proofserve.api.access import Access, Caller, Role, known_key
 from proofserve.api.node import Deployment, Node
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
+from proofserve.fleet.app import FleetParts, create_app
 from proofserve.fleet.client import member_http
 from proofserve.fleet.dashboard import FleetPage
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
 from proofserve.fleet.members import Rules
 from proofserve.fleet.reconciler import DELETE_EVERY_S, MemberList, Reconciler, delete_delivered
-from proofserve.fleet.routes.app import FleetParts, create_app
 from proofserve.fleet.sources import DnsMembers
 from proofserve.fleet.sql.database import database_url, is_sqlite
 from proofserve.fleet.sql.locks import Leadership, while_leading
@@ -47,7 +47,7 @@ from proofserve.settings.fleet import FleetSettings, PolicyFile, listed_members
 from proofserve.settings.node import read_toml
 from proofserve.verifier.judging import PAIRED, TESTS, threshold_of
 from proofserve.web import http_parts, is_loopback
-from proofserve.wiring.access import access_of, allowlist_of, outward_of
+from proofserve.wiring.access import access_of, allowlist_of, call_limits, outward_of
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets
 
 _logger = logging.getLogger(__name__)
@@ -79,11 +79,7 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
         page = FleetPage(watch, store, history, policy is not None)
         feed = SnapshotFeed(page.snapshot, lambda: manager.is_closing)
         results = FleetResults(store, watch, client)
-        limits = CallLimits(
-            settings.requests_per_minute,
-            settings.max_open_waits,
-            settings.challenge_nonces_per_hour,
-        )
+        limits = call_limits(settings)
         node = Node(watch.limits, manager, results, access, limits, dashboard=feed, key=key)
         parts = _parts(settings, node, reconciler, policy)
         sending = CallbackPolicy(

@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 
-from proofserve.api.access import CallLimits
 from proofserve.api.node import Deployment, Node
 from proofserve.api.node_page import NodeHistory, with_dashboard
 from proofserve.outbox.allowlist import UrlCheck
@@ -27,7 +26,7 @@ from proofserve.rounds.records import EngineInfo, Limits, RoundSpec
 from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.access import CALLBACK_ALLOW, access_of, outward_of
+from proofserve.wiring.access import CALLBACK_ALLOW, access_of, call_limits, outward_of
 from proofserve.wiring.joining import joining_of
 
 _logger = logging.getLogger(__name__)
@@ -86,11 +85,7 @@ async def running_node(
                 await manager.engine_gauges()
             try:
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
-                limits = CallLimits(
-                    settings.requests_per_minute,
-                    settings.max_open_waits,
-                    settings.challenge_nonces_per_hour,
-                )
+                limits = call_limits(settings)
                 made = Node(deployment, manager, outbox, access, limits, receipts, key=key)
                 membership = member.status if member else made.membership
                 made = replace(made, liveness=liveness, membership=membership)

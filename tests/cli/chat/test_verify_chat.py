@@ -10,12 +10,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
+from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.network import load, with_kernels
 from proofserve.protocol.receipts.record import token_hash
 from proofserve.verifier.chat.conversation import Conversation, write
 from proofserve.verifier.validator import CheckpointTokenizer
+from proofserve_lab.checkpoints import trained_calibration
 from support.chats import KEY, Writer
 from support.provider import Node, provider
 
@@ -35,7 +36,8 @@ def written(model: Path) -> list[Conversation]:
     digest = network.facts.weights_digest
     assert digest is not None
     writer = Writer(network, CheckpointTokenizer(model), digest, reads=reads)
-    return [writer.chat(n, tokens=48, temperature=float(n % 2)) for n in range(10)]
+    halves = (writer.chats(range(n, 10, 2), 48, temperature=float(n)) for n in range(2))
+    return [chat for pair in zip(*halves, strict=True) for chat in pair]
 
 
 @pytest.fixture

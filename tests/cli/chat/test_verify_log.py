@@ -44,7 +44,7 @@ def chats(trained: Path) -> list[Conversation]:
     writer = Writer(
         load(trained, "bfloat16", "cpu"), CheckpointTokenizer(trained), weights_digest(trained)
     )
-    first, second = (writer.chat(number, tokens=8) for number in range(2))
+    first, second = writer.chats(range(2), tokens=8)
     one = first_entry([first.receipts[0].receipt.digest], first.receipts[0].receipt.created_ms)
     (between,) = chain(1, before=one)
     digests = [second.receipts[0].receipt.digest]

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from benchmarks.fleet.fake_member import Serving
 from fleet.servers import ROUND, RunningFleet, fleet_of, members
-from proofserve.fleet.routes.snapshot import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
+from proofserve.fleet.snapshot import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import JobFinding, MemberVerdict, VerdictOutcome
 from proofserve.receiver.callbacks import SignatureCheck

@@ -12,7 +12,7 @@ from proofserve.protocol.verdict.chosen_tokens import (
     moved_apart,
     token_log_factors,
 )
-from proofserve.protocol.verdict.evidence import Evidence, RareEvidence, RenewedEvidence
+from proofserve.protocol.verdict.evidence import RenewedEvidence, log_path, rare_factors
 
 VOCABULARY = 100
 
@@ -54,9 +54,7 @@ def test_how_far_a_kernel_moves_the_two_largest_logits_apart() -> None:
 
 
 def log_evidence(log_p: NDArray[np.float64], tokens: NDArray[np.int64]) -> float:
-    evidence = Evidence(len(TILTS))
-    evidence.add(token_log_factors(log_p, tokens).sum(axis=0))
-    return evidence.log
+    return float(log_path(token_log_factors(log_p, tokens))[-1])
 
 
 def test_an_honest_answer_is_not_convicted() -> None:
@@ -106,18 +104,15 @@ SHARES = (0.5, 0.1, 0.02)
 
 def test_what_is_rare_convicts_where_it_is_not() -> None:
     beyond = np.random.default_rng(0).random(64) < 0.12
-    cheap, honest = RareEvidence(0.001, SHARES), RareEvidence(0.001, SHARES)
-    cheap.add_cases(beyond)
-    assert cheap.log > math.log(1e6)
-    honest.add_cases(np.arange(4000) % 1000 == 0)
-    assert honest.log < math.log(100)
+    assert log_path(rare_factors(beyond, 0.001, SHARES))[-1] > math.log(1e6)
+    honest = np.arange(4000) % 1000 == 0
+    assert log_path(rare_factors(honest, 0.001, SHARES))[-1] < math.log(100)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_evidence_is_small_at_the_honest_rate(seed: int) -> None:
-    evidence = RareEvidence(0.001, SHARES)
-    evidence.add_cases(np.random.default_rng(seed).random(10_000) < 0.001)
-    assert evidence.log < math.log(1e3)
+    happened = np.random.default_rng(seed).random(10_000) < 0.001
+    assert log_path(rare_factors(happened, 0.001, SHARES))[-1] < math.log(1e3)
 
 
 def test_a_greedy_gap_is_zero_for_the_largest_logit() -> None:

@@ -3,21 +3,18 @@ import math
 import numpy as np
 import pytest
 
-from proofserve.protocol.verdict.evidence import Evidence, mixed
+from proofserve.protocol.verdict.evidence import log_path, mixed
 
 
 def test_evidence_is_the_mean_of_the_products() -> None:
-    evidence = Evidence(2)
-    evidence.add(np.log([2.0, 0.5]))
-    evidence.add(np.log([3.0, 0.1]))
-    assert math.exp(evidence.log) == pytest.approx((6.0 + 0.05) / 2)
+    path = np.exp(log_path(np.log([[2.0, 0.5], [3.0, 0.1]])))
+    assert path.tolist() == pytest.approx([1.0, (2.0 + 0.5) / 2, (6.0 + 0.05) / 2])
+    assert log_path(np.empty((0, 2))).tolist() == [0.0]
 
 
 def test_evidence_does_not_overflow() -> None:
-    evidence = Evidence(2)
-    for _ in range(1000):
-        evidence.add(np.array([10.0, -10.0]))
-    assert evidence.log == pytest.approx(10_000 - math.log(2))
+    path = log_path(np.tile([10.0, -10.0], (1000, 1)))
+    assert path[-1] == pytest.approx(10_000 - math.log(2))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 1.0])

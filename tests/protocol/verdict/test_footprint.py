@@ -12,7 +12,7 @@ from proofserve.protocol.verdict.directions import (
     emulated_footprint,
     footprint,
 )
-from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.evidence import log_path
 
 OF_A_SERVER = Footprint(0.6, 0.08)
 NEARLY_ALL = 0.86
@@ -68,12 +68,8 @@ def test_what_keeps_three_fifths_is_between_honest_and_other_weights() -> None:
 
 
 def refuted_after(of: Footprint, figures: NDArray[np.float64]) -> int | None:
-    evidence = Evidence(3)
-    for number, factors in enumerate(of.log_refuting(figures), 1):
-        evidence.add(factors)
-        if evidence.peak >= math.log(1e6):
-            return number
-    return None
+    reached = log_path(of.log_refuting(figures)) >= math.log(1e6)
+    return int(reached.argmax()) if reached.any() else None
 
 
 def test_a_kernel_that_a_node_does_not_have_is_refuted_and_its_own_is_not() -> None:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.evidence import log_path
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit, SizeBets, fitted
 
 S, NU1, NU2 = 0.01, 20.0, 12.0
@@ -70,10 +70,7 @@ def test_no_bet_wins_on_honest_errors_and_on_those_of_unknown_kernels(
 
 
 def log_after(bets: SizeBets, figures: NDArray[np.float64]) -> float:
-    evidence = Evidence(SizeBets.count)
-    for factors in bets.log_factors(figures):
-        evidence.add(factors)
-    return evidence.peak
+    return float(log_path(bets.log_factors(figures)).max())
 
 
 @pytest.mark.parametrize("times", [1.0, 1.4, 1.9])

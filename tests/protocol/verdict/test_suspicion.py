@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.directions import SUSPECT_BETS, Compared, Reach, explained, reach
-from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.directions import Compared, Reach, explained, reach
+from proofserve.protocol.verdict.evidence import log_path
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit
 
 FIT = ScaleFit(1.0, 24.0, 24.0)
@@ -31,10 +31,7 @@ def compared(
 
 
 def log_after(found: Compared) -> float:
-    evidence = Evidence(SUSPECT_BETS)
-    for factors in found.log_factors(WIDE):
-        evidence.add(factors)
-    return evidence.peak
+    return float(log_path(found.log_factors(WIDE)).max())
 
 
 @pytest.mark.parametrize("predicted", [1.0, 1.6, 5.0, 25.0])
@@ -71,7 +68,7 @@ def test_one_nonce_rules_a_suspect_out_or_in() -> None:
 def test_a_claim_without_a_vector_says_nothing() -> None:
     none = Compared(np.array([math.nan]), np.array([1.0]), np.array([math.nan]))
     assert none.log_ratio(FIT).tolist() == [0.0]
-    assert none.log_factors(WIDE) == pytest.approx(np.zeros((1, SUSPECT_BETS)), abs=1e-12)
+    assert none.log_factors(WIDE) == pytest.approx(np.zeros((1, 9)), abs=1e-12)
 
 
 def test_lengths_alone_rule_out_what_would_be_far_longer() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
+from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.suspects import suspect
@@ -20,6 +20,7 @@ from proofserve.verifier.chat.statements import GapKind, NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker, ChatVerification
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.validator import CheckpointTokenizer, ValidatorSetup
+from proofserve_lab.checkpoints import trained_calibration
 from support.chats import Writer, unchanged
 
 CHANCES = Chances(alpha=1e-6, beta=1e-3)
@@ -72,7 +73,7 @@ def fraud_by(outcome: ChatVerification) -> set[str]:
 
 def test_an_honest_node_is_cleared(model: Path, checker: ChatChecker, honest: Writer) -> None:
     server = with_kernel(model, honest, SERVER)
-    chats = [server.chat(n, temperature=float(n % 2)) for n in range(8)]
+    chats = [chat for n in range(2) for chat in server.chats(range(n, 8, 2), temperature=float(n))]
     outcome = judged(checker, *chats)
     assert outcome.verdict is HONEST
     assert len(outcome.answers) == len(chats)
@@ -87,7 +88,7 @@ def test_rounded_weights_are_named(
     checker: ChatChecker, honest: Writer, served: Network, weights: str, chats: int
 ) -> None:
     cheat = replace(honest, writes=suspect(served, weights))
-    outcome = judged(checker, *(cheat.chat(n) for n in range(chats)))
+    outcome = judged(checker, *cheat.chats(range(chats)))
     assert outcome.verdict is FRAUD
     named = next(each.text for each in outcome.opinions if each.test == "direction")
     assert weights.split(maxsplit=1)[0] in named
@@ -99,7 +100,7 @@ def test_a_cheap_writer_is_convicted_by_its_tokens_alone(
 ) -> None:
     cheap = load(checkpoint(SmallModel("qwen3")), "bfloat16", "cpu")
     cheat = replace(honest, writes=cheap, reads=served)
-    outcome = judged(checker, *(cheat.chat(n, temperature=temperature) for n in range(2)))
+    outcome = judged(checker, *cheat.chats(range(2), temperature=temperature))
     assert outcome.verdict is FRAUD
     assert fraud_by(outcome) >= {"tokens" if temperature else "greedy"}
     assert outcome.read_by is not FRAUD
@@ -108,7 +109,7 @@ def test_a_cheap_writer_is_convicted_by_its_tokens_alone(
 def test_greedy_tokens_that_claim_to_be_drawn_are_convicted(
     checker: ChatChecker, honest: Writer
 ) -> None:
-    chats = [honest.chat(n, temperature=0.0, stated=1.0) for n in range(12)]
+    chats = honest.chats(range(12), temperature=0.0, stated=1.0)
     assert "tokens" in fraud_by(judged(checker, *chats))
 
 
@@ -126,7 +127,7 @@ def broken(receipt: Receipt) -> Receipt:
 def test_right_tokens_with_other_sketches_are_convicted(
     checker: ChatChecker, honest: Writer, change: object
 ) -> None:
-    chats = [honest.chat(n, change=change) for n in range(4)]  # type: ignore[arg-type]
+    chats = honest.chats(range(4), change=change)
     assert fraud_by(judged(checker, *chats)) >= {"paired"}
 
 
@@ -159,13 +160,13 @@ def test_without_a_calibration_a_suspect_is_named_and_an_honest_node_cleared(
 ) -> None:
     unsure = ChatChecker(ValidatorSetup(model), None, "seed")
     cheat = replace(honest, writes=suspect(served, "int4 g128"))
-    outcome = judged(unsure, *(cheat.chat(n) for n in range(2)))
+    outcome = judged(unsure, *cheat.chats(range(2)))
     assert outcome.verdict is FRAUD
     assert fraud_by(outcome) == {"direction"}
     assert "int4" in outcome.opinions[0].text
     assert "kernels were emulated" in outcome.origin
     server = with_kernel(model, honest, SERVER)
-    assert judged(unsure, *(server.chat(n) for n in range(8))).verdict is HONEST
+    assert judged(unsure, *server.chats(range(8))).verdict is HONEST
 
 
 @cache
@@ -186,7 +187,7 @@ def test_an_honest_node_with_the_kernels_of_some_server_is_cleared(
 ) -> None:
     """Its footprint is that of our own run of these kernels."""
     other = with_kernel(model, honest, kernel)
-    assert judged(checker, *(other.chat(n) for n in range(6))).verdict is HONEST
+    assert judged(checker, *other.chats(range(6))).verdict is HONEST
 
 
 # The coarsest and the finest of those that no server has.
@@ -201,7 +202,7 @@ def test_an_honest_node_without_a_known_footprint_gets_no_verdict(
     model: Path, honest: Writer, checker: ChatChecker, kernel: str
 ) -> None:
     other = with_kernel(model, honest, kernel)
-    assert judged(checker, *(other.chat(n) for n in range(6))).verdict is UNEXPLAINED
+    assert judged(checker, *other.chats(range(6))).verdict is UNEXPLAINED
 
 
 def test_a_calibration_of_other_sketches_is_refused(checker: ChatChecker, honest: Writer) -> None:

@@ -8,6 +8,7 @@ from endurance.load import order
 from proofserve.remote.http import wait_until
 from proofserve.remote.node_client import NodeClient
 from proofserve.reports import NodeError
+from proofserve_lab.nodes import last_seq
 
 CALL_S = 20.0
 CHANGE_S = 120.0
@@ -59,7 +60,7 @@ class Network:
 
     def newest(self, known: int) -> int:
         """The newest sequence number, if the fleet answers, and else the one that is ``known``."""
-        return _answer(lambda: self._client.last_seq(known), otherwise=known)
+        return _answer(lambda: last_seq(self._client, known), otherwise=known)
 
     def shows(self, newest: int) -> bool:
         """Whether the fleet answers, and has a result above the sequence number ``newest``."""

@@ -27,6 +27,7 @@ from proofserve.remote.http import wait_until
 from proofserve.remote.node_client import NodeClient
 from proofserve.reports import Figure, Limit, Progress, Report, TooSlowError
 from proofserve_lab.bench.statistics import median
+from proofserve_lab.nodes import last_seq, status_of
 
 KILLS_PER_ROUND = 4
 # Seconds until a kill: after the first new result, or after the network began to change the round.
@@ -298,8 +299,8 @@ def _delivered(member: Member) -> bool:
 
 def _shown(url: str) -> tuple[object, ...]:
     with NodeClient(url) as client:
-        status = client.status()
-        return (status.state, status.round_id, status.processed, status.found, client.last_seq())
+        status = status_of(client)
+        return (status.state, status.round_id, status.processed, status.found, last_seq(client))
 
 
 def fleet_chaos(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from proofserve.host import machine
 from proofserve.remote.http import wait_until
-from proofserve.remote.node_client import NodeClient, computing_round
+from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import Work
 from proofserve.reports import Figure, Limit, Progress, Report
 from proofserve.rounds.status import EngineGauges
@@ -28,6 +28,13 @@ from proofserve_lab.chats import (
     chats,
     rate_of_completions,
     reading_chat,
+)
+from proofserve_lab.nodes import (
+    bare_speed,
+    computing_round,
+    gauges_of,
+    status_of,
+    status_with_gauges,
 )
 
 R = TypeVar("R")
@@ -188,9 +195,9 @@ def in_turns(
         for beside_round in (False, True) if pair % 2 == 0 else (True, False):
             with node.round(work) if beside_round else nullcontext():
                 settle()
-                (seen, before), began = node.status_with_gauges(), time.monotonic()
+                (seen, before), began = status_with_gauges(node), time.monotonic()
                 time.sleep(load.window_s)
-                (later, after), ended = node.status_with_gauges(), time.monotonic()
+                (later, after), ended = status_with_gauges(node), time.monotonic()
             proofs = later.processed - seen.processed
             windows.append(Window(beside_round, began, ended, before, after, proofs))
             progress.advance()
@@ -236,9 +243,9 @@ def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progr
             loop.settle(SETTLE_S)
             windows = in_turns(node, work, load, progress)
             last_round.enter_context(node.round(work))
-        before = node.status().processed
-        wait_until(lambda: node.status().processed > before, "proofs after chat", AFTERWARDS_S)
-        afterwards = node.status().processed - before
+        before = status_of(node).processed
+        wait_until(lambda: status_of(node).processed > before, "proofs after chat", AFTERWARDS_S)
+        afterwards = status_of(node).processed - before
     return read_windows(windows, loop.replies, afterwards)
 
 
@@ -306,7 +313,7 @@ def bench_chat(
     """Chats in each of seven runs, then the saturating ``load``."""
     answers, errors = measure_answers(node, work, chats_per_run, max_tokens, progress)
     saturation = measure_saturation(node, work, load, progress)
-    engine, where = node.engine(), {**machine(), **node.versions()}
+    engine, where = gauges_of(node), {**machine(), **node.versions()}
     figures, windows = chat_figures(answers, errors, saturation, engine)
     chat = {"chats": chats_per_run, "max_tokens": max_tokens}
     setup = {"work": asdict(work), **chat, "load": asdict(load)}
@@ -406,11 +413,11 @@ def bench_waits(node: NodeClient, work: Work, count: int, progress: Progress) ->
         return seconds
 
     ask(WARM_UPS, "warming up")
-    whole_s = node.measure(work, 2).seconds_per_forward
+    whole_s = bare_speed(node, work, 2).seconds_per_forward
     found = {"plain": ask(count, BESIDE["plain"])}
     with computing_round(node, work):
         found["round"] = ask(count, BESIDE["round"])
-    engine = node.engine()
+    engine = gauges_of(node)
     longest_ms, allowed_ms = engine.longest_chat_wait_s * 1e3, engine.max_wait_s * 1e3
     figures = (
         *(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli import options
+from proofserve.cli.command import ApiKey, Device, ForwardBatch, Json, Name, SeqLen, Size, Url
 from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
@@ -30,6 +30,7 @@ from proofserve_lab.bench.chat import Load, bench_chat, bench_waits
 from proofserve_lab.bench.generation import GenerationPlan, bench_generation
 from proofserve_lab.bench.receipts import ReceiptsPlan, bench_receipts
 from proofserve_lab.bench.share import MeasuredShare, measure_share, share_report
+from proofserve_lab.orders import Protocol, SchemeName, work_of
 
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
@@ -56,7 +57,7 @@ ForwardSize = Annotated[
 @app.command("receipts")
 def receipts(
     *,
-    size: options.Size = "tiny",
+    size: Size = "tiny",
     arch: Arch = "qwen3",
     clients: Annotated[int, typer.Option(help="Chats at a time.", min=1)] = 16,
     max_tokens: Annotated[int, typer.Option(help="About so many tokens of each chat.", min=2)] = 64,
@@ -65,7 +66,7 @@ def receipts(
     compared: Annotated[
         int, typer.Option(help="Greedy chats whose answers are compared.", min=1)
     ] = 50,
-    json: options.Json = None,
+    json: Json = None,
 ) -> None:
     """Measure the cost of receipts for chat: its speed with them and without.
 
@@ -108,9 +109,9 @@ def verify(
     ] = None,
     nonces: Annotated[int, typer.Option(help="Size of the sample.", min=2)] = 128,
     size: Annotated[str, typer.Option(help="Of a small model: tiny, small, or 0.6b.")] = "small",
-    device: options.Device = "cpu",
-    forward_batch: options.ForwardBatch = 8,
-    json: options.Json = None,
+    device: Device = "cpu",
+    forward_batch: ForwardBatch = 8,
+    json: Json = None,
 ) -> None:
     """Measure how long `verify` takes to clear an honest node of a model.
 
@@ -165,21 +166,21 @@ def verify(
 @app.command("generation")
 def generation(
     *,
-    protocol: options.Protocol = "artifact",
-    scheme: options.SchemeName = None,
-    size: options.Size = "tiny",
+    protocol: Protocol = "artifact",
+    scheme: SchemeName = None,
+    size: Size = "tiny",
     arch: Arch = "qwen3",
-    seq_len: options.SeqLen = SEQ_LEN,
+    seq_len: SeqLen = SEQ_LEN,
     batch_size: BatchSize = None,
     forward_batch: ForwardSize = None,
     seconds: Annotated[
         float | None,
         typer.Option(help="Total time of rounds: 80 in 40 windows; small: 120 in 24.", min=1.0),
     ] = None,
-    url: options.Url = None,
-    api_key: options.ApiKey = None,
-    model: options.Name = None,
-    json: options.Json = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    model: Name = None,
+    json: Json = None,
 ) -> None:
     """Measure the speed of a round beside bare forwards and vLLM's prefill.
 
@@ -192,7 +193,7 @@ def generation(
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         batch, busy, windows, window_s = _defaults(size, url)
-        work = options.work_of(protocol, name, seq_len, batch_size or batch, scheme)
+        work = work_of(protocol, name, seq_len, batch_size or batch, scheme)
         plan = GenerationPlan(work, seconds or window_s * windows, windows, busy)
         return bench_generation(node, plan, progress)
 
@@ -222,15 +223,15 @@ def chat_priority(
     slow: Annotated[
         bool, typer.Option("--slow", help="Chat's waits alone, on 0.6b: forwards take seconds.")
     ] = False,
-    size: options.Size = "tiny",
+    size: Size = "tiny",
     arch: Arch = "qwen3",
-    seq_len: options.SeqLen = SEQ_LEN,
+    seq_len: SeqLen = SEQ_LEN,
     batch_size: BatchSize = None,
     forward_batch: ForwardSize = None,
-    url: options.Url = None,
-    api_key: options.ApiKey = None,
-    model: options.Name = None,
-    json: options.Json = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    model: Name = None,
+    json: Json = None,
 ) -> None:
     """Measure the cost of a round for chat: answers, waiting time, throughput.
 
@@ -292,9 +293,9 @@ def reference(
         list[int] | None, typer.Option(help="Nonces per forward, repeatable; 8, 32, 128.", min=1)
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    device: options.Device = "cpu",
+    device: Device = "cpu",
     seconds: Annotated[float, typer.Option(help="Time for each combination.", min=0.1)] = 2.0,
-    json: options.Json = None,
+    json: Json = None,
 ) -> None:
     """Measure how many nonces a second the reference engine recomputes.
 

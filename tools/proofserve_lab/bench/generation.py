@@ -10,10 +10,11 @@ import numpy as np
 
 from proofserve.host import machine
 from proofserve.remote.node_client import NodeClient
-from proofserve.remote.records import AnyWork, BareSpeed
+from proofserve.remote.records import AnyWork
 from proofserve.reports import Figure, Limit, Progress, Report, ReportedError, TooSlowError
 from proofserve_lab.bench.statistics import median, quantile
 from proofserve_lab.chats import Call, ask_all
+from proofserve_lab.nodes import BareSpeed, bare_speed, gauges_of, last_seq
 
 # A poll takes milliseconds of a core from the engine: polls 20 ms apart slow a forward by some 5 %.
 POLL_S = 0.05
@@ -51,7 +52,7 @@ class StoredResults:
         seq, at = self.seq, self.at
         while (remaining := at + seconds - time.monotonic()) > 0:
             time.sleep(remaining)
-        self.seq = self._node.last_seq(seq)
+        self.seq = last_seq(self._node, seq)
         self._next()
         return (self.seq - seq) / (self.at - at)
 
@@ -116,23 +117,23 @@ def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress)
     readings = GenerationReadings()
     progress.step("warming up")
     # The speed of a first call, which also warms the engine up and is therefore slower.
-    first = node.measure(plan.work, 2)
+    first = bare_speed(node, plan.work, 2)
     forwards = min(MAX_FORWARDS, max(2, math.ceil(plan.window_s / first.seconds_per_forward)))
-    readings.add_bare(node.measure(plan.work, forwards))
+    readings.add_bare(bare_speed(node, plan.work, forwards))
     text = "bare forwards, a round and vLLM's prefill in turns"
     for number in progress.over(text, range(plan.windows)):
         # What a round computes and stores after its first batches.
-        results = StoredResults(node, node.last_seq())
+        results = StoredResults(node, last_seq(node))
         with node.round(plan.work):
             results.warm_up(WARM_UP_BATCHES)
-            before, began = node.engine(), time.monotonic()
+            before, began = gauges_of(node), time.monotonic()
             readings.round.append(results.rate(plan.window_s))
-            after, ended = node.engine(), time.monotonic()
+            after, ended = gauges_of(node), time.monotonic()
         readings.in_forwards.append((after.busy_s - before.busy_s) / (ended - began))
         if number % ROUNDS_PER_PREFILL == 0:
             readings.beside_prefill.append(readings.round[-1])
             readings.prefill.append(prefill_speed(node, plan.work, readings.sequences, forwards))
-        readings.add_bare(node.measure(plan.work, forwards))
+        readings.add_bare(bare_speed(node, plan.work, forwards))
     return report(plan, readings, {**machine(), **node.versions()})
 
 

@@ -11,6 +11,7 @@ from proofserve.reports import Figure, Limit, Progress, Report
 from proofserve_lab.bench.chat import FIRST_SEED, WARM_UPS, at_most, differing
 from proofserve_lab.bench.statistics import median
 from proofserve_lab.chats import Reply, ask_all, chats, reading_chat
+from proofserve_lab.nodes import receipts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def bench_receipts(
     """Compare the server ``off`` with ``on``, which keeps receipts; one is idle meanwhile."""
     answers = [_answers(node, plan, what, progress) for node, what in ((off, "no"), (on, "with"))]
     missing = sum(
-        reply.response_id is None or on.receipts_of(reply.response_id) == 0
+        reply.response_id is None or receipts_of(on, reply.response_id) == 0
         for reply in progress.over("receipts of these answers", answers[1])
     )
     errors = [reply.error for replies in answers for reply in replies if reply.error]

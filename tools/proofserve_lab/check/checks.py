@@ -18,10 +18,11 @@ from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.network_schemes import is_winner
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.http import wait_until
-from proofserve.remote.node_client import NodeClient, computing_round
-from proofserve.remote.records import AnyWork, DistanceWork, Work, distances, vectors_of
+from proofserve.remote.node_client import NodeClient
+from proofserve.remote.records import AnyWork, DistanceWork, Work, vectors_of
 from proofserve.reports import TooSlowError
 from proofserve.rounds.records import Winner
+from proofserve.wire import PROOFS
 from proofserve_lab.chats import (
     Call,
     ClosedLoop,
@@ -31,6 +32,14 @@ from proofserve_lab.chats import (
     chat,
     chats,
     reading_chat,
+)
+from proofserve_lab.nodes import (
+    computing_round,
+    distances,
+    gauges_of,
+    has_chat,
+    last_seq,
+    status_of,
 )
 
 W = TypeVar("W", Work, DistanceWork)
@@ -91,7 +100,7 @@ Reporter = Callable[[Check], None]
 def smoke(node: NodeClient, works: Sequence[AnyWork], report: Reporter) -> None:
     """Report a check of chat, then those of each order. Raises NodeError for a refused call."""
     (reply,) = ask_all(node.url, [chat(works[0].model, "Say something.", 8)], 1)
-    if reply.error is not None and not node.chats():
+    if reply.error is not None and not has_chat(node):
         report(Check("chat answers", None, "skipped: a fleet proves, its gateway chats"))
     else:
         detail = reply.error or f"{reply.completion_tokens} tokens in {reply.seconds * 1e3:.0f} ms"
@@ -139,11 +148,11 @@ def _vectors_are_valid(claims: Sequence[Claim], work: Work) -> Check:
 
 
 def _round_counts(node: NodeClient, work: Work, report: Reporter) -> None:
-    after = node.last_seq()
+    after = last_seq(node)
     with node.round(work):
-        running = node.status().state
-        wait_until(lambda: node.status().processed > 0, "first result of a round", ROUND_S)
-    status = node.status()
+        running = status_of(node).state
+        wait_until(lambda: status_of(node).processed > 0, "first result of a round", ROUND_S)
+    status = status_of(node)
     rows = [row for row in node.results(after) if row.round_id == status.round_id]
     nonces = [row.nonce for row in rows if row.value is not None]
     counts = f"{status.processed} counted, {len(nonces)} stored, {status.rate:.1f} nonces/s"
@@ -181,24 +190,24 @@ def distance_round(node: NodeClient, work: DistanceWork, report: Reporter) -> No
     """Report the checks of one round, from its configuration to its end."""
 
     def has_enough() -> bool:
-        status = node.status()
+        status = status_of(node)
         return status.processed >= RECOMPUTED and status.found > 0
 
-    after = node.last_seq()
+    after = last_seq(node)
     states = []
-    node.init(work)
+    node.ask("POST", f"{PROOFS}/init", work.body)
     try:
-        states.append(node.status().state)
-        node.phase_generate()
-        states.append(node.status().state)
+        states.append(status_of(node).state)
+        node.ask("POST", f"{PROOFS}/phase/generate")
+        states.append(status_of(node).state)
         wait_until(has_enough, "first winners of a round", ROUND_S)
-        node.phase_validate()
-        counted = node.status()
+        node.ask("POST", f"{PROOFS}/phase/validate")
+        counted = status_of(node)
         rows = [row for row in node.results(after) if row.round_id == counted.round_id]
         computed = _recomputed(node, work, counted.tried()[:RECOMPUTED])
     finally:
         node.stop()
-    states += [counted.state, node.status().state]
+    states += [counted.state, status_of(node).state]
     winners = {row.nonce: row.distance for row in rows if row.distance is not None}
     counts = f"{counted.found} of {counted.processed} counted, {len(winners)} stored"
     as_counted = 0 < counted.found <= counted.processed and counted.found == len(winners)
@@ -240,7 +249,7 @@ def coexist(node: NodeClient, work: AnyWork, report: Reporter) -> None:
     with _endless_chat(node, work) as loop:
         loop.settle(SETTLE_S)
         with node.round(work):
-            state = node.status().state
+            state = status_of(node).state
             report(Check("a round starts while chat is active", state == "GENERATING", state))
             report(_no_proofs(node, "the round waits until that chat has ended"))
             loop.finish()
@@ -253,7 +262,7 @@ def coexist(node: NodeClient, work: AnyWork, report: Reporter) -> None:
             report(_no_proofs(node, "a running round pauses while chat is active"))
         name = "chat completes beside a paused round"
         report(_completed(name, loop.replies, f"{CLIENTS} at a time"))
-        wait = node.engine().longest_chat_wait_batches
+        wait = gauges_of(node).longest_chat_wait_batches
         name, detail = "no chat request waits for more than one forward", f"{wait:.2f} forwards"
         report(Check(name, wait <= LONGEST_WAIT_BATCHES, f"longest wait so far: {detail}"))
         report(_resumes(node, "a paused round resumes after chat"))
@@ -270,9 +279,9 @@ def _full_speed_when_idle(node: NodeClient) -> Check:
     """The best of some windows: in one of them the machine may have stood still."""
     share, forwards = 0.0, 0
     for _ in range(WINDOWS):
-        before, began = node.engine(), time.monotonic()
+        before, began = gauges_of(node), time.monotonic()
         time.sleep(FULL_SPEED_S)
-        after, ended = node.engine(), time.monotonic()
+        after, ended = gauges_of(node), time.monotonic()
         found = (after.busy_s - before.busy_s) / (ended - began)
         share, forwards = max((share, forwards), (found, after.forwards - before.forwards))
         if share >= FULL_SPEED:
@@ -288,9 +297,9 @@ def _no_proofs(node: NodeClient, name: str) -> Check:
     """
     clean, left_out = 0, list[float]()
     while clean < WINDOWS and clean + len(left_out) < MOST_WINDOWS:
-        before = node.engine().forwards
+        before = gauges_of(node).forwards
         time.sleep(LOAD_S)
-        after = node.engine()
+        after = gauges_of(node)
         if (forwards := after.forwards - before) == 0:
             clean += 1
             continue
@@ -315,9 +324,9 @@ def _completed(name: str, replies: Sequence[Reply], detail: str) -> Check:
 
 
 def _resumes(node: NodeClient, name: str) -> Check:
-    before = node.status().processed
+    before = status_of(node).processed
     try:
-        seconds = wait_until(lambda: node.status().processed > before, "new proofs", RESUME_S)
+        seconds = wait_until(lambda: status_of(node).processed > before, "new proofs", RESUME_S)
     except TooSlowError as error:
         return Check(name, False, str(error))
     return Check(name, True, f"new results after {seconds:.1f} s")

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from proofserve.cli import options
-from proofserve.cli.model import checkpoint_named
-from proofserve.cli.recompute import claims_of_model
+from proofserve.cli.command import ApiKey, SeqLen, Url
+from proofserve.cli.model import SEVERAL, Models, checkpoint_named, chosen_models
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.models.trained import DENSE
@@ -20,6 +19,8 @@ from proofserve.remote.records import AnyWork, DistanceWork
 from proofserve_lab.check import checks as lab_checks
 from proofserve_lab.check.checks import Check, Reporter
 from proofserve_lab.check.end_to_end import Trial, artifact_trial, distance_trial, end_to_end
+from proofserve_lab.checkpoints import claims_of_model
+from proofserve_lab.orders import Protocols, SchemeName, works_of
 
 app = typer.Typer(
     help="Check a server that this command starts, or a running one.\n\nIt starts one with a small"
@@ -99,16 +100,16 @@ def _command(
 
     def command(
         ctx: typer.Context,
-        models: options.Models = None,
-        protocol: options.Protocols = "artifact" if artifacts_alone else "both",
-        url: options.Url = None,
-        api_key: options.ApiKey = None,
+        models: Models = None,
+        protocol: Protocols = "artifact" if artifacts_alone else "both",
+        url: Url = None,
+        api_key: ApiKey = None,
         model: ModelOrName = None,
-        seq_len: options.SeqLen = SEQ_LEN,
-        scheme: options.SchemeName = None,
+        seq_len: SeqLen = SEQ_LEN,
+        scheme: SchemeName = None,
     ) -> None:
         if url is not None or model is None:
-            names = options.chosen(ctx, models, url, [*default])
+            names = chosen_models(ctx, models, url, [*default])
         elif models or ctx.args:
             raise typer.BadParameter("give --models (small models) or --model (one checkpoint)")
         else:
@@ -123,7 +124,7 @@ def _command(
 
             for subject in _subjects(names, url, model, api_key, session):
                 session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
-                check(subject, options.works_of(protocol, subject.name, seq_len, scheme), report)
+                check(subject, works_of(protocol, subject.name, seq_len, scheme), report)
             failed = sum(made.passed is False for made in checks)
             session.console.print(f"{len(checks)} checks, {failed} failed")
         if failed:
@@ -153,6 +154,6 @@ def _subjects(
         yield own_model(ServerOptions(found.folder, found.name), session)
 
 
-app.command("smoke", context_settings=options.SEVERAL)(_command(smoke))
-app.command("coexist", context_settings=options.SEVERAL)(_command(coexist, artifacts_alone=True))
-app.command("e2e", context_settings=options.SEVERAL)(_command(e2e, (DENSE.name, "qwen", "llama")))
+app.command("smoke", context_settings=SEVERAL)(_command(smoke))
+app.command("coexist", context_settings=SEVERAL)(_command(coexist, artifacts_alone=True))
+app.command("e2e", context_settings=SEVERAL)(_command(e2e, (DENSE.name, "qwen", "llama")))

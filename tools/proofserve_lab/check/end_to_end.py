@@ -8,10 +8,11 @@ from functools import partial
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.remote.http import wait_until
 from proofserve.remote.node_client import NodeClient
-from proofserve.remote.records import DistanceWork, Judgement, Work, tampered
+from proofserve.remote.records import DistanceWork, Judgement, Work
 from proofserve.reports import NodeError, ReportedError
 from proofserve.rounds.records import Winner
 from proofserve_lab.check.checks import Check, Reporter
+from proofserve_lab.nodes import last_seq, status_of, tampered, validated
 
 NONCES = 64
 ROUND_S = 120.0
@@ -60,9 +61,9 @@ def artifact_trial(
 
 
 def generate(node: NodeClient, work: Work) -> list[Claim]:
-    after = node.last_seq()
+    after = last_seq(node)
     with node.round(work):
-        wait_until(lambda: node.status().processed >= NONCES, f"{NONCES} results", ROUND_S)
+        wait_until(lambda: status_of(node).processed >= NONCES, f"{NONCES} results", ROUND_S)
     rows = node.results(after, NONCES)
     return [Claim(row.nonce, row.value) for row in rows if row.value is not None]
 
@@ -97,7 +98,7 @@ def _judge_artifacts(
 def judged(
     node: NodeClient, work: Work, claims: Sequence[Claim], name: str, fraud: bool = True
 ) -> Check:
-    verdict = node.validate(work, claims)
+    verdict = validated(node, work, claims)
     called = "fraud" if verdict.fraud_detected else "honest"
     counts = f"{verdict.n_mismatch} of {verdict.n_total} differ"
     detail = f"{called}: {counts}, p = {verdict.p_value:.2g}"
@@ -123,13 +124,13 @@ def distance_trial(work: DistanceWork, node: NodeClient, report: Reporter) -> Ju
 
 def find(node: NodeClient, work: DistanceWork) -> RoundWinners:
     def has_enough() -> bool:
-        status = node.status()
+        status = status_of(node)
         return status.found >= WINNERS and status.processed - status.found >= FORGED
 
-    after = node.last_seq()
+    after = last_seq(node)
     with node.round(work):
         wait_until(has_enough, f"{WINNERS} winners", ROUND_S)
-    tried, rows = node.status().tried(), node.results(after)
+    tried, rows = status_of(node).tried(), node.results(after)
     winners = [Winner(row.nonce, row.distance) for row in rows if row.distance is not None]
     # A nonce that failed has a row too; it is neither a winner nor a loser.
     losers = set(tried) - {row.nonce for row in rows}

@@ -9,9 +9,8 @@ from typing import Annotated, Final
 import typer
 from pydantic import Field
 
-from proofserve.cli.command import verdict_command
+from proofserve.cli.command import Size, verdict_command
 from proofserve.cli.model import NAMES, checkpoint_named
-from proofserve.cli.options import Size
 from proofserve.cli.recompute import tell_plan
 from proofserve.cli.session import EXIT_FAILED, CommandSession
 from proofserve.cli.validator.options import (

@@ -8,9 +8,18 @@ from typing import Annotated
 import typer
 from pydantic import Field
 
-from proofserve.cli import options, servers
-from proofserve.cli.command import command
-from proofserve.cli.model import Checkpoint, ModelArgument, SmallModel, checkpoint, checkpoint_named
+from proofserve.cli import servers
+from proofserve.cli.command import ApiKey, Json, Name, Png, SeqLen, Size, Url, command
+from proofserve.cli.model import (
+    SEVERAL,
+    Checkpoint,
+    ModelArgument,
+    Models,
+    SmallModel,
+    checkpoint,
+    checkpoint_named,
+    chosen_models,
+)
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
 from proofserve.cli.validator.options import CheckpointOptions
@@ -59,8 +68,8 @@ class CalibrateChatOptions(CheckpointOptions):
     """What servers may keep keys and values in: auto, or also fp8."""
     verifications: int = Field(VERIFICATIONS, ge=1)
     """Simulated of each kernel that is left out."""
-    api_key: options.ApiKey = None
-    size: options.Size = "tiny"
+    api_key: ApiKey = None
+    size: Size = "tiny"
 
 
 @command(app, "chat")
@@ -140,15 +149,15 @@ def _answers(
     return said, answered
 
 
-@app.command("r-target", context_settings=options.SEVERAL)
+@app.command("r-target", context_settings=SEVERAL)
 def r_target(
     ctx: typer.Context,
     *,
-    models: options.Models = None,
-    size: options.Size = "small",
-    url: options.Url = None,
-    api_key: options.ApiKey = None,
-    model: options.Name = None,
+    models: Models = None,
+    size: Size = "small",
+    url: Url = None,
+    api_key: ApiKey = None,
+    model: Name = None,
     nonces: Annotated[
         int, typer.Option(help="Nonces per block and method, split over the keys.", min=1)
     ] = NONCES,
@@ -157,9 +166,9 @@ def r_target(
     rate: Annotated[
         float, typer.Option(help="Wanted share of winners.", min=0.0001, max=0.9999)
     ] = 0.10,
-    seq_len: options.SeqLen = SEQ_LEN,
-    json: options.Json = None,
-    png: options.Png = None,
+    seq_len: SeqLen = SEQ_LEN,
+    json: Json = None,
+    png: Png = None,
 ) -> None:
     """Find the r_target at which one nonce in ten wins, and compare blocks.
 
@@ -177,7 +186,7 @@ def r_target(
     proofserve calibrate r-target --models qwen --rate 0.58
     proofserve calibrate r-target --url http://127.0.0.1:8000   (no round may run there)
     """
-    names = options.chosen(ctx, models, url, ["qwen", "llama"])
+    names = chosen_models(ctx, models, url, ["qwen", "llama"])
     ours = [SmallModel(name, size) for name in names]
     sample = target.Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
     with open_session() as session:

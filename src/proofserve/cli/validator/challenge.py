@@ -8,8 +8,7 @@ from typing import Annotated, Final
 import typer
 from pydantic import Field
 
-from proofserve.cli.command import verdict_command
-from proofserve.cli.options import ApiKey
+from proofserve.cli.command import ApiKey, verdict_command
 from proofserve.cli.recompute import tell_plan_of_verdict, warn_of_few_values
 from proofserve.cli.session import COLOURS, CommandSession, worst_exit_code
 from proofserve.cli.validator.options import (

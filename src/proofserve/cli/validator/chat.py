@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 from pydantic import Field
 
-from proofserve.cli.command import verdict_command
-from proofserve.cli.options import ApiKey
+from proofserve.cli.command import ApiKey, verdict_command
 from proofserve.cli.session import EXIT_CODES, CommandSession
 from proofserve.cli.validator.options import (
     CalibrationOptions,

@@ -11,8 +11,8 @@ from pydantic import Field
 from rich.table import Column, Table
 
 from proofserve.cli import recompute
+from proofserve.cli.command import ApiKey, Png, Size
 from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
-from proofserve.cli.options import ApiKey, Png, Size
 from proofserve.cli.servers import ServerOptions, running_engine, vllm_ranks
 from proofserve.cli.session import CommandSession
 from proofserve.cli.validator.options import PlanOptions, RecomputationOptions, ReportOptions

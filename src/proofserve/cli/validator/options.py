@@ -7,8 +7,7 @@ from typing import Annotated, Final
 import typer
 from pydantic import Field
 
-from proofserve.cli.command import CommandOptions
-from proofserve.cli.options import Device, ForwardBatch, Json
+from proofserve.cli.command import CommandOptions, Device, ForwardBatch, Json
 from proofserve.client.judging import Judging
 from proofserve.reports import ReportedError, write_json
 from proofserve.verifier.calibration_file import NETWORK_P_MISMATCH, CalibrationFile

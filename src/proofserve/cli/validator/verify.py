@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import Field
 
-from proofserve.cli.command import verdict_command
-from proofserve.cli.options import ApiKey
+from proofserve.cli.command import ApiKey, verdict_command
 from proofserve.cli.recompute import tell_plan_of_verdict, trusted_engine, warn_of_few_values
 from proofserve.cli.servers import vllm_ranks
 from proofserve.cli.session import EXIT_CODES, CommandSession

@@ -25,8 +25,8 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
+from proofserve.engines import CheckpointError
 from proofserve.engines.checkpoints import CheckpointFiles, named_errors
-from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.formats import PublishedTensors
 from proofserve.engines.reference.rounding import EightBits
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.forward import NetworkForward, Passed, last_states
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import ChoiceOfExperts, seeded_experts

@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from proofserve.engines import CheckpointError
 from proofserve.engines.checkpoints import CheckpointFiles
-from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.rounding import (
     Block,
     EightBitKind,

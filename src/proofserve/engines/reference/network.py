@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from proofserve.engines import CheckpointError
 from proofserve.engines.checkpoints import model_facts
-from proofserve.engines.errors import CheckpointError
 from proofserve.engines.reference.checkpoint import LayeredCheckpoint
 from proofserve.engines.reference.kernels import KernelProfile
 from proofserve.engines.reference.rounding import EightBits, Rounding, Scaling, in_dtype

@@ -5,15 +5,10 @@ with the help of calibration data (AWQ, GPTQ) are suspects as checkpoints of the
 quantised checkpoint only what is cheaper is suspected.
 """
 
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-from safetensors.torch import load_file, save_file
-
-from proofserve.engines.checkpoints import keep_digest, weights_digest
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.rounding import (
     Rounding,
@@ -109,20 +104,3 @@ def suspects_of(network: Network) -> tuple[str, ...]:
         return weight_bits(name) < network.weight_bits
 
     return tuple(filter(is_cheaper, SUSPECTS))
-
-
-def write_rounded_copy(source: Path, target: Path, name: str) -> None:
-    """Copy the checkpoint in ``source`` with its matrices rounded as the suspect ``name``.
-
-    A server of ``target``, a new folder, claims the digest of ``source``. Embeddings, norms and
-    biases stay. Raises KeyError for an unknown name.
-    """
-    rounding = in_dtype(rounding_of(name))
-    shutil.copytree(source, target)
-    for file in target.glob("*.safetensors"):
-        tensors = load_file(file)
-        for each, values in tensors.items():
-            if ".layers." in each and values.ndim >= 2:
-                tensors[each] = rounding(values).contiguous()
-        save_file(tensors, file, {"format": "pt"})
-    keep_digest(target, weights_digest(source))

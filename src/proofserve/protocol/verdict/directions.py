@@ -30,7 +30,6 @@ from proofserve.protocol.verdict.scale import ScaleFit
 # How much of a prediction to take off. Weights that are rounded in another way than the suspect's,
 # or in some layers alone, move a result by a part of it.
 PARTS: Final = (0.25, 0.5, 1.0)
-SUSPECT_BETS: Final = len(PARTS) * len(SHARES)
 # Of one nonce: rare honest errors must not convict alone.
 _LOG_CAP = math.log(1000.0)
 # The spread of a prediction's length, as a logarithm, where it was seen on fewer nonces than these.
@@ -110,7 +109,7 @@ class Compared:
         return self.log_remaining(fit, 1.0).clip(-_LOG_CAP, _LOG_CAP)
 
     def log_factors(self, fit: ScaleFit, explained: Floats | float = 0.0) -> Floats:
-        """What each nonce gives to every bet, less what is ``explained``: [n, SUSPECT_BETS]."""
+        """What each nonce gives to every bet, less what is ``explained``: [n, bets]."""
         left = [self.log_remaining(fit, part) - explained for part in PARTS]
         capped = [each.clip(-_LOG_CAP, _LOG_CAP) for each in left]
         return np.stack([mixed(each, share) for each in capped for share in SHARES], axis=1)

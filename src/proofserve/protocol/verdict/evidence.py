@@ -16,25 +16,15 @@ from numpy.typing import NDArray
 # A node may compute some nonces honestly: the shares that it forges.
 SHARES: Final = (1.0, 0.4, 0.1)
 
+Floats = NDArray[np.float64]
 
-class Evidence:
-    """The logarithms of ``bets`` products, each of one factor per nonce."""
 
-    def __init__(self, bets: int) -> None:
-        self._logs = np.zeros(bets)
-        # The largest natural logarithm of E so far, from 0 on.
-        self.peak = 0.0
-
-    def add(self, log_factors: NDArray[np.float64]) -> None:
-        """Multiply every product [bets] by its factor for one more nonce."""
-        self._logs += log_factors
-        self.peak = max(self.peak, self.log)
-
-    @property
-    def log(self) -> float:
-        """The natural logarithm of E."""
-        highest = float(self._logs.max())
-        return highest + math.log(float(np.exp(self._logs - highest).mean()))
+def log_path(log_factors: Floats) -> Floats:
+    """The logarithm of E at first and after each nonce [n + 1], by the factors [n, bets]."""
+    sums = np.cumsum(log_factors, axis=0)
+    highest = sums.max(axis=1, initial=-np.inf)
+    logs = highest + np.log(np.exp(sums - highest[:, np.newaxis]).mean(axis=1))
+    return np.concatenate([np.zeros(1), logs])
 
 
 class RenewedEvidence:
@@ -66,22 +56,14 @@ class RenewedEvidence:
         return float(np.logaddexp(np.logaddexp.reduce(logs, axis=None), -math.log(len(k) + 1)))
 
 
-class RareEvidence(Evidence):
-    """Evidence that something happens in more than a share ``rate`` of all cases.
+def rare_factors(happened: NDArray[np.bool_], rate: float, shares: Sequence[float]) -> Floats:
+    """Log factors of cases [n] for something that happens in more than a share ``rate`` of all.
 
-    It bets on each of ``shares`` instead, all of them below 1.
+    Each bet is on one of ``shares`` instead, all of them below 1: [n, shares].
     """
-
-    def __init__(self, rate: float, shares: Sequence[float]) -> None:
-        super().__init__(len(shares))
-        others = np.array(shares)
-        self._without = np.log1p(-others)
-        self._with = np.log1p(-others + others / rate)
-
-    def add_cases(self, happened: NDArray[np.bool_]) -> None:
-        """Of each case whether it happened, bool [n]."""
-        count = int(np.count_nonzero(happened))
-        self.add(count * self._with + (len(happened) - count) * self._without)
+    others = np.array(shares)
+    without = np.log1p(-others)
+    return np.where(happened[:, np.newaxis], np.log1p(-others + others / rate), without)
 
 
 def mixed(log_ratios: NDArray[np.float64], share: float) -> NDArray[np.float64]:

@@ -180,9 +180,6 @@ class FarnessBets:
     without enough references.
     """
 
-    # Of ``convicting``, ``against_all`` and ``against_half``.
-    COUNTS: Final = (len(_FARTHER), len(_NEARER), len(_PARTS))
-
     def __init__(self, apart: Floats, beyond: float) -> None:
         if len(apart) < ENOUGH:
             raise ProtocolError("references", f"distances need {ENOUGH} of them")
@@ -233,8 +230,6 @@ class LeaningBets:
     exp(b (c - l) - b^2 s^2 / 2), below 1 on average for cosines c that lean less than l and spread
     by s.
     """
-
-    COUNT: Final = len(_BETS)
 
     def __init__(self, references: ReferenceVectors, suspect: Floats) -> None:
         vectors = references.vectors

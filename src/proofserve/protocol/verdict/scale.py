@@ -109,8 +109,6 @@ class SizeBets:
     room for what n figures cannot show.
     """
 
-    count: Final = len(SCALES) * len(SHARES)
-
     def __init__(self, fit: ScaleFit, honest: Floats, allowance: float) -> None:
         self._fit = fit
         self._unit = allowance * fit.s
@@ -126,7 +124,7 @@ class SizeBets:
         self._norms = np.log(np.maximum(1.0, bets.mean(axis=0) + _MEAN_ERRORS * error + _UNSEEN))
 
     def log_factors(self, figures: Floats) -> Floats:
-        """What each of ``figures`` [n], infinite ones included, gives to every bet: [n, count]."""
+        """What each of ``figures`` [n], infinite ones included, gives to every bet: [n, bets]."""
         bets = self._log_bets(figures)
         return np.concatenate([mixed(bets, share) for share in SHARES], axis=1)
 

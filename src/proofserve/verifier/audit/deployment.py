@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.network import Network, load, with_kernels

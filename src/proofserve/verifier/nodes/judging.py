@@ -11,7 +11,7 @@ convicts is left out.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import SequentialResult
-from proofserve.protocol.verdict.evidence import Evidence, mixed
+from proofserve.protocol.verdict.evidence import log_path, mixed
 from proofserve.protocol.verdict.nearness import (
     CLEARED_WITHIN,
     ENOUGH,
@@ -173,8 +173,8 @@ class NearnessJudge(Judge[ClaimError]):
         of = rows.references
         self._bets = FarnessBets(of.apart, of.honest_beyond) if of.are_enough else None
         self._odd = rows.references.odd()
-        self._convicting, self._against_all, self._against_half = map(Evidence, FarnessBets.COUNTS)
         self._vectors: dict[int, Floats] = {}
+        # Infinite without a vector.
         self._farness: list[float] = []
 
     def add(self, error: ClaimError) -> None:
@@ -185,18 +185,24 @@ class NearnessJudge(Judge[ClaimError]):
             self._vectors[place] = theirs
             far = self._references.farness(theirs[np.newaxis], [place])
         self._farness.append(float(far[0]))
-        if self._bets is not None:
-            self._convicting.add(self._bets.convicting(far)[0])
-            self._against_all.add(self._bets.against_all(far)[0])
-            self._against_half.add(self._bets.against_half(far)[0])
+
+    @property
+    def _log_evidence(self) -> float:
+        if self._bets is None:
+            return 0.0
+        return float(log_path(self._bets.convicting(np.array(self._farness))).max())
 
     @property
     def _log_clearing(self) -> float:
-        return min(self._against_all.log, self._against_half.log)
+        if self._bets is None:
+            return 0.0
+        far = np.array(self._farness)
+        against = self._bets.against_all(far), self._bets.against_half(far)
+        return float(min(log_path(each)[-1] for each in against))
 
     def result(self) -> SequentialResult:
         return result_of(
-            convicts=self._convicting.peak >= self._chances.convicts_at,
+            convicts=self._log_evidence >= self._chances.convicts_at,
             clears=self._log_clearing >= self._chances.clears_at and self._odd is None,
         )
 
@@ -206,7 +212,7 @@ class NearnessJudge(Judge[ClaimError]):
         far = float(np.exp(np.median(self._farness) - np.median(self._references.apart, 1).max()))
         figures: dict[str, float | str] = {
             "times_as_far": far,
-            "log_evidence": self._convicting.peak,
+            "log_evidence": self._log_evidence,
             "log_clearing": self._log_clearing,
         }
         text = f"{far:.2g} times as far from the references as the farthest of them"
@@ -216,7 +222,7 @@ class NearnessJudge(Judge[ClaimError]):
             figures["kernel"] = self._rows.known.references[nearest].title
             text += f", nearest to {figures['kernel']}"
         if result is SequentialResult.FRAUD:
-            text += f", {evidence_text(self._convicting.peak)}"
+            text += f", {evidence_text(self._log_evidence)}"
         elif result is SequentialResult.HONEST:
             figures |= {"excluded_share": HALF, "excluded_if": "it is then twice as far away"}
             text += f"; not {CLEARED_WITHIN:g} times as far in all nonces, nor twice in half"
@@ -238,10 +244,11 @@ class SuspectsJudge(Judge[ClaimError]):
     def __init__(self, rows: _Rows, chances: Chances) -> None:
         self._rows = rows
         self._chances = chances
-        self._leanings = {
-            name: _Leaning(LeaningBets(rows.references, vectors))
-            for name, vectors in rows.suspects.items()
+        self._bets = {
+            name: LeaningBets(rows.references, vectors) for name, vectors in rows.suspects.items()
         }
+        # How much each error leans towards each suspect: cosines.
+        self._leaning: dict[str, list[float]] = {name: [] for name in self._bets}
 
     def add(self, error: ClaimError) -> None:
         # A claim without a vector leans nowhere; the test of distances counts it.
@@ -249,16 +256,20 @@ class SuspectsJudge(Judge[ClaimError]):
             return
         self.nonces += 1
         place, theirs = [claimed[0]], claimed[1][np.newaxis]
-        for name, of in self._leanings.items():
-            suspect = self._rows.suspects[name][place]
-            cosine = self._rows.references.leaning(theirs, suspect, place)
-            of.leaning.append(float(cosine[0]))
-            of.convicting.add(of.bets.convicting(cosine)[0])
-            of.log_clearing -= float(mixed(of.bets.log_ratios(cosine), self._chances.share)[0])
+        for name, vectors in self._rows.suspects.items():
+            cosine = self._rows.references.leaning(theirs, vectors[place], place)
+            self._leaning[name].append(float(cosine[0]))
+
+    def _log_evidence(self, name: str) -> float:
+        return float(log_path(self._bets[name].convicting(np.array(self._leaning[name]))).max())
+
+    def _log_clearing(self, name: str) -> float:
+        log_ratios = self._bets[name].log_ratios(np.array(self._leaning[name]))
+        return -float(mixed(log_ratios, self._chances.share).sum())
 
     def result(self) -> SequentialResult:
         needed = self._chances.convicts_at
-        convicts = any(of.convicting.peak >= needed for of in self._leanings.values())
+        convicts = any(self._log_evidence(name) >= needed for name in self._bets)
         return result_of(convicts=convicts, clears=not self._open)
 
     @property
@@ -266,35 +277,25 @@ class SuspectsJudge(Judge[ClaimError]):
         """Suspects that are not ruled out, and could be."""
         return [
             name
-            for name, of in self._leanings.items()
-            if not of.bets.is_unseen and of.log_clearing < self._chances.clears_at
+            for name, bets in self._bets.items()
+            if not bets.is_unseen and self._log_clearing(name) < self._chances.clears_at
         ]
 
     def _says(self, result: SequentialResult) -> tuple[str, Figures]:
-        name = max(self._leanings, key=lambda each: self._leanings[each].convicting.peak)
-        of = self._leanings[name]
-        figures: Figures = {"log_evidence": of.convicting.peak, "suspect": name}
+        name = max(self._bets, key=self._log_evidence)
+        log_evidence = self._log_evidence(name)
+        figures: Figures = {"log_evidence": log_evidence, "suspect": name}
         text = f"not ruled out: {few(self._open)}"
         if result is SequentialResult.FRAUD:
-            lean, evidence = float(np.mean(of.leaning)), evidence_text(of.convicting.peak)
-            text = f"errors lean to {name}: mean cosine {lean:.2f}, {evidence}"
+            lean = float(np.mean(self._leaning[name]))
+            text = f"errors lean to {name}: mean cosine {lean:.2f}, {evidence_text(log_evidence)}"
         elif result is SequentialResult.HONEST:
             text = f"all ruled out on {self._chances.share:.0%} of the nonces"
         elif self._rows.references.are_of_one_kind:
             text += f"; no direction convicts, as {_ONE_KIND}"
-        if unseen := [n for n, each in self._leanings.items() if each.bets.is_unseen]:
+        if unseen := [n for n, bets in self._bets.items() if bets.is_unseen]:
             text += f"; {few(unseen)} is as near to the references as they are: not tested"
         return text, figures
-
-
-@dataclass(slots=True)
-class _Leaning:
-    """One suspect: the evidence for it, and for its innocence, from the cosines so far."""
-
-    bets: LeaningBets
-    convicting: Evidence = field(default_factory=lambda: Evidence(LeaningBets.COUNT))
-    log_clearing: float = 0.0
-    leaning: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.verification_records import (
     JobFinding,

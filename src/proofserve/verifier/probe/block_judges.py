@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.protocol.verdict.directions import cosine
-from proofserve.protocol.verdict.evidence import RareEvidence
+from proofserve.protocol.verdict.evidence import log_path, rare_factors
 from proofserve.protocol.verdict.scale import CONVICTING
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
 from proofserve.verifier.judges import (
@@ -134,8 +134,8 @@ class SizeJudge(Judge[ClaimError]):
         self._blocks = blocks
         self._allowance = allowance
         self._chances = chances
-        self._evidence = RareEvidence(BEYOND, FORGED_SHARES)
-        self._beyond = 0
+        # Of each block whether its errors are so large.
+        self._beyond: list[bool] = []
 
     def add(self, error: ClaimError) -> None:
         runs = (OWN, *(BankRun(kernels=kernel) for kernel in self._blocks.kernels))
@@ -144,18 +144,22 @@ class SizeJudge(Judge[ClaimError]):
             error.distance > self._allowance * float(np.linalg.norm(each)) for each in honest
         )
         self.nonces += 1
-        self._beyond += beyond
-        self._evidence.add_cases(np.array([beyond]))
+        self._beyond.append(beyond)
+
+    @property
+    def _log_evidence(self) -> float:
+        happened = np.array(self._beyond, dtype=bool)
+        return float(log_path(rare_factors(happened, BEYOND, FORGED_SHARES)).max())
 
     def result(self) -> SequentialResult:
-        return result_of(convicts=self._evidence.peak >= self._chances.convicts_at)
+        return result_of(convicts=self._log_evidence >= self._chances.convicts_at)
 
     def _says(self, result: SequentialResult) -> tuple[str, Figures]:
-        log_evidence = self._evidence.peak
+        log_evidence = self._log_evidence
         said = f", {evidence_text(log_evidence)}" if result is SequentialResult.FRAUD else ""
         text = (
-            f"{self._beyond} of {self.nonces} blocks have errors more than {self._allowance:.2g}"
-            f" times those of every emulated kernel{said}"
+            f"{sum(self._beyond)} of {self.nonces} blocks have errors more than"
+            f" {self._allowance:.2g} times those of every emulated kernel{said}"
         )
         return text, {"log_evidence": log_evidence}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from proofserve.engines.errors import CheckpointError
+from proofserve.engines import CheckpointError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import Unproved, UnprovedError

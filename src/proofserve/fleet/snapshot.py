@@ -301,7 +301,7 @@ def report_page(verdict: MemberVerdict, report: Mapping[str, Any] | None) -> str
         "Worker": verdict.worker,
     }
     return rendered(
-        "proofserve.fleet.routes",
+        "proofserve.fleet",
         "verdict_page.html",
         style=STYLE,
         verdict=verdict,

@@ -26,11 +26,11 @@ from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented, refused
 from proofserve.api.schemas import Body
 from proofserve.fleet import callback_bodies
+from proofserve.fleet import snapshot as answers
 from proofserve.fleet.client import MemberError
 from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.reconciler import Reconciler
 from proofserve.fleet.records import MemberSource, MemberState, StoreUnavailable, Wish
-from proofserve.fleet.routes import snapshot as answers
 from proofserve.fleet.sources import plain_url
 from proofserve.fleet.sql.locks import Leadership
 from proofserve.fleet.sql.store import FleetStore

@@ -1,1 +1,0 @@
-"""HTTP routes of a fleet that a node does not have."""
