@@ -85,6 +85,7 @@ def test_the_round_of_an_equal_engine_is_cleared_by_twenty_nonces(
     said = node.call("GET", "/versions")["kernels"]
     assert said["instructions"].startswith(torch.backends.cpu.get_cpu_capability())
     assert said["instructions"].endswith(("with AMX", "with bfloat16", "without bfloat16"))
+    assert said["ops"] == "vLLM"
 
 
 def test_no_checkpoint_is_loaded_for_a_node_whose_bits_are_equal(

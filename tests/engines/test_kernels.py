@@ -27,7 +27,13 @@ from proofserve.engines.reference import forward
 from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.forward import states_of
-from proofserve.engines.reference.kernels import PROFILES, KernelProfile, Point, own_profile
+from proofserve.engines.reference.kernels import (
+    PROFILES,
+    KernelProfile,
+    Point,
+    by_pytorch,
+    own_profile,
+)
 from proofserve.engines.reference.network import Network, load, with_kernels
 from proofserve.engines.reference.rounding import EightBits
 from proofserve.engines.reference.suspects import suspect
@@ -43,6 +49,7 @@ Vectors = NDArray[np.float32]
 
 # What vLLM served on another processor, which nothing here was fitted to.
 FOREIGN = Path(__file__).parents[1] / "data" / "vectors-amd-zen3.json"
+COMPILING = FOREIGN.with_name("vectors-compiling.json")
 SUSPECTS = ("int8 per channel", "int8 g32", "fp8 per channel", "int4 g128")
 FOREIGN_KERNELS = "vLLM on x86 without bfloat16"
 NONCES = 16
@@ -364,6 +371,26 @@ def test_our_own_profile_is_as_large_and_as_alike_as_torch_in_bfloat16(trained: 
     assert sizes(real).mean() == pytest.approx(sizes(trained.own).mean(), abs=0.06)
     assert same(alike(real), alike(trained.own))
     assert cosines(real, trained.own).mean() > 0.3
+
+
+def test_a_server_that_compiles_runs_operations_of_pytorch(trained: Trained) -> None:
+    """vLLM's default: proofs skip the compiled graph, and vLLM's own operations are off."""
+    text = json.loads(COMPILING.read_text())
+    scheme, nonces = SketchScheme(k_dim=64), range(text["nonces"])
+    work = Workload(scheme, Block("0xabc", 100), text["public_key"], text["seq_len"])
+    raw = base64.b64decode(text["sketch-v2"]["vectors_b64"])
+    served = np.frombuffer(raw, text["dtype"]).reshape(len(nonces), scheme.width)
+
+    def of(profile: KernelProfile | None) -> Vectors:
+        network = with_kernels(trained.network, profile)
+        return ReferenceEngine(8).compute(work, network, nonces).values
+
+    exact, eager = of(None), PROFILES["vLLM on x86 with bfloat16"]
+    found = served.astype(np.float32) - exact
+    assert cosines(found, of(by_pytorch(eager)) - exact).mean() > 0.5
+    assert cosines(found, of(eager) - exact).mean() < 0.35
+    # What has none of vLLM's operations stays as it is.
+    assert by_pytorch(PROFILES["torch"]) is None is by_pytorch(PROFILES["compiled"])
 
 
 def test_kernels_of_a_foreign_processor_are_among_the_emulated(trained: Trained) -> None:

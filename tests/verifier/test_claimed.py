@@ -22,6 +22,7 @@ from proofserve.verifier.claims import (
     from_node,
     kernel_facts,
 )
+from proofserve.verifier.nodes.sources import kind_of
 from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
 from proofserve_lab.nodes import status_of
 from support.stub_node import stub_node
@@ -192,6 +193,10 @@ def test_a_processor_is_known_by_its_name_and_its_instructions() -> None:
     facts = kernel_facts("a node", said)
     assert (facts["processor"], facts["ranks"]) == ("a Xeon, AVX2", 1)
     assert facts["name"] == "vLLM 0.32.0, a Xeon, AVX2, 1 ranks"
+    of_pytorch = kernel_facts("a node", {**said, "ops": "PyTorch"})["processor"]
+    assert of_pytorch == "a Xeon, AVX2, ops of PyTorch"
+    assert kernel_facts("a node", {**said, "ops": "vLLM"})["processor"] == facts["processor"]
+    assert kind_of(of_pytorch) == kind_of(facts["processor"]) == "AVX2"
     assert kernel_facts("a node", {})["processor"] is None
     assert kernel_facts("a node", {"ranks": "two"})["ranks"] is None
 

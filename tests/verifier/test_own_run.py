@@ -9,7 +9,7 @@ from proofserve.engines.reference.kernels import SERVED
 from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.error_judges import DirectionJudge, FootprintJudge, PairedJudge
-from proofserve.verifier.judges import Chances, Judge
+from proofserve.verifier.judges import Chances, Judge, Variant
 from proofserve.verifier.judging import references_on
 from verifier.toy_null import (
     CARD,
@@ -136,6 +136,14 @@ def test_a_server_with_another_kernel_than_it_says_is_judged_beside_that(has: st
         ({"processor": "AVX2 without bfloat16"}, ["vLLM on x86 without bfloat16"]),
         ({"processor": "NVIDIA H100 80GB HBM3"}, ["vLLM on a GPU", "compiled"]),
         ({"processor": "NVIDIA L4", "ranks": 4}, ["vLLM on a GPU on 4 ranks"]),
+        (
+            {"processor": "an EPYC, AVX512 with bfloat16, ops of PyTorch", "ranks": 1},
+            ["vLLM on x86 with bfloat16, ops of PyTorch"],
+        ),
+        (
+            {"processor": "NVIDIA L4, ops of PyTorch", "ranks": 4},
+            ["vLLM on a GPU, ops of PyTorch on 4 ranks"],
+        ),
         # Who says nothing, or nothing that is known here, is compared with all.
         ({"processor": None, "ranks": None}, None),
         ({"processor": "AVX512", "ranks": 2}, None),
@@ -149,8 +157,15 @@ def test_what_a_server_says_names_the_references(
     ran_on: dict[str, object], named: list[str] | None
 ) -> None:
     references = ("our own rounding", *SERVED)
-    parallel = {"vLLM on a GPU": {4: "vLLM on a GPU on 4 ranks"}}
-    found = references_on(ran_on, references, parallel)
+    card, x86 = "vLLM on a GPU", "vLLM on x86 with bfloat16"
+    variants = {
+        card: {
+            Variant(ranks=4): f"{card} on 4 ranks",
+            Variant(by_pytorch=True, ranks=4): f"{card}, ops of PyTorch on 4 ranks",
+        },
+        x86: {Variant(by_pytorch=True): f"{x86}, ops of PyTorch"},
+    }
+    found = references_on(ran_on, references, variants)
     assert found == (references if named is None else named)
 
 

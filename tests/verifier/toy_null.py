@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
-from proofserve.verifier.judges import BankRun, Vectors
+from proofserve.verifier.judges import BankRun, Variant, Vectors
 from proofserve.verifier.noise import RunMeasurement
 from proofserve.verifier.populations import (
     HonestPopulations,
@@ -66,7 +66,10 @@ class ToyBank:
         self.expected: list[Mapping[BankRun, Sequence[int]]] = []
         self.ran: set[str | None] = set()
         self.references = (REFERENCE, SECOND)
-        self.parallel: Mapping[str, Mapping[int, str]] = {REFERENCE: {2: ON_RANKS}, SECOND: {}}
+        self.variants: Mapping[str, Mapping[Variant, str]] = {
+            REFERENCE: {Variant(ranks=2): ON_RANKS},
+            SECOND: {},
+        }
         self._kernels = kernels
 
     @property

@@ -220,7 +220,7 @@ class _Trying:
         reference, has_it = self._ours.nearest(errors)
         if has_it:
             return self._ours, reference
-        every = [name for of in self._runs.parallel.values() for name in of.values()]
+        every = [name for of in self._runs.variants.values() for name in of.values()]
         first, _ = self._on_ranks(every, self._judged[:_TRIED_ON]).nearest(errors)
         several = self._on_ranks([first], self._judged)
         on_ranks, has_it = several.nearest(errors)
@@ -236,7 +236,7 @@ class _Trying:
 
     def _known(self, ours: "OwnRuns", reference: str) -> HonestPopulations:
         width, known = self._runs.work.scheme.width, self._calibration
-        one = next((o for o, of in self._runs.parallel.items() if reference in of.values()), None)
+        one = next((o for o, of in self._runs.variants.items() if reference in of.values()), None)
         if one in known.references:
             honest = known.honest(one).on_ranks(reference, width)
         elif reference in known.references:

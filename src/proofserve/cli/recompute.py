@@ -68,7 +68,7 @@ def tell_plan_of_verdict(
 
     def passes_of(of: "CheckpointValidator") -> Sequence["Pass"]:
         at_once = of.at_once(judging.forward_batch)
-        references = references_on(ran_on, of.references, of.parallel)
+        references = references_on(ran_on, of.references, of.variants)
         return expected_passes(judging.options, sample, (of.names, references), at_once)
 
     what = f"of {sample} nonces until an honest node is cleared"

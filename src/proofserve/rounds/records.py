@@ -87,6 +87,10 @@ class Deferred:
     seconds: float
 
 
+# What ``kernels`` says of a server's operations, as "ops".
+VLLM_OPS, PYTORCH_OPS = "vLLM", "PyTorch"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """``kernels`` says on what the model runs: dtypes, ranks and processor, as far as known.

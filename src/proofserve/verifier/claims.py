@@ -16,11 +16,14 @@ from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, Withheld, owed_by
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError, parsed, read_json
+from proofserve.rounds.records import PYTORCH_OPS
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
 
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
 # A claim that is no text counts as an empty one, so that the other claims still get a verdict.
 Text = Annotated[str, BeforeValidator(lambda text: text if isinstance(text, str) else "")]
+# What the names of processors, and of kernels, have where vLLM's own operations do not run.
+BY_PYTORCH: Final = "ops of PyTorch"
 _SAY_LANE: Final = "give --lane FIRST:STEP, NODE_ID:NODE_COUNT of a round without groups"
 
 
@@ -285,7 +288,9 @@ def document(
 
 def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
     """``KernelFacts`` of a real engine, by what its node says; ``name`` if that is nothing."""
-    device = (text for each in ("processor", "instructions") if (text := said.get(each)))
+    device = [text for each in ("processor", "instructions") if (text := said.get(each))]
+    if device and said.get("ops") == PYTORCH_OPS:
+        device.append(BY_PYTORCH)
     known = {
         "engine": said.get("vllm") and f"vLLM {said['vllm']}",
         "processor": ", ".join(device) or None,

@@ -51,6 +51,14 @@ class BankRun:
         return ", ".join(filter(None, (self.weights or "published", self.kernels)))
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How a server differs from one on a single rank with vLLM's own operations."""
+
+    by_pytorch: bool = False
+    ranks: int = 1
+
+
 PUBLISHED: Final = BankRun()
 # The validator's own honest run, in the dtype that nodes serve.
 OWN: Final = BankRun(kernels="our own rounding")
@@ -64,8 +72,8 @@ def as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 class KernelBank(Protocol):
     """Suspected weights by ``names``, and how each would move the results; and honest kernels.
 
-    ``references`` are those of ``kernels`` that servers have, ``parallel`` the names of each of
-    them under tensor parallelism, by the number of ranks.
+    ``references`` are those of ``kernels`` that servers have, ``variants`` the names of each of
+    them in other servers of its machine.
     """
 
     @property
@@ -78,7 +86,7 @@ class KernelBank(Protocol):
     def references(self) -> Sequence[str]: ...
 
     @property
-    def parallel(self) -> Mapping[str, Mapping[int, str]]: ...
+    def variants(self) -> Mapping[str, Mapping[Variant, str]]: ...
 
     def expect(self, runs: Mapping[BankRun, Sequence[int]]) -> None:
         """What will be asked for next: a bank may compute it together."""

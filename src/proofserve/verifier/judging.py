@@ -24,7 +24,7 @@ from proofserve.verifier.calibration_file import (
     GivenThreshold,
     measured_threshold,
 )
-from proofserve.verifier.claims import ClaimedArtifacts, Selection
+from proofserve.verifier.claims import BY_PYTORCH, ClaimedArtifacts, Selection
 from proofserve.verifier.error_judges import (
     NO_SUSPECTS,
     DirectionJudge,
@@ -42,6 +42,7 @@ from proofserve.verifier.judges import (
     Judge,
     KernelBank,
     OpinionRecord,
+    Variant,
 )
 from proofserve.verifier.populations import HonestPopulations, OwnRun, uncalibrated
 from proofserve.verifier.verification import ExactJudge, Truth, Verification, settled, verify
@@ -215,28 +216,28 @@ def _own_run(
     known: Sequence[str] = bank.references
     if measured is not None:
         known = [each for each in known if each in measured.references] or measured.references
-    several = {name: one for one, of in bank.parallel.items() for name in of.values()}
-    first = references_on(ran_on, known, bank.parallel)
+    variants = {name: one for one, of in bank.variants.items() for name in of.values()}
+    first = references_on(ran_on, known, bank.variants)
 
     def null(reference: str) -> HonestPopulations:
         if measured is None:
             return uncalibrated(reference, width)
         if reference in truth.trusted:
             return measured.honest(known[0]).of_node(reference, width)
-        if reference not in several:
+        if reference not in variants:
             return measured.honest(reference)
         # Beside its own run a server on several ranks errs as one on a single rank does.
-        one = several[reference] if several[reference] in known else measured.references[0]
+        one = variants[reference] if variants[reference] in known else measured.references[0]
         return measured.honest(one).on_ranks(reference, width)
 
-    others = [name for name in (*known, *several) if name not in first]
+    others = [name for name in (*known, *variants) if name not in first]
     return OwnRun(bank, null, first, orders, others, truth.trusted)
 
 
 def references_on(
     ran_on: Mapping[str, object],
     references: Sequence[str],
-    parallel: Mapping[str, Mapping[int, str]],
+    variants: Mapping[str, Mapping[Variant, str]],
 ) -> Sequence[str]:
     """Those that a server has by its own words, all ``references`` if it does not say.
 
@@ -245,8 +246,9 @@ def references_on(
     processor, ranks = str(ran_on.get("processor")), ran_on.get("ranks")
     found = next((of for words, of in _KERNELS.items() if words in processor), ())
     names = [each for each in references if each.startswith(found)]
-    if isinstance(ranks, int) and ranks > 1:
-        names = [of[ranks] for each in names if ranks in (of := parallel.get(each, {}))]
+    said = Variant(BY_PYTORCH in processor, ranks if isinstance(ranks, int) else 1)
+    if said != Variant():
+        names = [of[said] for each in names if said in (of := variants.get(each, {}))]
     return names or references
 
 

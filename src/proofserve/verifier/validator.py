@@ -15,7 +15,13 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from proofserve.engines.reference.engine import ReferenceEngine, Run
 from proofserve.engines.reference.forward import Chat, Passed, logits_of, states_of
-from proofserve.engines.reference.kernels import PROFILES, SERVED, KernelProfile, own_profile
+from proofserve.engines.reference.kernels import (
+    PROFILES,
+    SERVED,
+    KernelProfile,
+    by_pytorch,
+    own_profile,
+)
 from proofserve.engines.reference.network import Network, load, weights_alone, with_kernels
 from proofserve.engines.reference.routing import ChoiceOfExperts, ExpertMemory
 from proofserve.engines.reference.suspects import FP8_CACHE, suspect, suspects_of
@@ -28,7 +34,8 @@ from proofserve.verifier.calibration_file import (
     KernelFacts,
     checkpoint_shape,
 )
-from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors, as_sent
+from proofserve.verifier.claims import BY_PYTORCH
+from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Variant, Vectors, as_sent
 from proofserve.verifier.verification import Truth
 
 # What networks compute for nonces, each run for its own; they may add other nonces that they
@@ -132,13 +139,21 @@ class CheckpointValidator:
         # That of the validator's own honest run, and the kernels that are emulated beside it.
         self.served_dtype, self.kernels = self._own.format, tuple(self._kernels)
         # No calibration emulates these: they are for nodes that have none of the references.
-        self.parallel: dict[str, dict[int, str]] = {name: {} for name in self.references}
-        for name, ranks in itertools.product(self.references, _RANKS):
-            self.parallel[name][ranks] = f"{name} on {ranks} ranks"
-            self._kernels[self.parallel[name][ranks]] = replace(self._kernels[name], ranks=ranks)
+        self.variants = {name: self._add_variants(name) for name in self.references}
         self._networks: dict[BankRun, Network] = {}
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
+
+    def _add_variants(self, reference: str) -> dict[Variant, str]:
+        profile, found = self._kernels[reference], dict[Variant, str]()
+        for by_torch, ranks in itertools.product((False, True), (1, *_RANKS)):
+            ops = by_pytorch(profile) if by_torch else profile
+            if ops is not None and (by_torch or ranks > 1):
+                name = f"{reference}, {BY_PYTORCH}" if by_torch else reference
+                name = f"{name} on {ranks} ranks" if ranks > 1 else name
+                self._kernels[name] = replace(ops, ranks=ranks)
+                found[Variant(by_torch, ranks)] = name
+        return found
 
     @property
     def hides_lies(self) -> bool:

@@ -307,6 +307,20 @@ SERVED: Final = (
 """Those of ``PROFILES`` that emulate all that some server rounds."""
 
 
+def by_pytorch(profile: KernelProfile) -> KernelProfile | None:
+    """vLLM's kernels where a server compiles for chat, as it does by default; None for others.
+
+    Proofs skip the compiled graph, and such a server has none of vLLM's own operations: PyTorch
+    rotates step by step, and multiplies SiLU or GELU in one compiled kernel (custom_op.py). Norms
+    are those of ir/ops/layernorm.py on every machine.
+    """
+    if Point.VLLM_GAIN not in profile.points:
+        return None
+    changed = {Point.ACTIVATION, Point.RESIDUAL}
+    added = {Point.ROTATION, Point.PAIR_ROTATION, Point.STORED_RESIDUAL}
+    return replace(profile, points=profile.points - changed | added)
+
+
 def own_profile(dtype: torch.dtype) -> KernelProfile | None:
     """What transformers does in ``dtype``, on any machine; None for float32: no emulation."""
     if dtype == torch.float16:

@@ -94,6 +94,7 @@ client.served_kernels:
   vllm.config.model ModelConfig(dtype)
   vllm.config.cache CacheConfig(cache_dtype)
   vllm.config.parallel ParallelConfig(tensor_parallel_size)
+  vllm.config.compilation CompilationConfig(custom_ops)
   vllm.platforms current_platform
   vllm.platforms.interface Platform.is_cpu Platform.get_device_name
 compat_client.call_engine:

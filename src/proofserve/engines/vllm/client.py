@@ -21,7 +21,14 @@ from proofserve.engines.vllm.core_messages import ProveCall
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.ports import Prove
-from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
+from proofserve.rounds.records import (
+    PYTORCH_OPS,
+    VLLM_OPS,
+    Deferred,
+    EngineInfo,
+    ProofBatch,
+    Workload,
+)
 from proofserve.rounds.status import EngineGauges, over_cores
 
 _logger = logging.getLogger(__name__)
@@ -213,6 +220,7 @@ def served_kernels(vllm_config: Any) -> dict[str, str]:
     vLLM does not know.
 
     Relies on: ModelConfig.dtype, CacheConfig.cache_dtype, ParallelConfig.tensor_parallel_size,
+    CompilationConfig.custom_ops, which has "none" where a server compiles,
     Platform.is_cpu and .get_device_name, and of torch.cpu what vLLM chooses its kernels by:
     _is_amx_tile_supported and _is_avx512_bf16_supported.
     """
@@ -222,11 +230,13 @@ def served_kernels(vllm_config: Any) -> dict[str, str]:
         device = {"instructions": _instructions()}
     else:
         device = {"processor": current_platform.get_device_name()}
+    compiles = "none" in vllm_config.compilation_config.custom_ops
     return {
         "dtype": str(vllm_config.model_config.dtype).removeprefix("torch."),
         "kv_dtype": str(vllm_config.cache_config.cache_dtype),
         "ranks": str(vllm_config.parallel_config.tensor_parallel_size),
         "torch": torch.__version__,
+        "ops": PYTORCH_OPS if compiles else VLLM_OPS,
         **device,
     }
 

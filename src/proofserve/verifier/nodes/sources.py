@@ -21,7 +21,13 @@ from proofserve.protocol.verdict.nearness import LEAST_NONCES
 from proofserve.remote.node_client import NodeClient, Transcript, UnprovedError, owed_by
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
-from proofserve.verifier.claims import ClaimedArtifacts, Selection, kernel_facts, read_file
+from proofserve.verifier.claims import (
+    BY_PYTORCH,
+    ClaimedArtifacts,
+    Selection,
+    kernel_facts,
+    read_file,
+)
 from proofserve.verifier.judges import Vectors
 from proofserve.verifier.orders import order_of
 
@@ -50,6 +56,7 @@ def kind_of(processor: object) -> str | None:
     """
     if not isinstance(processor, str):
         return None
+    processor = processor.removesuffix(f", {BY_PYTORCH}")
     found = (kind for kind, names in _GENERATIONS.items() if any(n in processor for n in names))
     return next(found, processor.partition(", ")[2] or processor)
 

@@ -24,6 +24,7 @@ from proofserve.verifier.judges import (
     Figures,
     Judge,
     Opinion,
+    Variant,
     Vectors,
     evidence_text,
     result_of,
@@ -75,7 +76,7 @@ class ProbeBlocks:
         self.names: Sequence[str] = readings.names
         self.kernels: Sequence[str] = readings.kernels
         self.references: Sequence[str] = readings.references
-        self.parallel: Mapping[str, Mapping[int, str]] = {}
+        self.variants: Mapping[str, Mapping[Variant, str]] = {}
         self._readings = readings
         self._answers: list[ReadAnswer] = []
         self._waiting: list[_Place] = []

@@ -318,7 +318,7 @@ class ModelJudge:
         measured = self.model.measured
         known = measured.references if measured else validator.references
         ran_on = found.claimed.ran_on or {}
-        several = len(references_on(ran_on, known, validator.parallel)) > 1
+        several = len(references_on(ran_on, known, validator.variants)) > 1
         totals = (_CHOSEN, _CLEARED) if several else (_CLEARED,)
         truth = replace(ours, at_once=max(ours.at_once, _CLEARED), totals=totals)
         options = replace(self.options, alpha=asked.alpha)
