@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from proofserve.cli import servers
+from proofserve.cli import main, servers
 from proofserve.cli.main import COMMANDS, app
 from proofserve.cli.servers import ServedModel, ServerOptions
 from proofserve.cli.session import EXIT_NO_VERDICT
@@ -21,6 +21,7 @@ from proofserve_lab.bench import chat
 from proofserve_lab.bench import command as bench
 from proofserve_lab.check import checks
 from proofserve_lab.check import command as check
+from support.odd_server import odd_server
 from support.stub_node import Habits, stub_node
 
 
@@ -335,3 +336,79 @@ def test_bench_chat_priority_writes_its_figures(
     assert read["proofs_while_saturated"] == 0
     assert read["proofs_afterwards"] > 0
     assert "identical" in read["failed"]
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "code", "extra"),
+    [
+        ("verify-chat", "torch", EXIT_NO_VERDICT, "'proofserve[reference]'"),
+        ("probe", "transformers.models", EXIT_NO_VERDICT, "'proofserve[reference]'"),
+        ("demo", "proofserve_lab", 2, "'proofserve'"),
+        ("check", "vllm", 2, "'proofserve[vllm]'"),
+    ],
+)
+def test_a_missing_package_is_a_sentence_and_no_verdict(
+    command: str, package: str, code: int, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_module: str) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(main, "import_module", missing)
+    result = run(command)
+    assert result.exit_code == code
+    assert result.output == f"No module named {package!r}: pip install {extra}\n"
+
+
+def test_a_package_that_is_missed_later_is_no_verdict_either(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "proofserve.verifier.validator", None)
+    result = run("verify", "--plan", "--model", str(tmp_path), "--scheme", "sketch-v2")
+    assert result.exit_code == EXIT_NO_VERDICT, result.output
+    assert "proofserve.verifier.validator" in result.output
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [("", "it is a folder"), ("nowhere/x.json", "make its folder")]
+)
+def test_a_file_that_cannot_be_written_shows_before_the_work(
+    place: str, why: str, tmp_path: Path
+) -> None:
+    at = tmp_path / place
+    result = run("calibrate", "noise", "nix", "--out", str(at))
+    assert result.exit_code == 2
+    assert f"cannot write {at}: {why}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("--port", "65536"), "--port"),
+        (("--port", "-1"), "--port"),
+        (("--database", "{folder}"), "cannot open"),
+        (("--database", "{file}"), "cannot use"),
+    ],
+)
+def test_a_receiver_that_cannot_start_says_why(
+    args: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"SQLite format 3\0, and no more of it")
+    result = run("receive", *(a.format(folder=tmp_path, file=tmp_path / "file") for a in args))
+    assert result.exit_code == 2, result.output
+    assert why in result.output
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[" * 10**5, b"{}", b'{"members": 3}', b"[]"])
+@pytest.mark.parametrize("command", ["members", "verdicts"])
+def test_what_is_no_fleet_is_named(command: str, body: bytes) -> None:
+    with odd_server(body) as url:
+        result = run("fleet", command, "--url", url)
+    assert result.exit_code == 2, result.output
+    assert url in result.output
+
+
+def test_what_is_no_node_is_named() -> None:
+    with odd_server(b'{"data": {}}') as url:
+        result = run("check", "smoke", "--url", url)
+    assert result.exit_code == 2, result.output
+    assert f"{url} does not answer as a node" in result.output

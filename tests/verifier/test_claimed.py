@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from proofserve.client.judging import claimed_order
 from proofserve.protocol.codec import encode
 from proofserve.protocol.network_schemes import ArtifactScheme
 from proofserve.protocol.verdict.comparison import Claim
@@ -193,3 +194,13 @@ def test_a_processor_is_known_by_its_name_and_its_instructions() -> None:
     assert facts["name"] == "vLLM 0.32.0, a Xeon, AVX2, 1 ranks"
     assert kernel_facts("a node", {})["processor"] is None
     assert kernel_facts("a node", {"ranks": "two"})["ranks"] is None
+
+
+def test_a_forgotten_scheme_convicts_nobody() -> None:
+    """A receiver's file has no scheme: with --k-dim alone its sketches would all be mismatches."""
+    sketches = replace(claims(of(128), of(128)), seq_len=256)
+    forgot = WorkOptions(k_dim=64)
+    with pytest.raises(ReportedError, match="give --scheme and --k-dim"):
+        claimed_order(sketches, forgot, None, is_file=True)
+    said = replace(forgot, scheme="artifact-v1")
+    assert claimed_order(sketches, said, None, is_file=True).width == 64

@@ -4,6 +4,7 @@ Below are the options that several commands share.
 """
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -25,11 +26,14 @@ from proofserve.cli.session import (
     VerdictCommand,
     open_session,
 )
+from proofserve.reports import ReportedError
 from proofserve.wire.records import first_problem
 
 S = TypeVar("S", bound=BaseSettings)
 C = TypeVar("C", bound=Callable[..., None])
 O = TypeVar("O", bound="CommandOptions")  # noqa: E741
+# Fields that name a file which a command writes at its end.
+_WRITTEN = ("bundle", "html", "json_file", "out", "png", "save")
 # What a command does with its options; it returns its exit code, None for 0.
 Action = Callable[[O, CommandSession], int | None]
 
@@ -74,7 +78,7 @@ def command(
         def run(**given: Any) -> None:
             said = {each: value for each, value in given.items() if value is not None}
             with open_session(exit_code) as session, session.interrupts.allowed():
-                code = action(record(**said), session)
+                code = action(_writable(record(**said)), session)
             raise typer.Exit(code or 0)
 
         run.__doc__ = action.__doc__
@@ -83,6 +87,17 @@ def command(
         return action
 
     return add
+
+
+def _writable(given: O) -> O:
+    """``given``; raises ReportedError if its results, which may take hours, could not be kept."""
+    for name in _WRITTEN:
+        path = getattr(given, name, None)
+        if path is not None and path.is_dir():
+            raise ReportedError(f"cannot write {path}: it is a folder; name a file")
+        if path is not None and not os.access(path.parent, os.W_OK):
+            raise ReportedError(f"cannot write {path}: make its folder, or name another file")
+    return given
 
 
 def verdict_command(app: typer.Typer, name: str) -> Callable[[Action[O]], Action[O]]:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Column, Table
@@ -18,6 +17,8 @@ from rich.text import Text
 from proofserve.cli.command import SettingOptions, first_key
 from proofserve.cli.servers import DemoDtype
 from proofserve.host import quick_dtype
+from proofserve.remote.http import JsonClient
+from proofserve.reports import NodeError, ReportedError
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.fleet import FleetSettings, FleetWorkerSettings
 from proofserve.wire import FLEET
@@ -205,7 +206,7 @@ def verdicts(
     """
     with _client(url, api_key) as client:
         about = "" if member is None else f"&member={_member(client, member)['id']}"
-        found = _call(client, "GET", f"{FLEET}/verdicts?limit={limit}{about}")
+        found = _call(client, "GET", f"{FLEET}/verdicts?limit={limit}{about}", listed="verdicts")
     if json:
         typer.echo(json_format.dumps(found, indent=2))
         return
@@ -270,28 +271,29 @@ def _fail(reason: str) -> NoReturn:
     raise typer.Exit(FAILED)
 
 
-def _client(url: str, api_key: str | None) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT_S, headers=headers)
-
-
-def _call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
+def _client(url: str, api_key: str | None) -> JsonClient:
     try:
-        response = client.request(method, path, json=body)
-    except httpx.HTTPError as error:
-        _fail(f"{client.base_url}: {error or type(error).__name__}")
-    if response.is_error:
-        try:
-            detail = response.json()["detail"]
-        except (ValueError, KeyError, TypeError):
-            detail = response.text[:500]
-        _fail(f"{method} {client.base_url.join(path)}: {response.status_code} {detail}")
-    return response.json()
+        return JsonClient(url, api_key, _TIMEOUT_S)
+    except ReportedError as error:
+        _fail(str(error))
 
 
-def _all_members(client: httpx.Client) -> Any:
+def _call(
+    client: JsonClient, method: str, path: str, body: Any = None, listed: str | None = None
+) -> Any:
+    """The object that the fleet answers, with the list ``listed``; ends the command without it."""
+    try:
+        found = client.ask(method, path, body)
+    except NodeError as error:
+        _fail(str(error))
+    if listed and not isinstance(found.get(listed), list):
+        _fail(f"{client.url} does not answer as a fleet: it names no {listed}")
+    return found
+
+
+def _all_members(client: JsonClient) -> Any:
     """The snapshot of the fleet with the members of all its pages."""
-    found = _call(client, "GET", f"{FLEET}/snapshot?limit={_PAGE}")
+    found = _call(client, "GET", f"{FLEET}/snapshot?limit={_PAGE}", listed="members")
     while len(found["members"]) < found["of_members"]:
         offset = len(found["members"])
         page = _call(client, "GET", f"{FLEET}/snapshot?offset={offset}&limit={_PAGE}")["members"]
@@ -301,7 +303,7 @@ def _all_members(client: httpx.Client) -> Any:
     return found
 
 
-def _member(client: httpx.Client, name: str) -> Any:
+def _member(client: JsonClient, name: str) -> Any:
     members = _all_members(client)["members"]
     found = [m for m in members if name.rstrip("/") in (m["name"], m["id"], m["url"])]
     if len(found) != 1:

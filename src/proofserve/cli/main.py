@@ -85,6 +85,15 @@ COMMANDS = {
     ),
 }
 
+VERDICTS = "proofserve.cli.validator."
+# The extras of packages that only some commands need.
+EXTRAS = {
+    **dict.fromkeys(("psutil", "vllm"), "[vllm]"),
+    **dict.fromkeys(("matplotlib", "safetensors", "torch", "transformers"), "[reference]"),
+    **dict.fromkeys(("aiohttp", "dbos", "psycopg", "sqlalchemy"), "[fleet]"),
+    **dict.fromkeys(("gguf", "tokenizers"), "[models]"),
+}
+
 # torch reads it at its first tensor. A validator's large tensors come and go, and with pages of
 # 4 KiB it would spend a quarter of its time on the first touch of each page (ADR 46).
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
@@ -103,12 +112,26 @@ class Commands(TyperGroup):
         name, listed, rest = super().resolve_command(ctx, args)
         if name is None or listed is None:
             return name, listed, rest
+        ctx.invoked_subcommand = name
         module, _, attribute = COMMANDS[name][0].partition(":")
-        if module.startswith("proofserve.cli.validator.") and not has_variable(HUGE_PAGES):
+        if module.startswith(VERDICTS) and not has_variable(HUGE_PAGES):
             export({HUGE_PAGES: "1"})
         command = get_command(getattr(import_module(module), attribute))
         command.name = name
         return name, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Ends a command that lacks a package by saying what to install.
+
+        Its exit code is 2, of a command with a verdict 3, as 1 and 2 would be verdicts.
+        """
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get((error.name or "").partition(".")[0], "")
+            typer.secho(f"{error}: pip install 'proofserve{extra}'", fg="red", err=True)
+            verdicts = COMMANDS[ctx.invoked_subcommand][0].startswith(VERDICTS)
+            raise typer.Exit(3 if verdicts else 2) from error
 
 
 app = typer.Typer(

@@ -128,7 +128,9 @@ def export(
         Path | None, typer.Option(help="The file to create; stdout if unset.")
     ] = None,
     round_: Round = None,
-    after: Annotated[int, typer.Option(help="Only results above this seq.", min=0)] = 0,
+    after: Annotated[
+        int, typer.Option(help="Only results above this seq.", min=0, max=2**63 - 1)
+    ] = 0,
     for_verify: Annotated[
         bool,
         typer.Option(

@@ -11,6 +11,7 @@ from rich.live import Live
 
 from proofserve.receiver.app import MAX_BODY_BYTES, create_app
 from proofserve.receiver.callbacks import SignatureCheck
+from proofserve.receiver.reader import ReceiverFileError
 from proofserve.receiver.store import ReceiverStore, render
 
 app = typer.Typer()
@@ -18,7 +19,7 @@ app = typer.Typer()
 
 @app.command()
 def receive(
-    port: Annotated[int, typer.Option(help="TCP port to listen on.")] = 9000,
+    port: Annotated[int, typer.Option(help="TCP port to listen on.", min=0, max=65535)] = 9000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     database: Annotated[Path, typer.Option(help="SQLite file of the callbacks.")] = Path(
         "proofserve-received.sqlite"
@@ -49,7 +50,11 @@ def receive(
     its receipts. `verify-chat --log FILE` reads it.
     """
     check = SignatureCheck(secret.encode()) if secret else None
-    store = ReceiverStore.open(database)
+    try:
+        store = ReceiverStore.open(database)
+    except ReceiverFileError as error:
+        text = f"{error}; give another file"
+        raise typer.BadParameter(text, param_hint="--database") from error
     served = create_app(store, check, max_body_bytes)
     config = uvicorn.Config(served, host=host, port=port, log_level="warning")
     server = uvicorn.Server(config)

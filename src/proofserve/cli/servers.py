@@ -16,7 +16,7 @@ import typer
 from proofserve.cli.session import CommandSession
 from proofserve.engines.vllm.support import ROTATED_BY_PYTORCH
 from proofserve.host import ServedDtype, vllm_version
-from proofserve.remote.node_client import NodeClient
+from proofserve.remote.node_client import NodeClient, owed_by
 from proofserve.reports import ReportedError
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.settings.process import has_variable
@@ -96,7 +96,7 @@ def own_model(deployment: ServerOptions, session: CommandSession) -> ServedModel
 def running_model(
     url: str, api_key: str | None, name: str | None, session: CommandSession
 ) -> ServedModel:
-    with NodeClient(url, api_key) as node:
+    with NodeClient(url, api_key) as node, owed_by(url):
         name = name or node.models()[0]
     return ServedModel(name, partial(existing_server, url, api_key, session), None)
 

@@ -230,7 +230,8 @@ class VerdictCommand(TyperCommand):
 def _no_verdict() -> Iterator[None]:
     try:
         yield
-    except typer.Exit:
+    except (typer.Exit, ModuleNotFoundError):
+        # The table of commands says what to install, and ends the command.
         raise
     except SystemExit as error:
         # rich ends so if the reader of the output has left, as `head` does; but 1 is fraud.

@@ -149,8 +149,9 @@ def claimed_order(
     is_file: bool,
 ) -> Work:
     """A file may have vectors of any length; a node is asked for those of the scheme."""
-    order = order_of(claimed, given if measured is None else measured.completed(given, claimed))
-    if is_file and given.k_dim is None:
+    said = given if measured is None else measured.completed(given, claimed)
+    order = order_of(claimed, said)
+    if is_file and (given.k_dim is None or (said.scheme or claimed.scheme) is None):
         require_width(claimed, order)
     return order
 

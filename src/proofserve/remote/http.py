@@ -56,8 +56,11 @@ class JsonClient:
             self._http = httpx.Client(
                 base_url=self.url, timeout=timeout, headers=headers, transport=transport
             )
+            place = self._http.base_url
         except httpx.InvalidURL as error:
             raise ReportedError(f"{url}: {error}") from error
+        if not (place.scheme in {"http", "https"} and place.host and (place.port or 0) < 2**16):
+            raise ReportedError(f"{url!r} is no URL of a server: give one like http://HOST:8000")
 
     def __enter__(self) -> Self:
         return self
@@ -66,11 +69,19 @@ class JsonClient:
         self._http.close()
 
     def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """The server's answer, whatever its status."""
+        """The server's answer, whatever its status. A long one, or one that drips, is an error."""
+        call, patience_s = f"{method} {self.url}{path}", self._http.timeout.read or TIMEOUT_S
         try:
-            return self._http.request(method, path, json=body)
+            with self._http.stream(method, path, json=body) as response:
+                content, until = bytearray(), time.monotonic() + patience_s
+                for part in response.iter_bytes():
+                    content += part
+                    require_short(content, call)
+                    if time.monotonic() > until:
+                        raise NodeError(f"{call}: its answer did not end within {patience_s:g} s")
         except httpx.HTTPError as error:
-            raise NodeError(f"{method} {self.url}{path}: {reason_of(error)}") from error
+            raise NodeError(f"{call}: {reason_of(error)}") from error
+        return with_content(response, content)
 
     def send_within(self, method: str, path: str, body: Any, seconds: float) -> httpx.Response:
         """As ``send``, of a server that may cheat.
@@ -92,14 +103,7 @@ class JsonClient:
                 client,
                 client.stream(method, path, json=body) as response,
             ):
-                content = b""
-                async for part in response.aiter_bytes():
-                    content += part
-                    if len(content) > LONGEST_ANSWER:
-                        raise NodeError(f"{call}: more than {LONGEST_ANSWER} bytes")
-            headers = [(n, v) for n, v in response.headers.items() if n != "content-encoding"]
-            status, request = response.status_code, response.request
-            return httpx.Response(status, headers=headers, content=content, request=request)
+                return await whole(response, call)
 
         try:
             return asyncio.run(read())
@@ -116,6 +120,28 @@ class JsonClient:
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """The JSON object of a successful answer."""
         return object_of(self.good(method, path, body))
+
+
+def require_short(content: bytearray, call: str) -> None:
+    """Raise NodeError for an answer to ``call`` that is longer than any may be."""
+    if len(content) > LONGEST_ANSWER:
+        raise NodeError(f"{call}: more than {LONGEST_ANSWER} bytes")
+
+
+async def whole(response: httpx.Response, call: str) -> httpx.Response:
+    """The answer to ``call`` with its streamed body. Raises NodeError for one that is too long."""
+    content = bytearray()
+    async for part in response.aiter_bytes():
+        content += part
+        require_short(content, call)
+    return with_content(response, content)
+
+
+def with_content(response: httpx.Response, content: bytearray) -> httpx.Response:
+    """A streamed answer with its body, as if it had been read at once."""
+    headers = [(n, v) for n, v in response.headers.items() if n != "content-encoding"]
+    status, request = response.status_code, response.request
+    return httpx.Response(status, headers=headers, content=bytes(content), request=request)
 
 
 def required(response: httpx.Response, call: str) -> httpx.Response:

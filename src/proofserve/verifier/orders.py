@@ -103,8 +103,8 @@ def require_width(claimed: ClaimedArtifacts, asked: Work) -> None:
     If each of them is a sound vector of one other width, they answer another request than the one
     that is assumed here, or contradict what the file says of them itself, which is no reason to
     convict. One vector of the right width makes all others mismatches. A node cannot hide behind
-    this: it is not called for what a node answers, nor where a validator says --k-dim. Then all
-    the vectors are mismatches.
+    this: it is not called for what a node answers, nor where a validator says --k-dim and the
+    scheme is said too. Then all the vectors are mismatches.
     """
     theirs = _width_of(claimed.claims[0].vector_b64) if claimed.claims else None
     if theirs in {None, asked.width}:

@@ -46,7 +46,7 @@ from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.fleet import FleetSettings, PolicyFile, listed_members
 from proofserve.settings.node import read_toml
 from proofserve.verifier.judging import PAIRED, TESTS, threshold_of
-from proofserve.web import is_loopback
+from proofserve.web import http_parts, is_loopback
 from proofserve.wiring.access import access_of, allowlist_of, call_limits, outward_of
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets
 
@@ -152,6 +152,8 @@ def run_fleet(settings: FleetSettings) -> None:
             bound.callback(each.close)
         port = sockets[0].getsockname()[1]
         public_url = settings.public_url or _own_url(settings.host, port)
+        if http_parts(public_url) is None:
+            raise ValueError(f"--public-url: {public_url!r} is not a URL like http://HOST:7100")
         text = "the fleet listens on %s, port %d; members reach it at %s"
         _logger.info(text, settings.host, port, public_url)
 

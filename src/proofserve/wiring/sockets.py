@@ -16,7 +16,10 @@ from starlette.types import ASGIApp
 SOCKET_PATH = 107
 PREFIX = "proofserve-"
 
-HINT = " Another process uses it: end that process, or choose another port with --port / VLLM_PORT."
+HINT = (
+    " Another process uses it: end that process, or choose another port with --port /"
+    " VLLM_PORT (a fleet: FLEET_PORT)."
+)
 SOCKET = "http.sock"
 # The gateway is the only client and closes idle connections itself. A server that closes first
 # would race with the client's next request. Seconds.

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.engines.reference.suspects import suspect
+from proofserve.remote import http
 from support.four_bits import one_thread
 from support.models import SmallModels
+from support.odd_server import odd_server
 from verifier.stub_endpoint import Manners, StubEndpoint, Writer, stub_endpoint
 
 
@@ -264,3 +266,17 @@ def test_a_wait_that_is_too_long_ends_the_probe(honest: Writer, trained: Path) -
     with stub_endpoint(honest, Manners(busy=["3600"])) as (stub, url):
         assert "asks to wait 3600 s" in refused(url, trained)
     assert len(stub.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "endless", "why"),
+    [(b"[" * 10**5, False, "lists no models"), (b" " * 2**20, True, "more than 1048576 bytes")],
+)
+def test_a_hostile_endpoint_is_an_error(
+    body: bytes, endless: bool, why: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "LONGEST_ANSWER", 2**20)
+    with odd_server(body, endless) as url:
+        result = run(url, trained)
+    assert result.exit_code == 3, result.output
+    assert why in result.output

@@ -1,5 +1,6 @@
 """What receipts state, against chats: every lie is named."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -382,3 +383,11 @@ def test_an_answer_without_tokens_is_not_checked(node: Node) -> None:
     chat = with_receipt(choice_of(empty, token_ids=(), text=""), node.sign(receipt))
     [found] = readable(chat, 2**32, 100).gaps
     assert found.text == "one choice 0: the prompt or the answer has no tokens"
+
+
+@pytest.mark.parametrize("temperature", [math.nan, math.inf, 10**400, "hot"])
+def test_a_request_that_no_server_takes_convicts_nobody(
+    chat: Conversation, temperature: object
+) -> None:
+    changed = replace(chat, request={**chat.request, "temperature": temperature})
+    assert "request.temperature" in unknown(changed)

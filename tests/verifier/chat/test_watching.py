@@ -312,3 +312,13 @@ def test_other_evidence_is_refused(tmp_path: Path) -> None:
         kept(path)
     with pytest.raises(ReportedError, match=r"--evidence: .*Is a directory"):
         kept(tmp_path)
+
+
+def test_a_node_stays_honest_while_later_answers_are_too_few(node: Node) -> None:
+    """The exit code of a watch must not depend on whether it ends just after clearing."""
+    watch = watch_of(Clears(2))
+    found = [(watch.add([node.chat(f"{n}")]), watch.stays_honest) for n in range(4)]
+    assert found == [(UNDECIDED, False), (HONEST, False), (UNDECIDED, True), (HONEST, False)]
+    watch.add([replace(node.chat("owed"), receipts=())])
+    assert watch.unproved
+    assert not watch.stays_honest

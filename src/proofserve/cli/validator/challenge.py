@@ -61,7 +61,7 @@ class ChallengeOptions(
 ):
     url: Annotated[str | None, typer.Argument(callback=needed_without_plan)] = None
     """The node, or a fleet. --plan needs none."""
-    nonces: int = Field(NONCES, ge=1)
+    nonces: int = Field(NONCES, ge=1, le=10**6)
     """How many to ask for at a time."""
     deadline: float = Field(DEADLINE_S, ge=0.1)
     """Seconds within which the whole answer must come."""

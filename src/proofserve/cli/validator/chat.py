@@ -276,9 +276,10 @@ def watch_chat(given: WatchChatOptions, session: CommandSession) -> int:
 
     Answers count together until they clear the node; then it begins anew. It
     ends with exit code 1 at the first verdict of fraud; else, at the end of
-    --for, with that of the last check: 0 honest, 2 undecided or unproved, 3 if no known
-    kernel and no known fraud explains the errors. A chat that the provider does
-    not answer, or a file that is none, is told and counted.
+    --for, with that of the last check: 0 honest, also if answers since then are too few
+    to tell, 2 undecided or unproved, 3 if no known kernel and no known fraud explains the
+    errors. A chat that the provider does not answer, or a file that is none, is told and
+    counted.
 
     \b
     proofserve watch-chat http://gateway:7000 --model ./model --calibration chat.json
@@ -286,6 +287,20 @@ def watch_chat(given: WatchChatOptions, session: CommandSession) -> int:
         --chats ./chats --share 0.01 --out report.json
     """
     chances, seed = Chances(given.alpha, given.beta), given.seed or fresh_seed()
+    with ReceiptClient(given.url, given.api_key) as client:
+        # A wrong address or folder shows before minutes of loading.
+        source = _kept(given.chats, given.share, seed) if given.chats else _asked(client, seed)
+        return _watched(given, source, chances, seed, session)
+
+
+def _watched(
+    given: WatchChatOptions,
+    source: Iterator[list[Fetch]],
+    chances: Chances,
+    seed: str,
+    session: CommandSession,
+) -> int:
+    """The exit code of a watch."""
     checker = given.checker(seed, session)
     follower = LogFollower(given.log) if given.log else None
 
@@ -298,9 +313,7 @@ def watch_chat(given: WatchChatOptions, session: CommandSession) -> int:
     file = EvidenceFile(given.evidence, rests_on) if given.evidence else None
     writers = checker.writers(replace(chances, alpha=given.alpha / 2), given.rule_out)
     watch = Watch(judge, writers, chances, given.most_gaps, file, seed)
-    with ReceiptClient(given.url, given.api_key) as client:
-        source = _kept(given.chats, given.share, seed) if given.chats else _asked(client, seed)
-        return EXIT_CODES[_watch(watch, source, given, session)]
+    return EXIT_CODES[_watch(watch, source, given, session)]
 
 
 def _watch(
@@ -349,6 +362,9 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
         else:
             if watch.last is not None:
                 session.show(verdict, watch.last.lines())
+                if watch.stays_honest:
+                    session.tell("honest by earlier answers; those since then are too few to tell")
+                    verdict = SequentialResult.HONEST
                 if watch.unproved:
                     session.tell(f"over all answers: {watch.unproved}")
     if verdict is SequentialResult.HONEST and len(fresh) < len(fetches):
@@ -359,9 +375,12 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
 def _asked(client: ReceiptClient, seed: str) -> Iterator[list[Fetch]]:
     """A chat of our own each time; no two are alike."""
     model, draw = client.model(), random.Random(seed)  # noqa: S311 - prompts, no secrets
-    for number in itertools.count():
+
+    def asked(number: int) -> list[Fetch]:
         body = request(model, draw.getrandbits(_PROMPT_BITS), TOKENS, greedy=number % 2 == 1)
-        yield [partial(client.chat, f"chat {number}", body)]
+        return [partial(client.chat, f"chat {number}", body)]
+
+    return map(asked, itertools.count())
 
 
 def _kept(folder: Path, share: float, seed: str) -> Iterator[list[Fetch]]:
@@ -370,7 +389,10 @@ def _kept(folder: Path, share: float, seed: str) -> Iterator[list[Fetch]]:
         raise ReportedError(f"--chats: {folder} is no folder")
     known: set[Path] = set()
     draw = random.Random(seed)  # noqa: S311 - the provider has answered before
-    while True:
+
+    def kept() -> list[Fetch]:
         new = sorted(set(folder.glob("*.json")) - known)
         known.update(new)
-        yield [partial(read, path) for path in new if draw.random() < share]
+        return [partial(read, path) for path in new if draw.random() < share]
+
+    return iter(kept, None)

@@ -135,6 +135,7 @@ def noise(given: NoiseOptions, session: CommandSession) -> None:
     proofserve calibrate noise ./model --other h200.json --add calibration.json --out both.json
     """
     engines = [(name, _saved_run(name)) for name in given.other]
+    added = [CalibrationFile.read(file) for file in given.add]
     claimed = _to_compute([saved for _, saved in engines if saved is not None], given.nonces)
     # Files say it; else this command has a default.
     tokens = given.seq_len if claimed.claims else given.seq_len or SEQ_LEN
@@ -160,8 +161,8 @@ def noise(given: NoiseOptions, session: CommandSession) -> None:
     measured = honest_runs(sent, validator.truth(claimed.nonces))
     about = _about(work, checkpoint, given.kv_cache)
     made = measured_calibration(validator, measured, measuring, about, session.line)
-    for file in given.add:
-        made = merged(made, CalibrationFile.read(file))
+    for each in added:
+        made = merged(made, each)
     require_explained(made, given.trust, given.verifications)
     made = checked(made, session.line, given.verifications)
     session.console.print(_table(made))

@@ -5,6 +5,7 @@ that fails convicts: the node signed what it did not do, or the receipt is none.
 may do too, now and then, is a gap: it is counted by its name, and too much of it clears no node.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -278,8 +279,10 @@ class Statement:
                 continue
             try:
                 number = float(asked)
-            except (TypeError, ValueError) as error:
-                raise self._unsure(f"request.{field}: {asked!r} is no number") from error
+            except (TypeError, ValueError, OverflowError):
+                number = math.nan
+            if not math.isfinite(number):
+                raise self._unsure(f"request.{field}: {asked!r} is no number")
             if not _same(field, number, float(used), stated):
                 text = f"{field}: the request has {asked}, the receipt {used}"
                 raise FailedCheck("sampling", text)

@@ -198,6 +198,15 @@ class Watch:
     def unproved(self) -> str:
         return leave_open(self.gaps, self.answers, self._most_gaps)
 
+    @property
+    def stays_honest(self) -> bool:
+        """Whether earlier answers cleared the node, and later ones are too few to tell."""
+        if not (self.honest and self.last) or self.unproved:
+            return False
+        writer = self.last.writer
+        untold = self.last.read_by is SequentialResult.UNDECIDED
+        return untold and (writer is None or writer.enough)
+
     def add(self, chats: Sequence[Conversation]) -> SequentialResult:
         """The verdict with ``chats``, which are judged with the next ones if the judge raises."""
         fresh = {key_of(chat): chat for chat in chats}

@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 from pydantic import AliasPath, BaseModel, Field, FiniteFloat, ValidationError
 
-from proofserve.remote.http import TIMEOUT_S, authorization, reason_of, refusal, unless_exit
+from proofserve.remote.http import TIMEOUT_S, authorization, reason_of, refusal, unless_exit, whole
 from proofserve.reports import NodeError, Progress, ReportedError
 from proofserve.wire.records import first_problem
 
@@ -311,7 +311,7 @@ class Endpoint:
         try:
             listed = [] if response.is_error else response.json()["data"]
             return [str(each["id"]) for each in listed]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return []
 
     async def _ask(self, prompts: Sequence[ProbePrompt]) -> list[RawAnswer | LeftOut]:
@@ -366,10 +366,16 @@ class Endpoint:
             await self.limit.passed()
             last, wanted = attempt >= ATTEMPTS - 1, None
             try:
-                response = await http.request(method, self._base + path, json=content)
-            except httpx.TransportError as error:
+                async with (
+                    asyncio.timeout(TIMEOUT_S),
+                    http.stream(method, self._base + path, json=content) as streamed,
+                ):
+                    response = await whole(streamed, f"{method} {self._base}{path}")
+            except (httpx.RequestError, TimeoutError) as error:
                 if last:
-                    raise NodeError(f"{method} {self._base}{path}: {reason_of(error)}") from error
+                    late = f"its answer did not end within {TIMEOUT_S:g} s"
+                    why = late if isinstance(error, TimeoutError) else reason_of(error)
+                    raise NodeError(f"{method} {self._base}{path}: {why}") from error
             else:
                 status, wanted = response.status_code, response.headers.get("retry-after")
                 if status in {401, 403}:
