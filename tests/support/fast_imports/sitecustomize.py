@@ -4,12 +4,11 @@ vLLM and torch make a million objects while they are imported. With its default 
 collector looks through them again and again, which is a quarter of the start of a server. Servers
 of ours are watched by ``described``.
 
-An engine core is a fork of the API server that has imported vLLM, as vLLM itself has it where no
-setting asks for new processes. Its platform for CPUs does, because OpenMP's threads do not outlive
-a fork, and each core would spend seven seconds of a processor on the same imports. Servers of
-tests have one thread of OpenMP. Where ``PROOFSERVE_TEST_FORKS`` is not set, in the tests of the
-demo and of restarts and on other machines, cores start as vLLM's platform chooses; so do engines
-in the process of a test, which has threads of its own.
+The engine core of a server with one API process is a fork of it, as vLLM has it where nothing asks
+for new processes. Its platform for CPUs does, because OpenMP's threads do not outlive a fork, and
+each core would spend seven seconds of a processor on the same imports. Servers of tests have one
+such thread. In the tests of the demo and of restarts, and of all other deployments, cores start as
+vLLM's platform chooses.
 """
 
 import gc
@@ -24,15 +23,17 @@ if "PROOFSERVE_TEST_FAULTS" in os.environ:
 
     sys.meta_path.insert(0, Watching())
 
-if "PROOFSERVE_TEST_FORKS" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+STARTS = ("vllm.entrypoints.launchers.api_server.entry", "proofserve gateway")
+is_server = " ".join(sys.orig_argv[1:4]).startswith(tuple(f"-m {each}" for each in STARTS))
+
+if is_server and "PROOFSERVE_TEST_FORKS" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
     import multiprocessing
 
     plain_context = multiprocessing.get_context
 
     def get_context(method: str | None = None) -> Any:
         """The one that forks for vLLM's ``get_mp_context``, for others the one they ask for."""
-        if sys._getframe(1).f_code.co_name == "get_mp_context" and "pytest" not in sys.modules:
-            method = "fork"
-        return plain_context(method)
+        is_engine = sys._getframe(1).f_code.co_name == "get_mp_context"
+        return plain_context("fork" if is_engine else method)
 
     multiprocessing.get_context = get_context
