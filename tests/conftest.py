@@ -75,6 +75,7 @@ def pytest_configure() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, (str(FAST_IMPORTS), str(TOOLS), *path))
         )
+    os.environ["PROOFSERVE_TEST_FORKS"] = "1"
     # Of this process and of the servers that it starts.
     os.environ["PROOFSERVE_TEST_FAULTS"] = mkstemp(prefix="faults-")[1]
 
@@ -161,6 +162,12 @@ def few_kernels() -> Iterator[None]:
 
     with small_bank():
         yield
+
+
+@pytest.fixture
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers start their engine's processes as vLLM's platform chooses: see ``FAST_IMPORTS``."""
+    monkeypatch.delenv("PROOFSERVE_TEST_FORKS")
 
 
 @pytest.fixture

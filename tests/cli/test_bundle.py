@@ -218,13 +218,13 @@ def test_a_seed_that_convicts_by_chance_does_not_convince(
 
 
 def test_a_node_whose_answers_are_changed_on_the_way_has_signed_nothing(
-    node: ChallengedNode, tiny: Path, tmp_path: Path
+    node: ChallengedNode, of_tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     """It cannot end its verdict by that."""
     node.meddling.strips_signature = True
     node.engine.serves = node.engine.four_bits
     try:
-        asked = ("challenge", node.url, "--model", str(tiny), "--api-key", VALIDATOR)
+        asked = ("challenge", node.url, *of_tiny, "--api-key", VALIDATOR)
         few = ("--nonces", "32", "--deadline", "600", "--bundle", str(tmp_path / "b.json"))
         result = run(*asked, *few)
     finally:

@@ -1,9 +1,7 @@
 """``proofserve validate``: many nodes over HTTP, one ledger, passes that all of a model share."""
 
 import json
-import os
 import sqlite3
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -15,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cli.challenged import VALIDATOR
-from cli.validated import COMMAND, KEY_VARIABLE, ServedNode, nodes_of, nodes_toml
+from cli.validated import KEY_VARIABLE, ServedNode, nodes_of, nodes_toml, validator_process
 from proofserve.cli.main import app
 from proofserve.engines.reference.engine import ReferenceEngine, Run
 from proofserve.rounds.records import ProofBatch, Workload
@@ -25,7 +23,6 @@ from support.models import SmallModels
 from support.pace import wait_until
 from support.small_bank import small_bank
 
-TESTS = Path(__file__).parent.parent
 MODELS = ("qwen3", "llama")
 ALPHA = 1e-4
 CHALLENGES = """
@@ -163,20 +160,13 @@ def test_nodes_of_a_model_share_every_pass(
 
 def killed_when(condition: Callable[[], object], file: Path) -> None:
     """Start a validator, and kill it once the condition holds."""
-    process = subprocess.Popen(
-        [*COMMAND, str(file)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    with process:
-        try:
-            wait_until(lambda: condition() or process.poll() is not None, 300.0)
-            assert process.poll() is None, process.stdout and process.stdout.read().decode()
-        finally:
-            process.kill()
-
-
-def environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH", ""))))
-    return {**os.environ, "PYTHONPATH": path, KEY_VARIABLE: VALIDATOR}
+    process = validator_process(file, said := file.with_name("said"))
+    try:
+        wait_until(lambda: condition() or not process.is_alive(), 300.0)
+        assert process.is_alive(), said.read_text()
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_twenty_nodes_and_a_validator_that_is_killed_five_times(
@@ -223,20 +213,20 @@ def test_twenty_nodes_and_a_validator_that_is_killed_five_times(
     free(second, 5)
     run(lambda: len(rows(tmp_path)) == 20 and count("answers") + count("outcome") >= 16)
     free(second, 9)
-    done = subprocess.run(
-        [*COMMAND, str(file)], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
+    last = validator_process(file, tmp_path / "said")
+    last.join()
+    told = (tmp_path / "said").read_text()
+    assert last.exitcode == 1, told
     every["qwen3-1"].serves = every["qwen3-1"].honest
 
     found = {each["node"]: each for each in rows(tmp_path)}
     assert len(found) == len(rows(tmp_path)) == 20
     outcomes = {name: each["outcome"] for name, each in found.items()}
     assert (outcomes.pop("qwen3-1"), outcomes.pop("gone")) == ("fraud", "unproved")
-    assert {*outcomes.values()} == {"honest"}, done.stdout
+    assert {*outcomes.values()} == {"honest"}, told
     assert found["gone"]["kind"] == "not reached"
     # What a killed validator had found stays as it was, and is told.
-    assert "qwen3-1 (qwen3): fraud: " in done.stdout
+    assert "qwen3-1 (qwen3): fraud: " in told
     by_number = {each["number"]: each | {"told": 0} for each in rows(tmp_path)}
     assert kept.items() <= by_number.items()
     assert len(kept) >= 11

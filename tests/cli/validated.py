@@ -1,32 +1,51 @@
 """Nodes over real HTTP for ``proofserve validate``: they share networks, and may be held up."""
 
-import sys
+import multiprocessing
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from cli.challenged import VALIDATOR, ModelEngine
+from proofserve.cli.main import app
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.network import load, with_kernels
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from support.committed import FakeNode, fake_node
 from support.fake_engine import FakeEngine
+from support.four_bits import one_thread
 from support.pace import until
 from support.reference import Prover
+from support.small_bank import small_bank
 
 KEY_VARIABLE = "KEY_OF_NODES"
 # What the nodes say they run on, and so their one kernel.
 PROCESSOR, KERNEL = "a processor with bfloat16", "vLLM on x86 with bfloat16"
-# A validator in a process of its own, with few kernels and suspects.
-VALIDATE = """
-import torch
-from proofserve.cli.main import app
-from support.small_bank import small_bank
-torch.set_num_threads(1)
-with small_bank():
-    app()
-"""
-COMMAND = (sys.executable, "-c", VALIDATE, "validate")
+# What a validator imports. The process that has done so forks each one that a test starts.
+IMPORTED = ("torch", "transformers", "proofserve.cli.validator.validate")
+IMPORTED += ("proofserve.verifier.validator", "proofserve.verifier.validation.judging")
+
+
+def validator_process(file: Path, said: Path) -> BaseProcess:
+    """``proofserve validate FILE`` with few kernels and suspects; ``said`` gets its output."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([*IMPORTED])
+    process = forks.Process(target=_validate, args=(file, said))
+    process.start()
+    return process
+
+
+def _validate(file: Path, said: Path) -> None:
+    os.environ[KEY_VARIABLE] = VALIDATOR
+    with (
+        said.open("w") as out,
+        redirect_stdout(out),
+        redirect_stderr(out),
+        small_bank(),
+        one_thread(),
+    ):
+        app(["validate", str(file)])
 
 
 class HeldEngine(ModelEngine):

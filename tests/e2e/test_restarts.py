@@ -17,7 +17,7 @@ from support.node import SECOND_PROCESS, ServedNode, serve, until
 from support.processes import have_ended
 from support.streams import BOUND_S, ends_with_an_error
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("new_processes")]
 
 API_PROCESS, WORKER = 0, -1
 KEY = "key-of-this-test"

@@ -1,6 +1,7 @@
 """Emulated kernels: that each is one of its own, that ours is torch's, and what they cover."""
 
 import base64
+import copy
 import json
 import math
 from dataclasses import replace
@@ -234,7 +235,8 @@ def test_drawn_embeddings_arrive_in_the_served_format() -> None:
 
 
 def arithmetic(**options: Any) -> KernelProfile:
-    chosen = {"name": "", "format": "bfloat16", "points": frozenset({Point.NORM}), **options}
+    points = frozenset({Point.NORM, Point.REDUCED})
+    chosen = {"name": "", "format": "bfloat16", "points": points, **options}
     return KernelProfile(**chosen)
 
 
@@ -263,8 +265,48 @@ def test_sums_of_chunks_and_of_ranks_are_rounded_on_the_way() -> None:
     assert float(arithmetic().product(inputs, weight, split=True)) == exact
     # Two small numbers at a time are half the step of bfloat16 above 1, and ties go to even.
     assert float(arithmetic(partial_sums=2).product(inputs, weight, split=False)) == 1
-    assert float(arithmetic(ranks=4).product(inputs, weight, split=True)) == 1
+    # Ranks add up in float32 what they send: three such numbers, a step and a half.
+    assert float(arithmetic(ranks=4).product(inputs, weight, split=True)) == 1 + 2 / 128
     assert float(arithmetic(ranks=4).product(inputs, weight, split=False)) == exact
+    cut = arithmetic(ranks=4, truncated=frozenset({Point.REDUCED}))
+    assert float(cut.product(inputs, weight, split=True)) == 1 + 1 / 128
+    # The first rank has the bias, and rounds its part with it.
+    bias = torch.tensor([2.0**-9])
+    assert float(arithmetic(ranks=2).product(inputs, weight, bias, split=True)) == 1 + 2 / 128
+    assert float(arithmetic(ranks=1).product(inputs, weight, bias, split=True)) == exact + 2.0**-9
+
+
+def with_part(layer: nn.Module, rank: int) -> nn.Module:
+    """A copy of a layer whose mixture has only the part of one of two ranks."""
+    made = copy.deepcopy(layer)
+    for module in made.modules():
+        down = getattr(module, "down_proj", None)
+        if down is None:
+            continue
+        weight = down.weight if isinstance(down, nn.Linear) else down
+        columns = weight.transpose(-1, -2) if getattr(module, "is_transposed", False) else weight
+        columns.data.chunk(2, -1)[1 - rank].zero_()
+        if rank and hasattr(module, "down_proj_bias"):
+            module.down_proj_bias.data.zero_()
+    return made
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_a_rank_adds_up_its_parts_of_all_experts_before_ranks_do(family: str) -> None:
+    layer = model_of(family, torch.float32).model.layers[1]
+    read = torch.randn(1, 48, 64, generator=torch.Generator().manual_seed(0))
+    on_one = PROFILES["vLLM on x86 with bfloat16"]
+
+    def mixed(layer: nn.Module, profile: KernelProfile) -> Tensor:
+        with torch.no_grad(), emulated(layer, profile, is_layer=True):
+            found = layer.mlp(read)
+        return found[0] if isinstance(found, tuple) else found
+
+    parts = [mixed(with_part(layer, rank), on_one).bfloat16() for rank in range(2)]
+    found = mixed(layer, replace(on_one, ranks=2))
+    # Products with zeros may add up in another order, and seldom round to another number.
+    assert (found.bfloat16() == parts[0] + parts[1]).float().mean() > 0.99
+    assert torch.equal(found, found.bfloat16().float())
 
 
 # -- the trained model -----------------------------------------------------------------------------

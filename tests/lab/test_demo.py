@@ -8,7 +8,7 @@ import pytest
 
 from support.demo import is_free, running_demo
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("new_processes")]
 
 
 @pytest.mark.timeout(1000)

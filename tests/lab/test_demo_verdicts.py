@@ -20,7 +20,7 @@ from support.four_bits import one_thread
 pytestmark = pytest.mark.usefixtures("few_kernels")
 # As of the real model: the last cheat also forges a share, and a forged proof may be undecided.
 MIXED = replace(
-    demo.REAL, known=DENSE, rounded=(("8-bit weights", "int8 per channel"),), cheated=16
+    demo.REAL, known=DENSE, nonces=32, rounded=(("8-bit weights", "int8 per channel"),), cheated=16
 )
 
 

@@ -85,6 +85,7 @@ def test_the_cost_is_told_before_the_first_prompt(honest: Writer, trained: Path)
         "int8 per channel",
     ],
 )
+@pytest.mark.usefixtures("few_kernels")
 def test_rounded_weights_are_convicted_and_named(name: str, trained: Path, tmp_path: Path) -> None:
     cheat = Writer(trained, lambda network: suspect(network, name))
     with stub_endpoint(cheat) as (_, url):

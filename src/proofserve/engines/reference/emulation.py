@@ -6,6 +6,7 @@ torch functions that transformers calls in them.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final
@@ -63,11 +64,15 @@ def emulated(part: nn.Module, profile: KernelProfile | None, *, is_layer: bool) 
         if not is_layer:
             begin = part.register_forward_pre_hook(kernels.begin, with_kwargs=True)
             stack.enter_context(begin)
-        for module, place in _places(part, is_layer).items():
+        places = _places(part, is_layer)
+        for module, place in places.items():
             enter, leave = partial(kernels.enter, place), partial(kernels.leave, place)
             stack.enter_context(module.register_forward_pre_hook(enter))
             # First of all hooks: what a scheme does to a layer's output is no kernel's work.
             stack.enter_context(module.register_forward_hook(leave, prepend=True))
+            mixes = any(places.get(each) is _Place.EXPERTS for each in module.modules())
+            if mixes and place is _Place.MLP and profile.ranks > 1:
+                stack.enter_context(kernels.on_ranks(module))
         stack.enter_context(kernels)
         yield
 
@@ -84,6 +89,22 @@ def _places(part: nn.Module, is_layer: bool) -> dict[nn.Module, _Place]:
             if name in type(module).__name__:
                 found[module] = place
     return found
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A rank whose part of a mixture is computed. What all ranks compute ``alike`` is kept."""
+
+    number: int
+    alike: list[Tensor]
+    used: int = 0
+
+    def same(self, compute: Callable[[], Tensor]) -> Tensor:
+        """The next product of which each rank has all: the first rank computes it."""
+        if self.number == 0:
+            self.alike.append(compute())
+        self.used += 1
+        return self.alike[self.used - 1]
 
 
 class _Kernels(TorchFunctionMode):
@@ -109,6 +130,10 @@ class _Kernels(TorchFunctionMode):
         # ids of single ones, shapes [out, in] of experts'.
         self._split_weights: set[int] = set()
         self._split_shapes: set[torch.Size] = set()
+        # On several ranks: the one whose part of a mixture is computed, and its last product of
+        # which it has a part.
+        self._rank: _Rank | None = None
+        self._part: Tensor | None = None
         # Those of single matrices in 8 bits, and whether experts' are.
         self._eight_bits: set[int] = set()
         self._experts_in_eight_bits = False
@@ -161,6 +186,28 @@ class _Kernels(TorchFunctionMode):
         if place is _Place.TABLE:
             return tuple(self._at(Point.TABLE, each) for each in out)
         return out
+
+    @contextmanager
+    def on_ranks(self, mixture: nn.Module) -> Iterator[None]:
+        """Each rank adds up its parts of all experts, before these sums are added up."""
+        plain = mixture.forward
+
+        def forward(*args: Any, **options: Any) -> Any:
+            made, alike = [], list[Tensor]()
+            for number in range(self._profile.ranks):
+                self._rank = _Rank(number, alike)
+                made.append(plain(*args, **options))
+            self._rank = None
+            if isinstance(made[0], Tensor):
+                return self._profile.all_reduced(made)
+            # Some give what their router says, too.
+            return (self._profile.all_reduced([each[0] for each in made]), *made[0][1:])
+
+        mixture.forward = forward
+        try:
+            yield
+        finally:
+            del mixture.forward
 
     @property
     def _norm(self) -> Point:
@@ -216,14 +263,26 @@ class _Kernels(TorchFunctionMode):
         """Rows [rows, in], sorted by expert, times [experts, in, out]; ``offs`` are their ends."""
         ends = offs.tolist()
         rows = zip([0, *ends], ends, weight.mT, strict=False)
-        return torch.cat([self._product(inputs[a:b], each) for a, b, each in rows])
+        made = torch.cat([self._product(inputs[a:b], each) for a, b, each in rows])
+        self._part = None if self._part is None else made
+        return made
 
     def _product(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         single = isinstance(weight, nn.Parameter)
         split = id(weight) in self._split_weights if single else weight.shape in self._split_shapes
         exact = id(weight) in self._eight_bits if single else self._experts_in_eight_bits
-        made = self._profile.product(inputs, weight, split=split, as_they_are=exact)
-        return self._at(Point.OUTPUTS, made if bias is None else made + bias)
+        product = partial(self._profile.product, as_they_are=exact)
+        rank, ranks = self._rank, self._profile.ranks
+        if rank is None:
+            made = product(inputs, weight, bias, split=split)
+        elif split:
+            rows, columns = (each.chunk(ranks, -1)[rank.number] for each in (inputs, weight))
+            made = product(rows, columns, None if rank.number else bias)
+        else:
+            made = rank.same(partial(product, inputs, weight, bias))
+        made = self._at(Point.OUTPUTS, made)
+        self._part = made if split else None
+        return made
 
     def attention(self, func: Any, *args: Any, **options: Any) -> Tensor:
         return self._profile.attention(func, *args, **options)
@@ -267,11 +326,19 @@ class _Kernels(TorchFunctionMode):
         """A sum in an MLP: with a number, with a bias, or of experts' outputs."""
         if not isinstance(other, Tensor):
             return self._at(Point.ACTIVATION, func(one, other))
+        if self._has_bias(one):
+            return one
         is_mixture = one.shape == other.shape
         return self._at(Point.MIXTURE if is_mixture else Point.OUTPUTS, func(one, other))
 
     def add_bias(self, func: Any, one: Tensor, bias: Tensor) -> Tensor:
+        if self._has_bias(one):
+            return one
         return one.copy_(self._at(Point.OUTPUTS, func(one, bias)))
+
+    def _has_bias(self, part: Tensor) -> bool:
+        """Whether ``part`` is the product of a rank beside the first, which alone adds the bias."""
+        return part is self._part and self._rank is not None and self._rank.number > 0
 
     def add_experts(self, func: Any, total: Tensor, *args: Any) -> Tensor:
         return total.copy_(self._at(Point.MIXTURE, func(total, *args)))

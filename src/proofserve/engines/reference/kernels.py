@@ -8,6 +8,7 @@ vectors of any machine, and a new profile needs no code.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Final, Literal
 
 import torch
@@ -41,6 +42,7 @@ class Point(StrEnum):
     EXPERT_STEPS = "in an expert: what matrices and activation give, and the weighted output"
     EXPERT_PRODUCT = "in an expert: the activation times the other half"
     MIXTURE = "the sum of the experts' outputs"
+    REDUCED = "the sum of what all ranks have"
     RESIDUAL = "the residual stream after each addition"
     STORED_RESIDUAL = "the residual stream as stored, while the next norm reads the exact sum"
     CACHE = "keys and values in a cache in fp8"
@@ -78,7 +80,7 @@ class KernelProfile:
     At ``truncated`` points the lower bits are cut off, elsewhere values become the nearest.
     ``partial_sums``: a matrix adds up its inputs in chunks of so many, and keeps the running sum in
     ``format``. ``ranks``: so many devices each add up a part of the inputs of the matrices that
-    tensor parallelism splits; the parts are rounded, and so is every sum of them. ``fp8_cache``:
+    tensor parallelism splits; the parts are rounded. ``fp8_cache``:
     attention reads keys and values from a cache in fp8. ``order``: a matrix adds up its inputs in
     two parts, cut where this number says; None leaves it to this machine. ``scaling``: how inputs
     become integers, where a checkpoint declares these.
@@ -112,7 +114,13 @@ class KernelProfile:
         return self._round(values) if served else values
 
     def product(
-        self, inputs: Tensor, weight: Tensor, *, split: bool = False, as_they_are: bool = False
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        split: bool = False,
+        as_they_are: bool = False,
     ) -> Tensor:
         """``inputs`` [..., in] times ``weight`` [out, in]; ``split`` if each rank has a part.
 
@@ -123,11 +131,13 @@ class KernelProfile:
         else:
             adds_up = self._sum
             inputs, weight = self.at(Point.OPERANDS, inputs), self.at(Point.OPERANDS, weight)
-        ranks = self.ranks
-        if split and ranks > 1:
-            each = zip(inputs.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True)
-            return self._added(adds_up(a, b) for a, b in each)
-        return adds_up(inputs, weight)
+        # The first rank has the bias.
+        added = [] if bias is None else [bias]
+        if not split or self.ranks == 1:
+            return sum(added, adds_up(inputs, weight))
+        each = zip(inputs.chunk(self.ranks, -1), weight.chunk(self.ranks, -1), strict=True)
+        parts = (adds_up(a, b) for a, b in each)
+        return self.all_reduced(chain([sum(added, next(parts))], parts))
 
     def _sum(self, inputs: Tensor, weight: Tensor) -> Tensor:
         size, order = self.partial_sums, self.order
@@ -148,6 +158,14 @@ class KernelProfile:
         rows = inputs.flatten(0, -2)
         made = [added(few) for few in torch.split(rows, max(1, _RUNNING // len(weight)))]
         return torch.cat(made).view(*inputs.shape[:-1], len(weight))
+
+    def all_reduced(self, parts: Iterable[Tensor]) -> Tensor:
+        """The sum of the ranks' ``parts``, which they send rounded, and add up in float32.
+
+        So do vLLM's own kernels on a processor (shm.cpp) and among up to 8 cards of a host
+        (custom_all_reduce.cuh).
+        """
+        return self.at(Point.REDUCED, sum(map(self._round, parts), torch.zeros(())))
 
     def _added(self, parts: Iterable[Tensor]) -> Tensor:
         # One at a time: all parts of a wide matrix together take more memory than a layer.
@@ -204,7 +222,7 @@ class KernelProfile:
 _WRITTEN: Final = frozenset(
     {
         *(Point.OPERANDS, Point.OUTPUTS, Point.NORM, Point.HEAD_NORM, Point.TABLE, Point.ROTATED),
-        *(Point.ATTENTION, Point.PRODUCT, Point.EXPERT_PRODUCT, Point.MIXTURE),
+        *(Point.ATTENTION, Point.PRODUCT, Point.EXPERT_PRODUCT, Point.MIXTURE, Point.REDUCED),
     }
 )
 # torch rounds what every function returns.
@@ -230,13 +248,13 @@ _LIST: Final = (
     replace(_TORCH, name="torch in float16", format="float16"),
     # vLLM csrc/cpu: without AVX512_BF16 cpu_types_x86.hpp cuts off the lower bits of what these
     # write: rotary embedding (pos_encoding), attention (cpu_attn_vec, weights in float32), experts
-    # (cpu_fused_moe). Norms by ir/ops/layernorm.py, which reads the exact sum and stores the
-    # rounded one. SiLU and product by torch. Integers by dnnl_kernels.cpp.
+    # (cpu_fused_moe), sums over ranks (shm). Norms by ir/ops/layernorm.py, which reads the exact
+    # sum and stores the rounded one. SiLU and product by torch. Integers by dnnl_kernels.cpp.
     KernelProfile(
         "vLLM on x86 without bfloat16",
         _VLLM_CPU,
-        truncated=frozenset({Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE})
-        | _CUT_CACHE,
+        truncated=_CUT_CACHE
+        | {Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE, Point.REDUCED},
         scaling="inverse",
     ),
     # The same, written with vcvtneps2bf16, which takes the nearest.
@@ -271,7 +289,7 @@ _LIST: Final = (
         replace(_TORCH, name=f"sums of {size} in bfloat16", partial_sums=size)
         for size in (32, 64, 128, 256)
     ),
-    # Tensor parallelism: each rank's product in bfloat16, all-reduced in bfloat16.
+    # Tensor parallelism.
     *(replace(_TORCH, name=f"torch on {ranks} ranks", ranks=ranks) for ranks in (2, 4, 8)),
     # Tensor cores read float32 operands with 10 bits of fraction.
     KernelProfile("TF32", frozenset({Point.OPERANDS}), format="tf32"),
