@@ -149,7 +149,7 @@ def test_a_share_of_kept_chats_is_checked(model: Path, tmp_path: Path) -> None:
     _, report = watched(model, "http://unused", tmp_path, *folder, "--share", 0.5, "--seed", "0")
     assert 10 < report["chats"] < 30
     result = run("http://unused", "--model", model, *folder, "--share", 0.0)
-    assert result.exit_code == UNDECIDED
+    assert result.exit_code == UNDECIDED, result.output
     assert "0 chats; the next check is in 10 s" in result.output
 
 

@@ -288,7 +288,7 @@ def watch_chat(given: WatchChatOptions, session: CommandSession) -> int:
     """
     chances, seed = Chances(given.alpha, given.beta), given.seed or fresh_seed()
     with ReceiptClient(given.url, given.api_key) as client:
-        # A wrong address or folder shows before minutes of loading.
+        # What is no URL or no folder shows before minutes of loading.
         source = _kept(given.chats, given.share, seed) if given.chats else _asked(client, seed)
         return _watched(given, source, chances, seed, session)
 
@@ -375,12 +375,9 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
 def _asked(client: ReceiptClient, seed: str) -> Iterator[list[Fetch]]:
     """A chat of our own each time; no two are alike."""
     model, draw = client.model(), random.Random(seed)  # noqa: S311 - prompts, no secrets
-
-    def asked(number: int) -> list[Fetch]:
+    for number in itertools.count():
         body = request(model, draw.getrandbits(_PROMPT_BITS), TOKENS, greedy=number % 2 == 1)
-        return [partial(client.chat, f"chat {number}", body)]
-
-    return map(asked, itertools.count())
+        yield [partial(client.chat, f"chat {number}", body)]
 
 
 def _kept(folder: Path, share: float, seed: str) -> Iterator[list[Fetch]]:
