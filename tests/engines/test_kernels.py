@@ -389,6 +389,11 @@ def test_a_server_that_compiles_runs_operations_of_pytorch(trained: Trained) -> 
     found = served.astype(np.float32) - exact
     assert cosines(found, of(by_pytorch(eager)) - exact).mean() > 0.5
     assert cosines(found, of(eager) - exact).mean() < 0.35
+    # PyTorch takes the nearest number where vLLM cuts off.
+    assert (cut := by_pytorch(PROFILES[FOREIGN_KERNELS])) is not None
+    turned = torch.tensor([1 + 1.4 / 128])
+    assert float(cut.at(Point.ROTATED, turned)) == 1 + 1 / 128
+    assert float(cut.at(Point.ROTATED, -turned - 0.2 / 128)) == -1 - 2 / 128
     # What has none of vLLM's operations stays as it is.
     assert by_pytorch(PROFILES["torch"]) is None is by_pytorch(PROFILES["compiled"])
 

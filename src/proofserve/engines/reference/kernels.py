@@ -318,7 +318,9 @@ def by_pytorch(profile: KernelProfile) -> KernelProfile | None:
         return None
     changed = {Point.ACTIVATION, Point.RESIDUAL}
     added = {Point.ROTATION, Point.PAIR_ROTATION, Point.STORED_RESIDUAL}
-    return replace(profile, points=profile.points - changed | added)
+    # PyTorch gives the nearest number where vLLM's rotation may cut off.
+    cut = profile.truncated - {Point.ROTATED}
+    return replace(profile, points=profile.points - changed | added, truncated=cut)
 
 
 def own_profile(dtype: torch.dtype) -> KernelProfile | None:
