@@ -161,9 +161,9 @@ def test_what_a_server_says_names_the_references(
     variants = {
         card: {
             Variant(ranks=4): f"{card} on 4 ranks",
-            Variant(by_pytorch=True, ranks=4): f"{card}, ops of PyTorch on 4 ranks",
+            Variant("PyTorch", 4): f"{card}, ops of PyTorch on 4 ranks",
         },
-        x86: {Variant(by_pytorch=True): f"{x86}, ops of PyTorch"},
+        x86: {Variant("PyTorch"): f"{x86}, ops of PyTorch"},
     }
     found = references_on(ran_on, references, variants)
     assert found == (references if named is None else named)

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +53,12 @@ class BankRun:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a server differs from one on a single rank with vLLM's own operations."""
+    """How a server differs from one on a single rank with vLLM's own operations.
 
-    by_pytorch: bool = False
+    One that compiles has PyTorch's for proofs, and a compiled graph for chat.
+    """
+
+    operations: Literal["vLLM", "PyTorch", "compiled"] = "vLLM"
     ranks: int = 1
 
 

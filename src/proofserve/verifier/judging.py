@@ -246,7 +246,8 @@ def references_on(
     processor, ranks = str(ran_on.get("processor")), ran_on.get("ranks")
     found = next((of for words, of in _KERNELS.items() if words in processor), ())
     names = [each for each in references if each.startswith(found)]
-    said = Variant(BY_PYTORCH in processor, ranks if isinstance(ranks, int) else 1)
+    operations: Literal["PyTorch", "vLLM"] = "PyTorch" if BY_PYTORCH in processor else "vLLM"
+    said = Variant(operations, ranks if isinstance(ranks, int) else 1)
     if said != Variant():
         names = [of[said] for each in names if said in (of := variants.get(each, {}))]
     return names or references

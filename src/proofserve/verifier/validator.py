@@ -1,7 +1,6 @@
 """A validator with the published checkpoint: its tokens, true vectors, honest runs, suspects."""
 
 import copy
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from proofserve.engines.reference.kernels import (
     SERVED,
     KernelProfile,
     by_pytorch,
+    in_a_graph,
     own_profile,
 )
 from proofserve.engines.reference.network import Network, load, weights_alone, with_kernels
@@ -146,13 +146,14 @@ class CheckpointValidator:
 
     def _add_variants(self, reference: str) -> dict[Variant, str]:
         profile, found = self._kernels[reference], dict[Variant, str]()
-        for by_torch, ranks in itertools.product((False, True), (1, *_RANKS)):
-            ops = by_pytorch(profile) if by_torch else profile
-            if ops is not None and (by_torch or ranks > 1):
-                name = f"{reference}, {BY_PYTORCH}" if by_torch else reference
-                name = f"{name} on {ranks} ranks" if ranks > 1 else name
-                self._kernels[name] = replace(ops, ranks=ranks)
-                found[Variant(by_torch, ranks)] = name
+        others = Variant("PyTorch"), by_pytorch(profile), f"{reference}, {BY_PYTORCH}"
+        chats = Variant("compiled"), in_a_graph(profile), f"{reference}, compiled"
+        for of, made, name in ((Variant(), profile, reference), others, chats):
+            for ranks in (1, *_RANKS):
+                if made is not None and (variant := replace(of, ranks=ranks)) != Variant():
+                    title = f"{name} on {ranks} ranks" if ranks > 1 else name
+                    self._kernels[title] = replace(made, ranks=ranks)
+                    found[variant] = title
         return found
 
     @property

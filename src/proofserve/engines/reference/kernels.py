@@ -308,7 +308,7 @@ SERVED: Final = (
 
 
 def by_pytorch(profile: KernelProfile) -> KernelProfile | None:
-    """vLLM's kernels where a server compiles for chat, as it does by default; None for others.
+    """vLLM's kernels for proofs, where a server compiles as it does by default; None for others.
 
     Proofs skip the compiled graph, and such a server has none of vLLM's own operations: PyTorch
     rotates step by step, and multiplies SiLU or GELU in one compiled kernel (custom_op.py). Norms
@@ -321,6 +321,20 @@ def by_pytorch(profile: KernelProfile) -> KernelProfile | None:
     # PyTorch gives the nearest number where vLLM's rotation may cut off.
     cut = profile.truncated - {Point.ROTATED}
     return replace(profile, points=profile.points - changed | added, truncated=cut)
+
+
+def in_a_graph(profile: KernelProfile) -> KernelProfile | None:
+    """vLLM's kernels for chat, where a server on x86 compiles; None for others.
+
+    Its graph is one for all layers, and only what a matrix or attention reads is written: the
+    residual stream is added up anew from their outputs (torch inductor).
+    """
+    if not profile.points >= _VLLM_CPU:
+        return None
+    gone = {Point.VLLM_GAIN, Point.HEAD_NORM, Point.PAIR_ROTATION}
+    gone |= {Point.ACTIVATION, Point.STORED_RESIDUAL}
+    cut = profile.truncated - {Point.ROTATED}
+    return replace(profile, points=profile.points - gone, truncated=cut)
 
 
 def own_profile(dtype: torch.dtype) -> KernelProfile | None:
