@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.reports import ReportedError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
-from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Vectors
+from proofserve.verifier.judges import OWN, PUBLISHED, BankRun, Variant, Vectors
 from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.models import SmallModels
 
@@ -113,3 +114,16 @@ def test_a_dtype_in_which_no_server_rounds_is_refused(
     setup = ValidatorSetup(small_models.mixture(), served_dtype=dtype)
     with pytest.raises((ReportedError, CheckpointError), match=f"{dtype}.* bfloat16"):
         CheckpointValidator(setup, proofs_of(WORK, 4))
+
+
+def test_a_server_that_compiles_has_other_operations_for_chat_than_for_proofs(tiny: Path) -> None:
+    x86, card = "vLLM on x86 with bfloat16", "vLLM on a GPU"
+    of_proofs = CheckpointValidator(ValidatorSetup(tiny)).variants
+    of_chat = CheckpointValidator(ValidatorSetup(tiny), of_chat=True).variants
+    assert of_proofs[x86][Variant("PyTorch")] == f"{x86}, ops of PyTorch"
+    assert of_chat[x86][Variant("compiled", 2)] == f"{x86}, compiled on 2 ranks"
+    assert {each.operations for each in of_proofs[x86]} == {"vLLM", "PyTorch"}
+    assert {each.operations for each in of_chat[x86]} == {"vLLM", "compiled"}
+    # The graphs of cards are not known, and transformers has no operations of vLLM.
+    assert {each.operations for each in of_chat[card]} == {"vLLM"}
+    assert set(of_proofs["our own rounding"]) == {Variant(ranks=ranks) for ranks in (2, 4, 8)}

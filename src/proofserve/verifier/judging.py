@@ -230,7 +230,11 @@ def _own_run(
         one = variants[reference] if variants[reference] in known else measured.references[0]
         return measured.honest(one).on_ranks(reference, width)
 
-    others = [name for name in (*known, *variants) if name not in first]
+    # Of other machines only the references: more variants would be more chances for a lie.
+    machine = {"processor": str(ran_on.get("processor")).removesuffix(f", {BY_PYTORCH}")}
+    here = references_on(machine, known, bank.variants)
+    others = [*known, *(name for name, one in variants.items() if one in here)]
+    others = [name for name in others if name not in first]
     return OwnRun(bank, null, first, orders, others, truth.trusted)
 
 

@@ -102,11 +102,14 @@ class CheckpointValidator:
     The truth has the published weights and exact arithmetic; servers round activations too, where
     the checkpoint declares it. The validator's own honest run is emulated, as transformers would
     round: the same on every processor. Runs that are expected advance together, layer by layer.
+    ``of_chat``: what is judged are states of chat, which a server that compiles has from a graph.
     ``forwards`` counts the nonces that suspects computed, ``suspects_s`` their seconds. Raises
     CheckpointError if a checkpoint cannot be used; the methods raise EngineFault.
     """
 
-    def __init__(self, setup: ValidatorSetup, compute: Compute = _no_nonces) -> None:
+    def __init__(
+        self, setup: ValidatorSetup, compute: Compute = _no_nonces, *, of_chat: bool = False
+    ) -> None:
         self.forwards, self.suspects_s = 0, 0.0
         self._setup = setup
         self._compute = compute
@@ -139,16 +142,17 @@ class CheckpointValidator:
         # That of the validator's own honest run, and the kernels that are emulated beside it.
         self.served_dtype, self.kernels = self._own.format, tuple(self._kernels)
         # No calibration emulates these: they are for nodes that have none of the references.
-        self.variants = {name: self._add_variants(name) for name in self.references}
+        self.variants = {name: self._add_variants(name, of_chat) for name in self.references}
         self._networks: dict[BankRun, Network] = {}
         self._known: dict[tuple[BankRun, int], NDArray[np.float32]] = {}
         self._expected: defaultdict[BankRun, set[int]] = defaultdict(set)
 
-    def _add_variants(self, reference: str) -> dict[Variant, str]:
+    def _add_variants(self, reference: str, of_chat: bool) -> dict[Variant, str]:
         profile, found = self._kernels[reference], dict[Variant, str]()
-        others = Variant("PyTorch"), by_pytorch(profile), f"{reference}, {BY_PYTORCH}"
-        chats = Variant("compiled"), in_a_graph(profile), f"{reference}, compiled"
-        for of, made, name in ((Variant(), profile, reference), others, chats):
+        compiling = Variant("PyTorch"), by_pytorch(profile), f"{reference}, {BY_PYTORCH}"
+        if of_chat:
+            compiling = Variant("compiled"), in_a_graph(profile), f"{reference}, compiled"
+        for of, made, name in ((Variant(), profile, reference), compiling):
             for ranks in (1, *_RANKS):
                 if made is not None and (variant := replace(of, ranks=ranks)) != Variant():
                     title = f"{name} on {ranks} ranks" if ranks > 1 else name

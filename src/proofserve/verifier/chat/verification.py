@@ -192,7 +192,7 @@ class ChatChecker:
         self._seed = seed
         self._most_gaps = most_gaps
         self._tokenizer = CheckpointTokenizer(setup.model)
-        self.validator = CheckpointValidator(setup.serving_as(measured))
+        self.validator = CheckpointValidator(setup.serving_as(measured), of_chat=True)
         if (digest := self.validator.weights_digest) is None:
             raise ReportedError(f"{setup.model}: its weights have no digest: no safetensors files")
         self.weights_digest = digest
