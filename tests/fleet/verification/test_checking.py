@@ -31,6 +31,7 @@ from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.verifier.nodes import members
 from proofserve.verifier.nodes.members import CheckpointTruths, check_sample
 from proofserve.verifier.openings import open_sample
+from proofserve.wiring.launch import free_port
 from support.committed import fake_node
 from support.fake_engine import TOY_ENGINE_INFO, FakeEngine
 from support.four_bits import engine_of
@@ -117,7 +118,7 @@ async def test_a_member_that_does_not_open_its_roots_is_unproved(
         body |= {"encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"}}
         body |= {"roots": [root | {"previous_root": None}]}
         sample = replace(task.sample, committed=(body,))
-        address = f"{node.url}1" if away else node.url
+        address = f"http://127.0.0.1:{free_port()}" if away else node.url
         task = replace(task, sample=sample, member=replace(task.member, url=address))
         found = await asyncio.to_thread(checker_with({task.job.queue: tiny}), task)
     assert found.outcome is VerdictOutcome.UNPROVED

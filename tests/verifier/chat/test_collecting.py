@@ -118,8 +118,8 @@ def test_a_url_that_is_none() -> None:
 
 
 def test_a_url_without_a_scheme() -> None:
-    with ReceiptClient("gateway") as client, pytest.raises(NodeError, match="http"):
-        client.model()
+    with pytest.raises(ReportedError, match="is no URL of a server: give one like http://"):
+        ReceiptClient("gateway")
 
 
 def test_an_id_cannot_lead_to_another_path() -> None:
