@@ -275,6 +275,8 @@ def test_sums_of_chunks_and_of_ranks_are_rounded_on_the_way() -> None:
     # Ranks add up in float32 what they send: three such numbers, a step and a half.
     assert float(arithmetic(ranks=4).product(inputs, weight, split=True)) == 1 + 2 / 128
     assert float(arithmetic(ranks=4).product(inputs, weight, split=False)) == exact
+    # Ranks that cannot have equal parts have some all the same.
+    assert float(arithmetic(ranks=6).product(inputs, weight, split=True)) == 1 + 2 / 128
     cut = arithmetic(ranks=4, truncated=frozenset({Point.REDUCED}))
     assert float(cut.product(inputs, weight, split=True)) == 1 + 1 / 128
     # The first rank has the bias, and rounds its part with it.

@@ -276,7 +276,7 @@ class _Kernels(TorchFunctionMode):
         if rank is None:
             made = product(inputs, weight, bias, split=split)
         elif split:
-            rows, columns = (each.chunk(ranks, -1)[rank.number] for each in (inputs, weight))
+            rows, columns = (each.tensor_split(ranks, -1)[rank.number] for each in (inputs, weight))
             made = product(rows, columns, None if rank.number else bias)
         else:
             made = rank.same(partial(product, inputs, weight, bias))
@@ -326,17 +326,17 @@ class _Kernels(TorchFunctionMode):
         """A sum in an MLP: with a number, with a bias, or of experts' outputs."""
         if not isinstance(other, Tensor):
             return self._at(Point.ACTIVATION, func(one, other))
-        if self._has_bias(one):
+        if self._takes_no_bias(one):
             return one
         is_mixture = one.shape == other.shape
         return self._at(Point.MIXTURE if is_mixture else Point.OUTPUTS, func(one, other))
 
     def add_bias(self, func: Any, one: Tensor, bias: Tensor) -> Tensor:
-        if self._has_bias(one):
+        if self._takes_no_bias(one):
             return one
         return one.copy_(self._at(Point.OUTPUTS, func(one, bias)))
 
-    def _has_bias(self, part: Tensor) -> bool:
+    def _takes_no_bias(self, part: Tensor) -> bool:
         """Whether ``part`` is the product of a rank beside the first, which alone adds the bias."""
         return part is self._part and self._rank is not None and self._rank.number > 0
 

@@ -131,13 +131,12 @@ class KernelProfile:
         else:
             adds_up = self._sum
             inputs, weight = self.at(Point.OPERANDS, inputs), self.at(Point.OPERANDS, weight)
-        # The first rank has the bias.
-        added = [] if bias is None else [bias]
-        if not split or self.ranks == 1:
-            return sum(added, adds_up(inputs, weight))
-        each = zip(inputs.chunk(self.ranks, -1), weight.chunk(self.ranks, -1), strict=True)
+        ranks = self.ranks if split else 1
+        each = zip(inputs.tensor_split(ranks, -1), weight.tensor_split(ranks, -1), strict=True)
         parts = (adds_up(a, b) for a, b in each)
-        return self.all_reduced(chain([sum(added, next(parts))], parts))
+        # The first rank has the bias.
+        first = next(parts) if bias is None else next(parts) + bias
+        return self.all_reduced(chain([first], parts)) if ranks > 1 else first
 
     def _sum(self, inputs: Tensor, weight: Tensor) -> Tensor:
         size, order = self.partial_sums, self.order
