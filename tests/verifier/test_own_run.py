@@ -42,7 +42,7 @@ def test_our_own_run_is_of_the_kernel_that_is_most_like_the_node() -> None:
     other = own_run(bank, None)
     other.compare([ClaimError(0, None, Mismatch(0, Reason.MISSING))])
     assert other.honest.reference == "reference"
-    assert other.cosine(0) == 0.0
+    assert other.cosines([0]).tolist() == [0.0]
     assert np.isinf(other.ratios([0], [np.inf])[0])
 
 
@@ -116,6 +116,26 @@ def test_of_a_server_that_says_its_kernel_no_other_is_run() -> None:
     judged_in_groups(judge, claims(bank.errors_by(Kernel(like=SECOND), range(30), 300)))
     assert judge.opinion().result is SequentialResult.HONEST
     assert bank.ran == {SECOND}
+
+
+def test_a_server_in_float32_is_cleared_and_costs_no_other_run() -> None:
+    bank = ToyBank(KERNELS)
+    own = own_run(bank, None, said=SECOND)
+    judge = FootprintJudge(own, CHANCES)
+    judged_in_groups(judge, claims(bank.errors_by(Kernel(size=0.003, kept=0.0), range(60), 300)))
+    found = judge.opinion()
+    assert found.result is SequentialResult.HONEST
+    assert found.text == "60 of 60 vectors are the published ones, as float32 gives them"
+    assert bank.ran == {SECOND}
+
+
+def test_vectors_in_float32_clear_no_lie_in_the_other_nonces() -> None:
+    bank = ToyBank(KERNELS)
+    judge = FootprintJudge(own_run(bank, None), CHANCES)
+    exact = bank.errors_by(Kernel(size=0.003, kept=0.0), range(140), 300)
+    lie = bank.errors_by(Kernel(kept=0.0), range(0, 200, 3), 301)
+    judged_in_groups(judge, claims({**exact, **lie}))
+    assert judge.opinion().result is not SequentialResult.HONEST
 
 
 @pytest.mark.parametrize("has", [REFERENCE, ON_RANKS])

@@ -240,38 +240,43 @@ class DirectionJudge(_ErrorJudge):
 class FootprintJudge(_ErrorJudge):
     """Asks whether errors have the footprint of an honest kernel; it clears, and cannot convict.
 
-    Servers with kernels that were not measured have less of it, or none.
+    Servers with kernels that were not measured have less of it, or none. A server in float32 errs
+    so little that its vectors are the published ones: they count as if they had a usual footprint.
     """
 
     name = "footprint"
 
-    @property
-    def _figures(self) -> Floats:
-        return np.array([self._own.cosine(nonce) for nonce in self._judged])
+    def _figures(self, of: Footprint) -> Floats:
+        return self._own.cosines(self._judged, usual=of.mean)
 
     def _clearing(self, of: Footprint) -> float:
         """The evidence that a node has it, against lies on the share and on all nonces."""
-        against = of.log_clearing(self._figures, self._chances.share, self._chances.kept)
-        return float(against.sum(axis=0).min())
+        figures, chances = self._figures(of), self._chances
+        return float(of.log_clearing(figures, chances.share, chances.kept).sum(axis=0).min())
 
     def result(self) -> SequentialResult:
         every, chances = self._own.honest.footprints.values(), self._chances
         cleared = any(self._clearing(of) >= chances.clears_at for of in every)
-        against = [log_path(of.log_refuting(self._figures)).max() for of in every]
+        against = [log_path(of.log_refuting(self._figures(of))).max() for of in every]
         lost = bool(against) and min(against) >= chances.convicts_at
         return SequentialResult.UNEXPLAINED if lost else result_of(clears=cleared)
 
     def _says(self, result: SequentialResult) -> tuple[str, Figures]:
-        mean, every = float(self._figures.mean()), self._own.honest.footprints
+        shown, every = self._own.cosines(self._judged), self._own.honest.footprints
+        pointing = shown[~np.isnan(shown)]
+        mean = float(pointing.mean()) if len(pointing) else 0.0
         # The kernel that keeps as much of our run's footprint as the node does.
         kernel = min(every, key=lambda name: abs(every[name].mean - mean))
-        expected = every[kernel].mean
+        expected, exact = every[kernel].mean, len(shown) - len(pointing)
         figures: dict[str, float | str] = {"log_clearing": self._clearing(every[kernel])}
-        figures |= {"mean": mean, "expected": expected, "kernel": kernel}
+        figures |= {"mean": mean, "expected": expected, "kernel": kernel, "exact": exact}
         if result is SequentialResult.HONEST:
             figures["excluded_share"] = self._chances.share
-        has = f"{mean:.2f} of {expected:.2f} expected"
-        return f"errors have {has} of the footprint of {kernel}", figures
+        text = f"errors have {mean:.2f} of {expected:.2f} expected of the footprint of {kernel}"
+        if exact:
+            near = f"{exact} of {len(shown)} vectors are the published ones, as float32 gives them"
+            text = f"{near}; other {text}" if len(pointing) else near
+        return text, figures
 
 
 class PairedJudge(_ErrorJudge):

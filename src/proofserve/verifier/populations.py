@@ -29,8 +29,8 @@ from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit, SizeBets, fi
 from proofserve.verifier.judges import KEPT_IN_ALL, BankRun, KernelBank, Recompute, Vector, Vectors
 
 Floats = NDArray[np.float64]
-# Ratios to our errors below this count as this. A kernel in float32 errs a million times less than
-# ours, except where a rounding of the wire flips: beside such figures no error would be large.
+# Ratios to our errors below this count as this. A server in float32 errs 300 times less than we, by
+# the rounding of the wire: such an error has no direction, and beside it all others would be large.
 LEAST_RATIO: Final = 0.1
 # Fewer honest nonces bound no spread.
 LEAST_FIGURES: Final = 8
@@ -98,10 +98,7 @@ class Population:
 
 
 def measured_here(name: str, ratios: Floats) -> Population:
-    """The lengths [n] of a trusted node in the nonces so far, where there is no calibration.
-
-    They are taken to be as long as those of the widest kernel that is emulated, at least.
-    """
+    """The lengths [n] of a trusted node so far, at least those of the widest emulated kernel."""
     wide = ratios * max(1.0, WIDEST / float(np.median(ratios)))
     return Population(name, wide, SizeBets(fitted(wide), wide, CONVICTING))
 
@@ -258,7 +255,7 @@ def lacks_footprint(mean: float, nonces: int, width: int) -> bool:
 
 @dataclass(slots=True)
 class _Beside:
-    """A reference's run in the first order: lengths of its errors, cosines with the node's.
+    """A reference's run in the first order: lengths of its errors, cosines with longer ones.
 
     ``figures`` are means of the node's cosines with the run in every order, ``twins`` cosines of
     the runs in two orders; a reference that never led has none. All are by nonce.
@@ -271,7 +268,7 @@ class _Beside:
 
     @property
     def likeness(self) -> float:
-        return float(np.mean(list(self.cosines.values())))
+        return float(np.mean(list(self.cosines.values()) or 1.0))
 
 
 class OwnRun:
@@ -366,10 +363,12 @@ class OwnRun:
     def _see(self, name: str, of: _Beside, nonces: Sequence[int]) -> None:
         for nonce, ours in self._errors(name, nonces).items():
             of.lengths[nonce] = float(np.linalg.norm(ours))
-            of.cosines[nonce] = cosine(self._theirs[nonce], ours)
+            if np.linalg.norm(self._theirs[nonce]) > LEAST_RATIO * of.lengths[nonce]:
+                of.cosines[nonce] = cosine(self._theirs[nonce], ours)
 
     def _lacks(self, of: _Beside) -> bool:
-        return lacks_footprint(of.likeness, len(of.cosines), min(map(len, self._theirs.values())))
+        width, nonces = min(map(len, self._theirs.values())), max(1, len(of.cosines))
+        return lacks_footprint(of.likeness, nonces, width)
 
     def _look_at_others(self) -> None:
         """Add trusted nodes whose footprint the node has, and that hide no lies; else others.
@@ -389,11 +388,11 @@ class OwnRun:
             return
         others, self._others = self._others, ()
         nonces = tuple(self._theirs)
-        first, rest = nonces[:_TRIED_ON], nonces[_TRIED_ON:]
-        self._expect([(name, self._orders[0]) for name in others], first)
+        parts = nonces[:_TRIED_ON], nonces[_TRIED_ON:]
+        self._expect([(name, self._orders[0]) for name in others], parts[0])
         for name in others:
             self._beside[name] = _Beside()
-            for some in (first, rest):
+            for some in parts:
                 self._see(name, self._beside[name], some)
                 if self._lacks(self._beside[name]):
                     del self._beside[name]
@@ -411,9 +410,11 @@ class OwnRun:
             for other in others:
                 of.twins[nonce] = cosine(first[nonce], other[nonce])
 
-    def cosine(self, nonce: int) -> float:
-        """Of the node's error with ours; 0 for a claim without a vector, which has no footprint."""
-        return self._beside[self.reference].figures.get(nonce, 0.0)
+    def cosines(self, nonces: Sequence[int], usual: float = math.nan) -> Floats:
+        """Of the node's errors with ours [n]: 0 without a vector, ``usual`` for those too short."""
+        known = dict.fromkeys(self._beside[self.reference].lengths, usual)
+        known |= self._beside[self.reference].figures
+        return np.array([known.get(nonce, 0.0) for nonce in nonces])
 
     def compared(self, nonces: Sequence[int], others: Vectors) -> Compared:
         """The node's errors of n ``nonces`` beside ``others``, in the honest unit."""

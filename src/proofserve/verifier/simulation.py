@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.directions import Compared, explained
+from proofserve.protocol.verdict.directions import Compared, Footprint, explained
 from proofserve.protocol.verdict.evidence import mixed
 from proofserve.protocol.verdict.scale import CONVICTING
 from proofserve.verifier.judges import Chances
-from proofserve.verifier.populations import LEAST_REACH, HonestPopulations, RunFigures
+from proofserve.verifier.populations import LEAST_RATIO, LEAST_REACH, HonestPopulations, RunFigures
 
 # Tests that can convict share alpha: sizes and directions.
 CONVICTING_TESTS = 2
@@ -49,6 +49,10 @@ class NodeFigures:
 
     def __len__(self) -> int:
         return len(self.ratios)
+
+    def beside(self, of: Footprint) -> Floats:
+        """The figures of ``footprints``, the usual one where errors are too short to have any."""
+        return np.where(self.ratios <= LEAST_RATIO, of.mean, self.footprints)
 
 
 def node_figures(
@@ -230,9 +234,9 @@ class _Tests:
 
     def refuted(self, drawn: Draws, until: Counts) -> Counts:
         """When no footprint is left that the node may have, if that is before ``until``."""
-        figures, limit = self.node.footprints, self.chances.convicts_at
+        limit = self.chances.convicts_at
         ends = [
-            first_passages(of.log_refuting(figures), drawn, limit, until)
+            first_passages(of.log_refuting(self.node.beside(of)), drawn, limit, until)
             for of in self.honest.footprints.values()
         ]
         return np.max(ends, axis=0) if ends else np.full(len(drawn.rows), drawn.never)
@@ -247,7 +251,7 @@ class _Tests:
         ]
         found = np.full(len(drawn.rows), drawn.never)
         for of in self.honest.footprints.values():
-            kept = of.log_clearing(self.node.footprints, share, self.chances.kept)
+            kept = of.log_clearing(self.node.beside(of), share, self.chances.kept)
             columns = np.column_stack([kept, *seen])
             chances = [_bound(column[:, np.newaxis], drawn, needed) for column in columns.T]
             if min(chances) * len(found) >= NEGLIGIBLE:
