@@ -122,10 +122,10 @@ def test_a_server_in_float32_is_cleared_and_costs_no_other_run() -> None:
     bank = ToyBank(KERNELS)
     own = own_run(bank, None, said=SECOND)
     judge = FootprintJudge(own, CHANCES)
-    judged_in_groups(judge, claims(bank.errors_by(Kernel(size=0.003, kept=0.0), range(60), 300)))
+    judged_in_groups(judge, claims(bank.errors_by(Kernel(size=0.003, kept=0.0), range(30), 300)))
     found = judge.opinion()
     assert found.result is SequentialResult.HONEST
-    assert found.text == "60 of 60 vectors are the published ones, as float32 gives them"
+    assert found.text == "30 of 30 vectors are the published ones, as float32 gives them"
     assert bank.ran == {SECOND}
 
 

@@ -247,7 +247,8 @@ class FootprintJudge(_ErrorJudge):
     name = "footprint"
 
     def _figures(self, of: Footprint) -> Floats:
-        return self._own.cosines(self._judged, usual=of.mean)
+        shown = self._own.cosines(self._judged)
+        return np.where(np.isnan(shown), of.mean, shown)
 
     def _clearing(self, of: Footprint) -> float:
         """The evidence that a node has it, against lies on the share and on all nonces."""

@@ -97,12 +97,6 @@ class Population:
     sizes: SizeBets
 
 
-def measured_here(name: str, ratios: Floats) -> Population:
-    """The lengths [n] of a trusted node so far, at least those of the widest emulated kernel."""
-    wide = ratios * max(1.0, WIDEST / float(np.median(ratios)))
-    return Population(name, wide, SizeBets(fitted(wide), wide, CONVICTING))
-
-
 @dataclass(frozen=True, slots=True)
 class HonestPopulations:
     """The honest kernels beside our own run of ``reference``; empty ``members`` without any known.
@@ -255,10 +249,11 @@ def lacks_footprint(mean: float, nonces: int, width: int) -> bool:
 
 @dataclass(slots=True)
 class _Beside:
-    """A reference's run in the first order: lengths of its errors, cosines with longer ones.
+    """A reference's run in the first order: lengths of its errors, cosines with the node's.
 
     ``figures`` are means of the node's cosines with the run in every order, ``twins`` cosines of
-    the runs in two orders; a reference that never led has none. All are by nonce.
+    the runs in two orders; a reference that never led has none. All are by nonce. Errors of the
+    node that are too short have NaN.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
@@ -268,7 +263,8 @@ class _Beside:
 
     @property
     def likeness(self) -> float:
-        return float(np.mean(list(self.cosines.values()) or 1.0))
+        known = [each for each in self.cosines.values() if not math.isnan(each)]
+        return float(np.mean(known or 1.0))
 
 
 class OwnRun:
@@ -355,20 +351,25 @@ class OwnRun:
         self._compare_in_every_order()
         self._honest = None
         self._measured = [
-            measured_here(name, self.ratios([*of.lengths], [*of.lengths.values()]))
+            self._population(name, of)
             for name, of in self._trusted.items()
             if name != self.reference and len(of.lengths) >= LEAST_FIGURES
         ]
 
+    def _population(self, name: str, of: _Beside) -> Population:
+        """Of a trusted node in the nonces so far, at least as wide as any emulated kernel."""
+        ratios = self.ratios([*of.lengths], [*of.lengths.values()])
+        wide = ratios * max(1.0, WIDEST / float(np.median(ratios)))
+        return Population(name, wide, SizeBets(fitted(wide), wide, CONVICTING))
+
     def _see(self, name: str, of: _Beside, nonces: Sequence[int]) -> None:
         for nonce, ours in self._errors(name, nonces).items():
-            of.lengths[nonce] = float(np.linalg.norm(ours))
-            if np.linalg.norm(self._theirs[nonce]) > LEAST_RATIO * of.lengths[nonce]:
-                of.cosines[nonce] = cosine(self._theirs[nonce], ours)
+            of.lengths[nonce] = length = float(np.linalg.norm(ours))
+            is_short = np.linalg.norm(theirs := self._theirs[nonce]) <= LEAST_RATIO * length
+            of.cosines[nonce] = math.nan if is_short else cosine(theirs, ours)
 
     def _lacks(self, of: _Beside) -> bool:
-        width, nonces = min(map(len, self._theirs.values())), max(1, len(of.cosines))
-        return lacks_footprint(of.likeness, nonces, width)
+        return lacks_footprint(of.likeness, len(of.cosines), min(map(len, self._theirs.values())))
 
     def _look_at_others(self) -> None:
         """Add trusted nodes whose footprint the node has, and that hide no lies; else others.
@@ -410,11 +411,10 @@ class OwnRun:
             for other in others:
                 of.twins[nonce] = cosine(first[nonce], other[nonce])
 
-    def cosines(self, nonces: Sequence[int], usual: float = math.nan) -> Floats:
-        """Of the node's errors with ours [n]: 0 without a vector, ``usual`` for those too short."""
-        known = dict.fromkeys(self._beside[self.reference].lengths, usual)
-        known |= self._beside[self.reference].figures
-        return np.array([known.get(nonce, 0.0) for nonce in nonces])
+    def cosines(self, nonces: Sequence[int]) -> Floats:
+        """Of the node's errors with ours [n]: 0 without a vector, NaN for those too short."""
+        figures = self._beside[self.reference].figures
+        return np.array([figures.get(nonce, 0.0) for nonce in nonces])
 
     def compared(self, nonces: Sequence[int], others: Vectors) -> Compared:
         """The node's errors of n ``nonces`` beside ``others``, in the honest unit."""
