@@ -164,6 +164,10 @@ def test_a_server_with_another_kernel_than_it_says_is_judged_beside_that(has: st
             {"processor": "NVIDIA L4, ops of PyTorch", "ranks": 4},
             ["vLLM on a GPU, ops of PyTorch on 4 ranks"],
         ),
+        (
+            {"processor": "AVX2 without bfloat16", "ranks": 2},
+            ["vLLM on x86 without bfloat16 on 2 ranks, by gloo"],
+        ),
         # Who says nothing, or nothing that is known here, is compared with all.
         ({"processor": None, "ranks": None}, None),
         ({"processor": "AVX512", "ranks": 2}, None),
@@ -178,12 +182,14 @@ def test_what_a_server_says_names_the_references(
 ) -> None:
     references = ("our own rounding", *SERVED)
     card, x86 = "vLLM on a GPU", "vLLM on x86 with bfloat16"
+    old = "vLLM on x86 without bfloat16"
     variants = {
         card: {
             Variant(ranks=4): f"{card} on 4 ranks",
             Variant("PyTorch", 4): f"{card}, ops of PyTorch on 4 ranks",
         },
         x86: {Variant("PyTorch"): f"{x86}, ops of PyTorch"},
+        old: {Variant(ranks=2, by_gloo=True): f"{old} on 2 ranks, by gloo"},
     }
     found = references_on(ran_on, references, variants)
     assert found == (references if named is None else named)

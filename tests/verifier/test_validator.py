@@ -127,3 +127,11 @@ def test_a_server_that_compiles_has_other_operations_for_chat_than_for_proofs(ti
     # The graphs of cards are not known, and transformers has no operations of vLLM.
     assert {each.operations for each in of_chat[card]} == {"vLLM"}
     assert set(of_proofs["our own rounding"]) == {Variant(ranks=ranks) for ranks in (2, 4, 8)}
+
+
+def test_where_vllm_has_no_sums_over_ranks_those_of_gloo_are_tried_too(tiny: Path) -> None:
+    cut_off = "vLLM on x86 without bfloat16"
+    of_proofs = CheckpointValidator(ValidatorSetup(tiny)).variants
+    assert of_proofs[cut_off][Variant(ranks=2)] == f"{cut_off} on 2 ranks"
+    assert of_proofs[cut_off][Variant(ranks=2, by_gloo=True)] == f"{cut_off} on 2 ranks, by gloo"
+    assert not any(each.by_gloo for each in of_proofs["vLLM on x86 with bfloat16"])

@@ -55,11 +55,13 @@ class BankRun:
 class Variant:
     """How a server differs from one on a single rank with vLLM's own operations.
 
-    One that compiles has PyTorch's for proofs, and a compiled graph for chat.
+    One that compiles has PyTorch's for proofs, and a compiled graph for chat. On processors with
+    AVX2 alone, ranks add up by PyTorch's gloo.
     """
 
     operations: Literal["vLLM", "PyTorch", "compiled"] = "vLLM"
     ranks: int = 1
+    by_gloo: bool = False
 
 
 PUBLISHED: Final = BankRun()

@@ -251,7 +251,8 @@ def references_on(
     found = next((of for words, of in _KERNELS.items() if words in processor), ())
     names = [each for each in references if each.startswith(found)]
     operations: Literal["PyTorch", "vLLM"] = "PyTorch" if BY_PYTORCH in processor else "vLLM"
-    said = Variant(operations, ranks if isinstance(ranks, int) else 1)
+    several = ranks if isinstance(ranks, int) else 1
+    said = Variant(operations, several, by_gloo=several > 1 and "AVX2" in processor)
     if said != Variant():
         names = [of[said] for each in names if said in (of := variants.get(each, {}))]
     return names or references

@@ -1,6 +1,7 @@
 """A validator with the published checkpoint: its tokens, true vectors, honest runs, suspects."""
 
 import copy
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from proofserve.engines.reference.kernels import (
     PROFILES,
     SERVED,
     KernelProfile,
+    Point,
     by_pytorch,
     in_a_graph,
     own_profile,
@@ -152,12 +154,17 @@ class CheckpointValidator:
         compiling = Variant("PyTorch"), by_pytorch(profile), f"{reference}, {BY_PYTORCH}"
         if of_chat:
             compiling = Variant("compiled"), in_a_graph(profile), f"{reference}, compiled"
-        for of, made, name in ((Variant(), profile, reference), compiling):
-            for ranks in (1, *_RANKS):
-                if made is not None and (variant := replace(of, ranks=ranks)) != Variant():
-                    title = f"{name} on {ranks} ranks" if ranks > 1 else name
-                    self._kernels[title] = replace(made, ranks=ranks)
-                    found[variant] = title
+        # Those that cut off are also vLLM's on a processor with AVX2 alone.
+        sums = (False, True) if profile.truncated & {Point.REDUCED} else (False,)
+        deployed = ((1, False), *itertools.product(_RANKS, sums))
+        operations = (Variant(), profile, reference), compiling
+        for (of, made, name), (ranks, by_gloo) in itertools.product(operations, deployed):
+            variant = replace(of, ranks=ranks, by_gloo=by_gloo)
+            if made is not None and variant != Variant():
+                title = f"{name} on {ranks} ranks" if ranks > 1 else name
+                title += ", by gloo" if by_gloo else ""
+                self._kernels[title] = replace(made, ranks=ranks, by_gloo=by_gloo)
+                found[variant] = title
         return found
 
     @property

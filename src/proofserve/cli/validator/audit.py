@@ -181,6 +181,7 @@ def audit_model(given: AuditCommandOptions, session: CommandSession) -> int:
     honest = known.origin if known else "the kernels emulated in this audit"
     facts = {**_facts(deployed.name, setup, auditing.nonces, began), "honest": honest}
     report = AuditReport(found, deployment.price, facts, machine(), beside)
+    session.line.rest("writing the report")
     # First, so that it is not lost if a file cannot be written.
     _show(report, session)
     given.write(report.json())

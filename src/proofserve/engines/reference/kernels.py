@@ -80,7 +80,8 @@ class KernelProfile:
     At ``truncated`` points the lower bits are cut off, elsewhere values become the nearest.
     ``partial_sums``: a matrix adds up its inputs in chunks of so many, and keeps the running sum in
     ``format``. ``ranks``: so many devices each add up a part of the inputs of the matrices that
-    tensor parallelism splits; the parts are rounded. ``fp8_cache``:
+    tensor parallelism splits; the parts are rounded, and added up at once, or ``by_gloo`` one after
+    the other. ``fp8_cache``:
     attention reads keys and values from a cache in fp8. ``order``: a matrix adds up its inputs in
     two parts, cut where this number says; None leaves it to this machine. ``scaling``: how inputs
     become integers, where a checkpoint declares these.
@@ -92,6 +93,7 @@ class KernelProfile:
     truncated: frozenset[Point] = frozenset()
     partial_sums: int | None = None
     ranks: int = 1
+    by_gloo: bool = False
     fp8_cache: bool = False
     order: int | None = None
     scaling: Scaling = "division"
@@ -162,8 +164,10 @@ class KernelProfile:
         """The sum of the ranks' ``parts``, which they send rounded, and add up in float32.
 
         So do vLLM's own kernels on a processor (shm.cpp) and among up to 8 cards of a host
-        (custom_all_reduce.cuh).
+        (custom_all_reduce.cuh). PyTorch's gloo rounds each sum.
         """
+        if self.by_gloo:
+            return self._added(parts)
         return self.at(Point.REDUCED, sum(map(self._round, parts), torch.zeros(())))
 
     def _added(self, parts: Iterable[Tensor]) -> Tensor:
