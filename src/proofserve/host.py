@@ -92,6 +92,11 @@ def quick_dtype(processors: Path = PROCESSORS) -> ServedDtype:
     return "float32" if _INSTRUCTIONS.isdisjoint(known[0].split()) else "bfloat16"
 
 
+def multiplies_bytes(processors: Path = PROCESSORS) -> bool:
+    """Whether products of bytes are added up in 32 bits: on x86 by VNNI alone."""
+    return not (known := _lines(processors, "flags")) or "vnni" in known[0]
+
+
 def _lines(processors: Path, *names: str) -> list[str]:
     """The lines of these names; none where Linux is not."""
     try:

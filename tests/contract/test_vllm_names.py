@@ -22,6 +22,7 @@ from fastapi.routing import APIRoute
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from vllm import _custom_ops as ops
 from vllm import logger
 from vllm.config import (
     CompilationConfig,
@@ -34,6 +35,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.instrumentator import metrics
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.block_pool import BlockPool
@@ -47,6 +49,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from proofserve.engines.vetting.features import PROOFS
 from proofserve.engines.vllm import support
 from proofserve.engines.vllm.compat_core import VllmCore
+from proofserve.host import multiplies_bytes
 from support.contract import in_order, parameters, since, source
 
 
@@ -98,6 +101,31 @@ def test_latent_attention_on_a_processor_needs_positions_by_torch() -> None:
     )
 
 
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="cards add up bytes in 32 bits")
+def test_activations_in_int8_are_refused_where_their_sums_overflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do where there is no VNNI; mended in oneDNN, the refusal goes."""
+    bytes_, scale = torch.full((8, 64), 127, dtype=torch.int8), torch.ones(8, 1)
+    handler = ops.create_onednn_scaled_mm(
+        bytes_.T, scale, torch.float32, dynamic_quant=True, use_azp=False, primitive_cache_size=8
+    )
+    found = torch.empty(8, 8)
+    ops.onednn_scaled_mm(handler, bytes_, found, scale, None, None, None)
+    assert bool((found == 64 * 127 * 127).all()) is multiplies_bytes()
+
+    int8 = {"config_groups": {"all": {"input_activations": {"type": "int", "num_bits": 8}}}}
+    served = options(SimpleNamespace(quantization_config=int8), CompilationConfig())
+    monkeypatch.setattr(support, "multiplies_bytes", lambda: True)
+    support.require_supported_options(served)
+    monkeypatch.setattr(support, "multiplies_bytes", lambda: False)
+    with pytest.raises(support.UnsupportedEngine, match="activations in int8"):
+        support.require_supported_options(served)
+    # Of weights alone the products are not of bytes.
+    int8["config_groups"]["all"] = {"input_activations": None}
+    support.require_supported_options(served)
+
+
 def test_a_model_of_a_class_that_was_never_tried_is_named() -> None:
     def told(name: str) -> str | None:
         config = SimpleNamespace(model_config=SimpleNamespace(architecture=name))
@@ -111,7 +139,9 @@ def test_a_model_of_a_class_that_was_never_tried_is_named() -> None:
 def options(text_config: SimpleNamespace, compilation: CompilationConfig) -> SimpleNamespace:
     return SimpleNamespace(
         parallel_config=ParallelConfig(),
-        model_config=SimpleNamespace(hf_text_config=text_config, is_moe=True),
+        model_config=SimpleNamespace(
+            hf_text_config=text_config, hf_config=text_config, is_moe=True
+        ),
         compilation_config=compilation,
     )
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from proofserve import host as processor
-from proofserve.host import quick_dtype
+from proofserve.host import multiplies_bytes, quick_dtype
 from proofserve_lab import facts
 from proofserve_lab.facts import served_in
 
@@ -28,6 +28,19 @@ def test_the_dtype_is_one_that_the_processor_multiplies_quickly(
         for vllm, dtype in (("0.32.0+cpu", expected), ("0.32.0", "bfloat16"), (None, "bfloat16")):
             monkeypatch.setattr(processor, "vllm_version", lambda found=vllm: found)
             assert quick_dtype(file) == dtype, (text, vllm)
+
+
+def test_bytes_are_multiplied_by_vnni_alone(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    for text, expected in (
+        ("flags : avx2 fma\n", False),
+        ("flags : avx2 avx_vnni\n", True),
+        ("flags : avx512f avx512_vnni\n", True),
+        ("Features : asimd i8mm\n", True),
+    ):
+        file.write_text(text)
+        assert multiplies_bytes(file) is expected, text
+    assert multiplies_bytes(tmp_path / "absent")
 
 
 def test_a_system_that_does_not_say_is_served_as_usual(

@@ -44,6 +44,7 @@ _CLASSES: Final[Mapping[str, _Place]] = {
 # Within experts, other points stand for those of an MLP.
 _IN_EXPERTS: Final[Mapping[Point, Point]] = {
     Point.OUTPUTS: Point.EXPERT_STEPS,
+    Point.OUTPUTS_OF_EIGHT_BITS: Point.EXPERT_STEPS,
     Point.ACTIVATION: Point.EXPERT_STEPS,
     Point.PRODUCT: Point.EXPERT_PRODUCT,
 }
@@ -280,7 +281,7 @@ class _Kernels(TorchFunctionMode):
             made = product(rows, columns, None if rank.number else bias)
         else:
             made = rank.same(partial(product, inputs, weight, bias))
-        made = self._at(Point.OUTPUTS, made)
+        made = self._at(Point.OUTPUTS_OF_EIGHT_BITS if exact else Point.OUTPUTS, made)
         self._part = made if split else None
         return made
 

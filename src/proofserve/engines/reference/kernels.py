@@ -25,6 +25,7 @@ class Point(StrEnum):
 
     OPERANDS = "both operands of a matrix, and queries, keys and values"
     OUTPUTS = "what a matrix gives"
+    OUTPUTS_OF_EIGHT_BITS = "what a matrix gives whose operands have 8 bits"
     NORM = "what a norm of the residual stream gives"
     HEAD_NORM = "what a norm within attention gives: of queries and keys, or of MLA's latents"
     GAIN = "normalised values before the gain, where the model's own code rounds them"
@@ -224,7 +225,8 @@ class KernelProfile:
 # What is written to memory, and so rounded, by every kernel whose tensors have 16 bits.
 _WRITTEN: Final = frozenset(
     {
-        *(Point.OPERANDS, Point.OUTPUTS, Point.NORM, Point.HEAD_NORM, Point.TABLE, Point.ROTATED),
+        *(Point.OPERANDS, Point.OUTPUTS, Point.OUTPUTS_OF_EIGHT_BITS, Point.NORM, Point.HEAD_NORM),
+        *(Point.TABLE, Point.ROTATED),
         *(Point.ATTENTION, Point.PRODUCT, Point.EXPERT_PRODUCT, Point.MIXTURE, Point.REDUCED),
     }
 )
@@ -251,13 +253,15 @@ _LIST: Final = (
     replace(_TORCH, name="torch in float16", format="float16"),
     # vLLM csrc/cpu: without AVX512_BF16 cpu_types_x86.hpp cuts off the lower bits of what these
     # write: rotary embedding (pos_encoding), attention (cpu_attn_vec, weights in float32), experts
-    # (cpu_fused_moe), sums over ranks (shm). Norms by ir/ops/layernorm.py, which reads the exact
-    # sum and stores the rounded one. SiLU and product by torch. Integers by dnnl_kernels.cpp.
+    # (cpu_fused_moe), sums over ranks (shm), products of integers (dnnl_kernels). Norms by
+    # ir/ops/layernorm.py, which reads the exact sum and stores the rounded one. SiLU and product by
+    # torch. Integers by dnnl_kernels.cpp.
     KernelProfile(
         "vLLM on x86 without bfloat16",
         _VLLM_CPU,
         truncated=_CUT_CACHE
-        | {Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE, Point.REDUCED},
+        | {Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE, Point.REDUCED}
+        | {Point.OUTPUTS_OF_EIGHT_BITS},
         scaling="inverse",
     ),
     # The same, written with vcvtneps2bf16, which takes the nearest.
@@ -282,7 +286,10 @@ _LIST: Final = (
         "compiled", _WRITTEN | {Point.WEIGHTS, Point.EXPERT_STEPS, Point.STORED_RESIDUAL}
     ),
     replace(_TORCH, name="residual in float32", points=_EAGER - {Point.RESIDUAL}),
-    KernelProfile("outputs of matrices", frozenset({Point.OUTPUTS, Point.EXPERT_STEPS})),
+    KernelProfile(
+        "outputs of matrices",
+        frozenset({Point.OUTPUTS, Point.OUTPUTS_OF_EIGHT_BITS, Point.EXPERT_STEPS}),
+    ),
     KernelProfile("inputs of matrices", frozenset({Point.OPERANDS})),
     KernelProfile("norms", frozenset({Point.NORM, Point.GAIN})),
     KernelProfile("queries and keys", frozenset({Point.HEAD_NORM, Point.GAIN, Point.ROTATED})),
