@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.wiring.sockets import bound_sockets
+from support.pace import PACE
 
 PROOFSERVE = Path(sys.executable).with_name("proofserve")
 
@@ -34,7 +35,7 @@ def test_a_port_in_use_is_one_line_and_an_exit_code(workers: str) -> None:
         port = str(taken.getsockname()[1])
         argv = ("gateway", "--host", "127.0.0.1", "--port", port, "--gateway-workers", workers)
         done = subprocess.run(
-            [PROOFSERVE, *argv], capture_output=True, text=True, timeout=60, check=False
+            [PROOFSERVE, *argv], capture_output=True, text=True, timeout=60 * PACE, check=False
         )
     assert done.returncode == 3
     (line,) = (done.stdout + done.stderr).splitlines()
