@@ -188,7 +188,7 @@ def test_an_honest_node_with_the_kernels_of_some_server_is_cleared(
 ) -> None:
     """Its footprint is that of our own run of these kernels, or it errs too little to have any."""
     other = with_kernel(model, honest, kernel)
-    outcome = judged(checker, *other.chats(range(8)))
+    outcome = judged(checker, *other.chats(range(12)))
     assert outcome.verdict is HONEST, outcome.opinions
 
 
