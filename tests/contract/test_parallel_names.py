@@ -27,7 +27,9 @@ def config(data_parallel: int = 1, processes: int = 1, is_moe: bool = False) -> 
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
         ),
-        model_config=SimpleNamespace(is_moe=is_moe, hf_text_config=SimpleNamespace()),
+        model_config=SimpleNamespace(
+            is_moe=is_moe, hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace()
+        ),
         speculative_config=None,
     )
 

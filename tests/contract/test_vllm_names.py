@@ -121,6 +121,7 @@ def test_activations_in_int8_are_refused_where_their_sums_overflow(
     monkeypatch.setattr(support, "multiplies_bytes", lambda: False)
     with pytest.raises(support.UnsupportedEngine, match="activations in int8"):
         support.require_supported_options(served)
+    assert "self.hf_config = hf_config" in source(ModelConfig.__post_init__)
     # Of weights alone the products are not of bytes.
     int8["config_groups"]["all"] = {"input_activations": None}
     support.require_supported_options(served)
