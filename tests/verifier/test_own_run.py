@@ -129,6 +129,15 @@ def test_a_server_in_float32_is_cleared_and_costs_no_other_run() -> None:
     assert bank.ran == {SECOND}
 
 
+def test_beside_activations_in_8_bits_a_short_error_clears_nobody() -> None:
+    """A lie is as short: private int8 in one layer, all else in float32, for a model in fp8."""
+    bank = ToyBank(KERNELS)
+    bank.round_activations = True
+    judge = FootprintJudge(own_run(bank, None), CHANCES)
+    judged_in_groups(judge, claims(bank.errors_by(Kernel(size=0.05, kept=0.0), range(60), 300)))
+    assert judge.opinion().result is not SequentialResult.HONEST
+
+
 def test_vectors_in_float32_clear_no_lie_in_the_other_nonces() -> None:
     bank = ToyBank(KERNELS)
     judge = FootprintJudge(own_run(bank, None), CHANCES)

@@ -46,6 +46,7 @@ class MadeUpModel:
     kernels: Sequence[str] = KERNELS
     references: Sequence[str] = KERNELS[:SERVED]
     hides_lies: bool = False
+    round_activations: bool = False
 
     def read(self, run: BankRun, answers: Sequence[Read]) -> Iterator[Logits]:
         if run == PUBLISHED:

@@ -70,6 +70,7 @@ class ToyBank:
             REFERENCE: {Variant(ranks=2): ON_RANKS},
             SECOND: {},
         }
+        self.round_activations = False
         self._kernels = kernels
 
     @property

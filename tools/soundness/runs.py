@@ -59,6 +59,7 @@ class KeptRuns:
         self.names = tuple(self._validator.names if names is None else names)
         self.references = tuple(n for n in self._validator.references if n in self.kernels)
         self.variants = self._validator.variants
+        self.round_activations = self._validator.round_activations
         about = f"{self.weights_digest} {subject.seq_len} {_code()}".encode()
         digest = hashlib.sha256(about + (model / "config.json").read_bytes()).hexdigest()[:8]
         self.folder = folder / f"{subject.arch}-{scheme}-{digest}"

@@ -297,6 +297,7 @@ class OwnRun:
         self._theirs: dict[int, Vector] = {}
         self._honest: HonestPopulations | None = None
         self._measured: Sequence[Population] = ()
+        self._short = 0.0 if bank.round_activations else LEAST_RATIO
         self.reference = references[0]
 
     @property
@@ -365,7 +366,7 @@ class OwnRun:
     def _see(self, name: str, of: _Beside, nonces: Sequence[int]) -> None:
         for nonce, ours in self._errors(name, nonces).items():
             of.lengths[nonce] = length = float(np.linalg.norm(ours))
-            is_short = np.linalg.norm(theirs := self._theirs[nonce]) <= LEAST_RATIO * length
+            is_short = np.linalg.norm(theirs := self._theirs[nonce]) <= self._short * length
             of.cosines[nonce] = math.nan if is_short else cosine(theirs, ours)
 
     def _lacks(self, of: _Beside) -> bool:

@@ -138,6 +138,7 @@ class CheckpointValidator:
             named = in_full if self.hides_lies else named | in_full
         self._kernels |= named
         self.references = tuple(named)
+        self.round_activations = self._exact != self.published
         self._experts = ExpertMemory(self.published)
         self.is_dense = self._experts.is_dense
         self.weights_digest = self.published.facts.weights_digest

@@ -35,6 +35,7 @@ class TableModel:
     names = tuple(WRITERS)
     references = (str(OWN.kernels),)
     hides_lies = False
+    round_activations = False
 
     def __init__(self, seed: int, kernels: Sequence[str] = (), noise: float = 1e-4) -> None:
         self.table = np.random.default_rng(seed).normal(0, 3, (VOCABULARY, VOCABULARY))

@@ -82,10 +82,9 @@ class KernelProfile:
     ``partial_sums``: a matrix adds up its inputs in chunks of so many, and keeps the running sum in
     ``format``. ``ranks``: so many devices each add up a part of the inputs of the matrices that
     tensor parallelism splits; the parts are rounded, and added up at once, or ``by_gloo`` one after
-    the other. ``fp8_cache``:
-    attention reads keys and values from a cache in fp8. ``order``: a matrix adds up its inputs in
-    two parts, cut where this number says; None leaves it to this machine. ``scaling``: how inputs
-    become integers, where a checkpoint declares these.
+    the other. ``fp8_cache``: attention reads keys and values from a cache in fp8. ``order``: a
+    matrix adds up its inputs in two parts, cut where this number says; None leaves it to this
+    machine. ``scaling``: how inputs become integers, where a checkpoint declares these.
     """
 
     name: str

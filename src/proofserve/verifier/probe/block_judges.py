@@ -77,6 +77,7 @@ class ProbeBlocks:
         self.kernels: Sequence[str] = readings.kernels
         self.references: Sequence[str] = readings.references
         self.variants: Mapping[str, Mapping[Variant, str]] = {}
+        self.round_activations = readings.round_activations
         self._readings = readings
         self._answers: list[ReadAnswer] = []
         self._waiting: list[_Place] = []

@@ -167,6 +167,7 @@ class Readings:
         self.kernels = tuple(name for name in reader.kernels if name not in self.references)
         self.servers = tuple(reader.references[1:])
         self.hides_lies = reader.hides_lies
+        self.round_activations = reader.round_activations
 
     @property
     def forwards(self) -> int:
