@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from measuring.nodes import about_calibration
 from proofserve.models.trained import TRAINED_MODELS
-from proofserve.protocol.verdict.directions import cosine
+from proofserve.protocol.verdict.directions import cosine, emulated_footprint
 from proofserve.reports import Progress
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.judges import BankRun, Chances, Vectors
@@ -131,8 +131,8 @@ class OwnRuns:
         shown = self.figures(errors)
         name = nearest(shown, [*self._runs[0]])
         kept = shown.footprints[name]
-        width = len(next(iter(errors.values())))
-        return name, not lacks_footprint(float(kept.mean()), len(kept), width)
+        expected = emulated_footprint(len(next(iter(errors.values()))), self.twins(name))
+        return name, not lacks_footprint(float(kept.mean()), len(kept), expected)
 
 
 class _Trying:

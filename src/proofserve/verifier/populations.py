@@ -241,10 +241,11 @@ def widened(values: Floats, groups: Sequence[int]) -> Floats:
     return np.asarray(overall + factor * (values - overall))
 
 
-def lacks_footprint(mean: float, nonces: int, width: int) -> bool:
-    """Whether a ``mean`` cosine is less than what is cleared of an emulation, and not by chance."""
-    known = emulated_footprint(width)
-    return mean < KEPT_IN_ALL * known.mean - _BEHIND * known.sd / math.sqrt(nonces)
+def lacks_footprint(mean: float, nonces: int, expected: Footprint) -> bool:
+    """Whether a node with this ``mean`` cosine is never cleared, and not by chance."""
+    # Halfway to the lie in all nonces that has to be excluded.
+    least = (1.0 + KEPT_IN_ALL) / 2 * expected.mean
+    return mean < least - _BEHIND * expected.sd / math.sqrt(nonces)
 
 
 @dataclass(slots=True)
@@ -370,7 +371,8 @@ class OwnRun:
             of.cosines[nonce] = math.nan if is_short else cosine(theirs, ours)
 
     def _lacks(self, of: _Beside) -> bool:
-        return lacks_footprint(of.likeness, len(of.cosines), min(map(len, self._theirs.values())))
+        expected = self.honest.footprints[self.reference]
+        return lacks_footprint(of.likeness, len(of.cosines), expected)
 
     def _look_at_others(self) -> None:
         """Add trusted nodes whose footprint the node has, and that hide no lies; else others.

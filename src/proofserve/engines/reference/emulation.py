@@ -292,13 +292,13 @@ class _Kernels(TorchFunctionMode):
         self._weighing = True
         return self._at(Point.WEIGHTS, func(*args, **options))
 
-    def attend(self, func: Any, one: Tensor, other: Tensor) -> Tensor:
+    def attend(self, _: Any, one: Tensor, other: Tensor) -> Tensor:
         """Queries times keys, or weights times values: attention as plain products."""
         weighing, self._weighing = self._weighing, False
         read = self._profile.cached(other)
         if weighing:
-            return self._at(Point.ATTENTION, func(one, read))
-        return self._at(Point.SCORES, func(self._at(Point.OPERANDS, one), read))
+            return self._at(Point.ATTENTION, self._profile.matmul(one, read))
+        return self._at(Point.SCORES, self._profile.matmul(self._at(Point.OPERANDS, one), read))
 
     def turn(self, func: Any, one: Tensor, other: Any) -> Tensor:
         """A product in attention: of the rotary embedding, or scores times their scale."""

@@ -83,8 +83,9 @@ class KernelProfile:
     ``format``. ``ranks``: so many devices each add up a part of the inputs of the matrices that
     tensor parallelism splits; the parts are rounded, and added up at once, or ``by_gloo`` one after
     the other. ``fp8_cache``: attention reads keys and values from a cache in fp8. ``order``: a
-    matrix adds up its inputs in two parts, cut where this number says; None leaves it to this
-    machine. ``scaling``: how inputs become integers, where a checkpoint declares these.
+    matrix, and each product of attention, adds up in two parts, cut where this number says; None
+    leaves it to this machine. ``scaling``: how inputs become integers, where a checkpoint declares
+    these.
     """
 
     name: str
@@ -145,9 +146,7 @@ class KernelProfile:
         if size is None and order is None:
             return functional.linear(inputs, weight)
         if size is None:
-            cut = 1 + (order or 0) % (inputs.shape[-1] - 1)
-            first = functional.linear(inputs[..., :cut], weight[:, :cut])
-            return first + functional.linear(inputs[..., cut:], weight[:, cut:])
+            return self.matmul(inputs, weight.mT)
         weights = torch.split(weight, size, -1)
 
         def added(rows: Tensor) -> Tensor:
@@ -159,6 +158,13 @@ class KernelProfile:
         rows = inputs.flatten(0, -2)
         made = [added(few) for few in torch.split(rows, max(1, _RUNNING // len(weight)))]
         return torch.cat(made).view(*inputs.shape[:-1], len(weight))
+
+    def matmul(self, one: Tensor, other: Tensor) -> Tensor:
+        """``one`` [..., n, in] times ``other`` [..., in, m], added up in the profile's order."""
+        if self.order is None:
+            return one @ other
+        cut = 1 + self.order % (one.shape[-1] - 1)
+        return one[..., :cut] @ other[..., :cut, :] + one[..., cut:] @ other[..., cut:, :]
 
     def all_reduced(self, parts: Iterable[Tensor]) -> Tensor:
         """The sum of the ranks' ``parts``, which they send rounded, and add up in float32.
@@ -190,7 +196,7 @@ class KernelProfile:
     ) -> Tensor:
         """``func`` with the signature of scaled_dot_product_attention: [n, heads, seq_len, d]."""
         query, key, value = self.at(Point.OPERANDS, query), self.cached(key), self.cached(value)
-        if Point.WEIGHTS not in self.points:
+        if Point.WEIGHTS not in self.points and self.order is None:
             return self.at(Point.ATTENTION, func(query, key, value, **options))
         mask = options.pop("attn_mask", None)
         masks = [None] * len(query) if mask is None else mask.expand(len(query), -1, -1, -1)
@@ -209,7 +215,7 @@ class KernelProfile:
         groups = len(query) // len(key)
         key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
         scale = options.get("scale") or query.shape[-1] ** -0.5
-        scores = query @ key.mT * scale
+        scores = self.matmul(query, key.mT) * scale
         if options.get("is_causal"):
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if mask is not None and mask.dtype == torch.bool:
@@ -217,8 +223,8 @@ class KernelProfile:
         elif mask is not None:
             scores = scores + mask
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
-        attended = self.at(Point.WEIGHTS, weights) @ value / weights.sum(-1, keepdim=True)
-        return self.at(Point.ATTENTION, attended)
+        attended = self.matmul(self.at(Point.WEIGHTS, weights), value)
+        return self.at(Point.ATTENTION, attended / weights.sum(-1, keepdim=True))
 
 
 # What is written to memory, and so rounded, by every kernel whose tensors have 16 bits.
