@@ -243,9 +243,8 @@ def widened(values: Floats, groups: Sequence[int]) -> Floats:
 
 def lacks_footprint(mean: float, nonces: int, expected: Footprint) -> bool:
     """Whether a node with this ``mean`` cosine is never cleared, and not by chance."""
-    # Halfway to the lie in all nonces that has to be excluded.
-    least = (1.0 + KEPT_IN_ALL) / 2 * expected.mean
-    return mean < least - _BEHIND * expected.sd / math.sqrt(nonces)
+    half = (1.0 + KEPT_IN_ALL) / 2  # of the way to the lie in all nonces that has to be excluded
+    return mean < half * expected.mean - _BEHIND * expected.sd / math.sqrt(nonces)
 
 
 @dataclass(slots=True)
@@ -371,8 +370,7 @@ class OwnRun:
             of.cosines[nonce] = math.nan if is_short else cosine(theirs, ours)
 
     def _lacks(self, of: _Beside) -> bool:
-        expected = self.honest.footprints[self.reference]
-        return lacks_footprint(of.likeness, len(of.cosines), expected)
+        return lacks_footprint(of.likeness, len(of.cosines), self.honest.footprints[self.reference])
 
     def _look_at_others(self) -> None:
         """Add trusted nodes whose footprint the node has, and that hide no lies; else others.

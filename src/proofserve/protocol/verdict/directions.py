@@ -163,10 +163,9 @@ class Footprint:
         return np.stack([mixed(forged, share) - mixed(forged, _ODD) for share in SHARES], axis=1)
 
 
-# Of a server by our emulation of its kernel, before it is known how much of it another order of sums
-# takes: the means of vLLM 0.32 on four kinds of processor and with three models were 0.54 to 0.68,
-# the spreads 0.06 to 0.14; those of the mean of two cosines, with our run in two orders, 0.05 to
-# 0.11.
+# Of a server by our emulation of its kernel. What another order of sums takes is not known at first:
+# with vLLM 0.32, four kinds of processor and three models means were 0.54 to 0.68, spreads 0.06 to
+# 0.14. Those of the mean of two cosines, with our run in two orders, were 0.05 to 0.11.
 _EMULATED, _EMULATED_SD, _EMULATED_SD_OF_TWO = 0.6, 0.12, 0.09
 # A server adds up in an order of its own. These kept 0.96 to 1.02 of what two of our own runs have
 # in common that add up in two orders.
