@@ -45,7 +45,7 @@ Pass = Mapping[BankRun, int]
 FLOAT32: Final = 4
 _OWN_RUNS: Final = "own runs"
 # As alike as two orders of sums were in three real models.
-_OF_A_SKETCH: Final = emulated_footprint(128, [0.62])
+_OF_A_SKETCH: Final = emulated_footprint(128, [0.6])
 # How many experts a token has, in the names of configurations.
 _CHOSEN: Final = ("num_experts_per_tok", "moe_topk", "moe_k")
 # Tensors of the widest matrix's output that an MLP has in memory at a time.
