@@ -58,7 +58,7 @@ def judge_distances(n_invalid: int, n_total: int, fraud_threshold: float) -> Bin
 
 
 def binomial_tail(k: int, n: int, p: float) -> float:
-    """P(X >= k) for X ~ Binomial(n, p), to 1e-9 relative for n up to 10^6.
+    """P(X >= k) for X ~ Binomial(n, p), to 1e-8 relative for n up to 10^6.
 
     Raises ProtocolError unless 0 <= k <= n and 0 <= p <= 1.
     """
