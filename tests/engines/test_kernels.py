@@ -401,7 +401,7 @@ def test_ranks_on_a_processor_with_avx2_add_up_by_gloo(trained: Trained) -> None
     """vLLM's own sums over ranks, which cut off, are only in its build for AVX-512."""
     found, of = served_by(TWO_RANKS, trained.network)
     two = replace(PROFILES[CUTTING], ranks=2)
-    assert cosines(found, of(replace(two, by_gloo=True))).mean() > 0.65
+    assert cosines(found, of(replace(two, by_gloo=True))).mean() > 0.58
     assert cosines(found, of(two)).mean() < 0.55
 
 
