@@ -127,41 +127,6 @@ def test_activations_in_int8_are_refused_where_their_sums_overflow(
     support.require_supported_options(served)
 
 
-@pytest.mark.skipif(not current_platform.is_cpu(), reason="cards keep such activations in full")
-@pytest.mark.parametrize(
-    "declared",
-    [
-        {"quant_method": "awq", "bits": 4},
-        {"config_groups": {"all": {"weights": {"type": "int", "num_bits": 4}}}},
-    ],
-    ids=["awq", "compressed-tensors"],
-)
-def test_weights_in_4_bits_are_refused_where_vllm_rounds_their_activations(
-    declared: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = options(SimpleNamespace(quantization_config=declared), CompilationConfig())
-    served.model_config.dtype = torch.bfloat16
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    # vLLM's default.
-    monkeypatch.delenv("VLLM_CPU_INT4_W4A8", raising=False)
-    with pytest.raises(support.UnsupportedEngine, match="VLLM_CPU_INT4_W4A8=0"):
-        support.require_supported_options(served)
-    served.model_config.dtype = torch.float32
-    support.require_supported_options(served)
-    served.model_config.dtype = torch.bfloat16
-    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
-    support.require_supported_options(served)
-    monkeypatch.delenv("VLLM_CPU_INT4_W4A8")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    support.require_supported_options(served)
-    conditions = "envs.VLLM_CPU_INT4_W4A8", "act_type == torch.bfloat16", "supports_amx"
-    kernels = pytest.importorskip(
-        "vllm.model_executor.kernels.linear.mixed_precision.cpu", reason="older: elsewhere"
-    )
-    applied = source(kernels.CPUWNA16LinearKernel.process_weights_after_loading)
-    assert all(each in applied for each in conditions)
-
-
 def test_a_model_of_a_class_that_was_never_tried_is_named() -> None:
     def told(name: str) -> str | None:
         config = SimpleNamespace(model_config=SimpleNamespace(architecture=name))

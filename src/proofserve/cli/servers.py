@@ -33,11 +33,7 @@ from proofserve.wiring.sockets import folder_for_sockets
 MAX_MODEL_LEN = 2048
 MOST_RANKS = 64
 # Defaults: the user's own values of these variables take precedence.
-SMALL_MACHINE = {
-    **{"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-    # Else proofs of weights in 4 bits are refused on a processor with AMX.
-    "VLLM_CPU_INT4_W4A8": "0",
-}
+SMALL_MACHINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 # An option of the demos.
 DemoDtype = Annotated[

@@ -49,7 +49,6 @@ def require_supported_options(vllm_config: Any) -> None:
         )
     _require_right_positions(vllm_config)
     _require_exact_integers(vllm_config)
-    _require_activations_in_full(vllm_config)
 
 
 def _require_right_positions(vllm_config: Any) -> None:
@@ -84,7 +83,8 @@ def _require_exact_integers(vllm_config: Any) -> None:
     """
     from vllm.platforms import current_platform  # noqa: PLC0415 - asks the drivers
 
-    groups = _declared(vllm_config).get("config_groups") or {}
+    declared = getattr(vllm_config.model_config.hf_config, "quantization_config", None) or {}
+    groups = dict(declared).get("config_groups") or {}
     inputs = [each.get("input_activations") or {} for each in groups.values()]
     has_int8 = any((each.get("type"), each.get("num_bits")) == ("int", 8) for each in inputs)
     if has_int8 and current_platform.is_cpu() and not multiplies_bytes():
@@ -93,38 +93,6 @@ def _require_exact_integers(vllm_config: Any) -> None:
             "chat and proofs would be those of another model. Serve this checkpoint on a processor "
             "with VNNI, or another checkpoint here."
         )
-
-
-def _require_activations_in_full(vllm_config: Any) -> None:
-    """Raise UnsupportedEngine where vLLM rounds activations that the checkpoint has in full.
-
-    With AMX it multiplies weights of 4 bits by activations of 8 bits, unless it is told not to.
-    Errors are then 2.4 times as long as those of its other kernels, and unlike them (cosine 0.08).
-
-    Relies on: envs.VLLM_CPU_INT4_W4A8, ModelConfig.dtype, ModelConfig.hf_config as above.
-    """
-    import torch  # noqa: PLC0415 - the command line reads this module, too
-    from vllm import envs  # noqa: PLC0415
-    from vllm.platforms import current_platform  # noqa: PLC0415 - asks the drivers
-
-    declared = _declared(vllm_config)
-    groups = (declared.get("config_groups") or {}).values()
-    weights = [each.get("weights") or {} for each in groups if not each.get("input_activations")]
-    bits = [each.get("num_bits") for each in weights]
-    if 4 not in (declared.get("bits"), *bits) or not current_platform.is_cpu():
-        return
-    rounds = getattr(envs, "VLLM_CPU_INT4_W4A8", False) and torch.cpu._is_amx_tile_supported()
-    if rounds and vllm_config.model_config.dtype == torch.bfloat16:
-        raise UnsupportedEngine(
-            "weights in 4 bits on a processor with AMX: there vLLM rounds activations to 8 bits, "
-            "which this checkpoint does not declare, so chat and proofs would be those of another "
-            "model. Start with VLLM_CPU_INT4_W4A8=0 in the environment."
-        )
-
-
-def _declared(vllm_config: Any) -> dict[str, Any]:
-    """What the checkpoint says of its numbers."""
-    return dict(getattr(vllm_config.model_config.hf_config, "quantization_config", None) or {})
 
 
 def untried_model(vllm_config: Any) -> str | None:
