@@ -79,13 +79,19 @@ def test_a_kernel_that_a_node_does_not_have_is_refuted_and_its_own_is_not() -> N
     assert refuted_after(OF_A_SERVER, half) is not None
 
 
+@pytest.mark.parametrize("mean", [0.58, 0.6, 0.67, 0.68])
+def test_what_servers_were_seen_to_keep_is_cleared_by_an_emulation(mean: float) -> None:
+    """Means of vLLM 0.32 on three models and two processors."""
+    known = emulated_footprint(128)
+    clearing = known.log_clearing(kept(mean, 100, sd=0.1), 0.3, NEARLY_ALL).cumsum(axis=0)
+    assert (clearing.min(axis=1) >= math.log(1e3)).any()
+
+
 @pytest.mark.parametrize(
     ("twins", "mean"),
     [(0.58, 0.56), (0.55, 0.55), (0.58, 0.57), (0.67, 0.67), (0.65, 0.64), (0.68, 0.65)],
 )
-def test_what_servers_were_seen_to_keep_is_cleared_by_an_emulation(
-    twins: float, mean: float
-) -> None:
+def test_a_server_that_keeps_what_two_orders_keep_is_cleared(twins: float, mean: float) -> None:
     """Of vLLM 0.32 with AMX on one rank and on two, without it, with AVX2; the last a mixture."""
     known = emulated_footprint(128, kept(twins, 40, seed=1, sd=0.07).tolist())
     clearing = known.log_clearing(kept(mean, 100, sd=0.08), 0.3, NEARLY_ALL).cumsum(axis=0)
@@ -109,7 +115,7 @@ def test_two_orders_of_our_own_sums_say_how_much_an_order_takes() -> None:
     assert (prior.mean, round(usual.sd, 3), round(prior.sd, 3)) == (0.6, 0.133, 0.106)
     # A small model whose sums are so short that their order hardly matters.
     short = emulated_footprint(128, [0.97] * 4)
-    assert 0.9 < short.mean < 0.97
+    assert 0.87 < short.mean < 0.97
     assert short.sd == prior.sd
     # Its int8 keeps two fifths of that: on a part of the nonces it would look like a usual server.
     lie = np.where(np.arange(400) % 10 > 2, kept(0.97, 400, sd=0.05), kept(0.4, 400, sd=0.15))

@@ -26,6 +26,8 @@ from proofserve.protocol.errors import ProtocolError
 DISTANCE_P_MISMATCH = 5e-4
 # Rounding of a logarithm must not miss a boundary that is met exactly.
 _SLACK = 1e-9
+# Smaller results of ``betainc`` lose digits, all of them from 1e-260 on where k is near n.
+_LEAST_BETAINC = 1e-230
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,11 @@ def binomial_tail(k: int, n: int, p: float) -> float:
     """
     _check_counts("k", k, "n", n)
     _check_probability("p", p)
+    if k == 0:
+        return 1.0
     # The regularized incomplete beta function.
-    return 1.0 if k == 0 else float(special.betainc(k, n - k + 1, p))
+    tail = float(special.betainc(k, n - k + 1, p))
+    return tail if tail > _LEAST_BETAINC else float(special.bdtrc(k - 1, n, p))
 
 
 def rate_interval(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -164,11 +164,11 @@ class Footprint:
 
 
 # Of a server by our emulation of its kernel, if nothing says what another order of sums takes: of
-# vLLM 0.32 on four kinds of processor and with three models means were 0.54 to 0.68, spreads 0.06
-# to 0.14. Those of the mean of two cosines, with our run in two orders, were 0.05 to 0.11.
+# vLLM 0.32 on four kinds of x86 and with three models means were 0.54 to 0.68, spreads 0.06 to
+# 0.14. Those of the mean of two cosines, with our run in two orders, were 0.05 to 0.11.
 _EMULATED, _EMULATED_SD, _EMULATED_SD_OF_TWO = 0.6, 0.12, 0.09
-# A server adds up in an order of its own. Each of them kept 0.96 to 1.02 of what two of our own
-# runs have in common that add up in two orders.
+# A server adds up in an order of its own. On two small trained models each kept 0.96 to 1.02 of what
+# two of our own runs have in common that add up in two orders.
 _KEPT_OF_TWINS = 0.97
 # Less is never expected: where rounding is amplified until little is alike, any weights keep it.
 _LEAST_EMULATED = 0.5
@@ -184,8 +184,8 @@ def emulated_footprint(width: int, twins: Sequence[float] = ()) -> Footprint:
     """
     by_chance = (1.0 - _EMULATED**2) ** 2 / width
     sd = math.sqrt((_EMULATED_SD_OF_TWO if twins else _EMULATED_SD) ** 2 + by_chance)
-    # Two figures are too few to show their spread.
-    spread = float(np.std(twins, ddof=1)) if len(twins) > 2 else sd
+    # Two figures are too few to show their spread, and a few may be alike by chance.
+    spread = max(_LEAST_SD, float(np.std(twins, ddof=1))) if len(twins) > 2 else sd
     mean, error = float(np.mean(twins or _EMULATED)), 2.0 * spread / math.sqrt(max(1, len(twins)))
     least, most = _KEPT_OF_TWINS * (mean - error), _KEPT_OF_TWINS * (mean + error)
     return Footprint(max(_LEAST_EMULATED, least, min(_EMULATED, most)), sd)
