@@ -167,7 +167,7 @@ class Footprint:
 # vLLM 0.32 on four kinds of x86 and with three models means were 0.54 to 0.68, spreads 0.06 to
 # 0.14. Those of the mean of two cosines, with our run in two orders, were 0.05 to 0.11.
 _EMULATED, _EMULATED_SD, _EMULATED_SD_OF_TWO = 0.6, 0.12, 0.09
-# A server adds up in an order of its own. On two small trained models each kept 0.96 to 1.02 of what
+# A server adds up in an order of its own. On two small trained models it kept 0.96 to 1.02 of what
 # two of our own runs have in common that add up in two orders.
 _KEPT_OF_TWINS = 0.97
 # Less is never expected: where rounding is amplified until little is alike, any weights keep it.
