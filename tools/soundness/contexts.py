@@ -72,7 +72,7 @@ def rows(seq_len: int, progress: Progress) -> list[Sequence[str]]:
 
 def _judged(errors: Vectors, ours: OwnRuns, runs: KeptRuns) -> list[str]:
     width = runs.work.scheme.width
-    known = uncalibrated(KERNEL, width).expecting(ours.twins(KERNEL), width)
+    known = uncalibrated(KERNEL, width).expecting(ours.between_orders(KERNEL), width)
     shown = ours.figures(errors)
     node = node_figures(shown, ours.every, known, ours.measuring.lengths)
     ended = simulated(node, known, Chances().of_vectors(width), draws(len(node), RUNS, MOST))

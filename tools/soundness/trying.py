@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from measuring.nodes import about_calibration
 from proofserve.models.trained import TRAINED_MODELS
-from proofserve.protocol.verdict.directions import cosine, emulated_footprint
+from proofserve.protocol.verdict.directions import cosine, emulated_footprint, levelled
 from proofserve.reports import Progress
 from proofserve.verifier.calibration_file import CalibrationFile
 from proofserve.verifier.judges import BankRun, Chances, Vectors
@@ -112,17 +112,23 @@ class OwnRuns:
         self._again = RunMeasurement(judged, again, {})
 
     def figures(self, errors: Vectors) -> RunFigures:
-        """Footprints are means of the cosines with both runs."""
+        """Footprints are means of the cosines with both runs, as if these were alike as usual."""
         shown = {nonce: errors[nonce] for nonce in self._judged if nonce in errors}
         found, again = (of.fields(shown).figures for of in (self.measuring, self._again))
-        both = {name: (of + again.footprints[name]) / 2 for name, of in found.footprints.items()}
-        return replace(found, footprints=both)
+
+        def levelled_of(name: str, figures: Floats) -> Floats:
+            between = np.array(self.between_orders(name))
+            both = (figures + again.footprints[name]) / 2
+            return levelled(both, between[found.rows], float(between.mean()))
+
+        of_both = {name: levelled_of(name, of) for name, of in found.footprints.items()}
+        return replace(found, footprints=of_both)
 
     @property
     def every(self) -> Mapping[str, RunFigures]:
         return {name: self.figures(errors) for name, errors in self._runs[0].items()}
 
-    def twins(self, name: str) -> list[float]:
+    def between_orders(self, name: str) -> list[float]:
         one, again = (of[name] for of in self._runs)
         return [cosine(one[nonce], again[nonce]) for nonce in self._judged]
 
@@ -131,7 +137,7 @@ class OwnRuns:
         shown = self.figures(errors)
         name = nearest(shown, [*self._runs[0]])
         kept = shown.footprints[name]
-        expected = emulated_footprint(len(next(iter(errors.values()))), self.twins(name))
+        expected = emulated_footprint(len(next(iter(errors.values()))), self.between_orders(name))
         return name, not lacks_footprint(float(kept.mean()), len(kept), expected)
 
 
@@ -198,7 +204,7 @@ class _Trying:
         trial, width = self._trial, self._runs.work.scheme.width
         ours, reference = self._judged_beside(errors)
         shown, predicted = ours.figures(errors), ours.measuring.lengths
-        alone = uncalibrated(reference, width).expecting(ours.twins(reference), width)
+        alone = uncalibrated(reference, width).expecting(ours.between_orders(reference), width)
         honest = self._known(ours, reference)
         node = node_figures(shown, ours.every, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
@@ -243,7 +249,7 @@ class _Trying:
             honest = known.honest(reference)
         else:
             honest = uncalibrated(reference, width)
-        return honest.expecting(ours.twins(reference), width)
+        return honest.expecting(ours.between_orders(reference), width)
 
     def _cell(self, ended: Endings) -> Cell:
         cleared, undecided = ended.cleared, ended.undecided

@@ -30,7 +30,7 @@ from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import has_stacked_experts
 from proofserve.engines.reference.suspects import FP8_CACHE, rounding_of
 from proofserve.host import GIB, memory_gib
-from proofserve.protocol.verdict.directions import emulated_footprint
+from proofserve.protocol.verdict.directions import Footprint
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
 from proofserve.verifier.judges import PUBLISHED, BankRun
@@ -44,8 +44,8 @@ Pass = Mapping[BankRun, int]
 
 FLOAT32: Final = 4
 _OWN_RUNS: Final = "own runs"
-# As alike as two orders of sums were in three real models.
-_OF_A_SKETCH: Final = emulated_footprint(128, [0.6])
+# Of an emulated kernel, as on a published model of 30 layers.
+_OF_A_SKETCH: Final = Footprint(0.6, 0.1)
 # How many experts a token has, in the names of configurations.
 _CHOSEN: Final = ("num_experts_per_tok", "moe_topk", "moe_k")
 # Tensors of the widest matrix's output that an MLP has in memory at a time.

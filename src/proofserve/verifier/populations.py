@@ -2,8 +2,7 @@
 
 A node is convicted only if its errors are like those of none of these kernels. It is cleared only
 by a kernel whose footprint its errors have: that of our own run, as we emulate it, or of a node
-that was measured. Which run is our own, the node's errors decide: one that we emulate, or that of a
-node that we trust.
+that was measured. The node's errors decide which run is our own; a node that we trust may be it.
 """
 
 import math
@@ -23,6 +22,7 @@ from proofserve.protocol.verdict.directions import (
     emulated_footprint,
     explained,
     footprint,
+    levelled,
     reach,
 )
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit, SizeBets, fitted
@@ -47,8 +47,7 @@ WIDEST: Final = 1.5
 # Nonces after which a node without a footprint may have that of other kernels or of several ranks,
 # and of them those on which all of these are tried.
 _LOOKED_AT, _TRIED_ON = 9, 3
-# A reference that is so many standard deviations behind is none: with less a node of SmolLM2 got
-# another kernel's, and no verdict, 9 times in 100.
+# With less than so many standard deviations a node of SmolLM2 got another kernel 9 times in 100.
 _BEHIND: Final = 2.0
 
 
@@ -116,9 +115,9 @@ class HonestPopulations:
     def names(self) -> tuple[str, ...]:
         return tuple(member.name for member in self.members)
 
-    def expecting(self, twins: Sequence[float], width: int) -> "HonestPopulations":
+    def expecting(self, between_orders: Sequence[float], width: int) -> "HonestPopulations":
         """The same, for a run of the reference in two orders (``emulated_footprint``)."""
-        expected = {self.reference: emulated_footprint(width, twins)}
+        expected = {self.reference: emulated_footprint(width, between_orders)}
         return replace(self, footprints={**self.footprints, **expected})
 
     def on_ranks(self, reference: str, width: int) -> "HonestPopulations":
@@ -251,15 +250,15 @@ def lacks_footprint(mean: float, nonces: int, expected: Footprint) -> bool:
 class _Beside:
     """A reference's run in the first order: lengths of its errors, cosines with the node's.
 
-    ``figures`` are means of the node's cosines with the run in every order, ``twins`` cosines of
-    the runs in two orders; a reference that never led has none. All are by nonce. Errors of the
+    ``figures`` are means of the node's cosines with the run in every order, ``between_orders``
+    cosines of the runs in two; a reference that never led has none. All are by nonce. Errors of the
     node that are too short have NaN.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
     cosines: dict[int, float] = field(default_factory=dict)
     figures: dict[int, float] = field(default_factory=dict)
-    twins: dict[int, float] = field(default_factory=dict)
+    between_orders: dict[int, float] = field(default_factory=dict)
 
     @property
     def likeness(self) -> float:
@@ -272,10 +271,9 @@ class OwnRun:
 
     Its ``reference`` is the one of ``references`` whose errors are most like the node's so far;
     those that are too far behind are computed no more. Where none has a footprint, ``trusted``
-    nodes take its place, of whose errors there is a function each; where these have none either,
-    ``others`` are tried. ``null`` says what honest means beside it. It adds up in ``orders`` that
-    no node knew when it published, or a liar could have exactly our errors where it does not lie:
-    in one, or in two, whose mean cosine spreads less. (The order of a trusted node may be known.)
+    nodes take its place, of whose errors there is a function each; then ``others`` are tried.
+    ``null`` says what honest means beside it. It adds up in one or two ``orders`` that no node knew
+    when it published, or a liar could have exactly our errors where it does not lie.
     """
 
     def __init__(
@@ -304,9 +302,9 @@ class OwnRun:
     def honest(self) -> HonestPopulations:
         """Raises ReportedError as ``null``."""
         if self._honest is None:
-            found, twins = self._null(self.reference), self._beside[self.reference].twins
+            found, of = self._null(self.reference), self._beside[self.reference].between_orders
             width = min(map(len, self._theirs.values()), default=0)
-            self._honest = found.expecting([*twins.values()], width) if twins else found
+            self._honest = found.expecting([*of.values()], width) if of else found
         return self._honest
 
     @property
@@ -375,8 +373,7 @@ class OwnRun:
     def _look_at_others(self) -> None:
         """Add trusted nodes whose footprint the node has, and that hide no lies; else others.
 
-        Of these a few nonces are tried first, and then all. Beside too few ranks two kernels are
-        about as unlike the node: so all of them are tried.
+        All of these are tried, on a few nonces first: beside too few ranks no kernel is nearest.
         """
         ours = self._beside[self.reference].lengths
         trusted = {
@@ -410,12 +407,15 @@ class OwnRun:
             again = [cosine(theirs[nonce], other[nonce]) for other in others]
             of.figures[nonce] = float(np.mean([of.cosines[nonce], *again]))
             for other in others:
-                of.twins[nonce] = cosine(first[nonce], other[nonce])
+                of.between_orders[nonce] = cosine(first[nonce], other[nonce])
 
     def cosines(self, nonces: Sequence[int]) -> Floats:
         """Of the node's errors with ours [n]: 0 without a vector, NaN for those too short."""
-        figures = self._beside[self.reference].figures
-        return np.array([figures.get(nonce, 0.0) for nonce in nonces])
+        of = self._beside[self.reference]
+        figures = np.array([of.figures.get(nonce, 0.0) for nonce in nonces])
+        usual = float(np.mean([*of.between_orders.values()] or 0.0))
+        between = np.array([of.between_orders.get(nonce, usual) for nonce in nonces])
+        return levelled(figures, between, usual)
 
     def compared(self, nonces: Sequence[int], others: Vectors) -> Compared:
         """The node's errors of n ``nonces`` beside ``others``, in the honest unit."""

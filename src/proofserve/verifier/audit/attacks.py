@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.counting import rate_interval
-from proofserve.protocol.verdict.directions import cosine
+from proofserve.protocol.verdict.directions import cosine, levelled
 from proofserve.reports import Progress
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
@@ -252,7 +252,7 @@ class Beside:
         return len(self.errors[0])
 
     @property
-    def twins(self) -> list[float]:
+    def between_orders(self) -> list[float]:
         """Cosines [m] of our run's errors in two orders."""
         return [cosine(*two) for two in zip(self.errors, self.in_another_order, strict=True)]
 
@@ -275,10 +275,11 @@ class Beside:
             found = [cosine(*two) for two in zip(errors, of[rows], strict=True)]
             return np.where(broken, np.nan, np.array(found, dtype=np.float64))
 
-        both = cosines(self.errors) + cosines(self.in_another_order)
+        both = (cosines(self.errors) + cosines(self.in_another_order)) / 2
+        between = np.array(self.between_orders)
         return RunFigures(
             lengths=np.where(broken, np.inf, np.maximum(lengths, LEAST_LENGTH)),
-            footprints={self.name: both / 2},
+            footprints={self.name: levelled(both, between[rows], float(between.mean()))},
             cosines={suspect: cosines(of) for suspect, of in self.predictions.items()},
             rows=rows,
         )

@@ -344,7 +344,7 @@ def _null(
     runs = HonestRuns(shown, {DEPLOYED}, beside.lengths, deployment.width)
     here = populations(runs, deployment.reference)
     known = options.honest(deployment.reference) if options.honest else here
-    kept = here.expecting(beside.twins, deployment.width).footprints
+    kept = here.expecting(beside.between_orders, deployment.width).footprints
     return replace(known, footprints={DEPLOYED: kept.get(DEPLOYED, kept[deployment.reference])})
 
 
