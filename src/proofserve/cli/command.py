@@ -76,9 +76,8 @@ def command(
         record = next(iter(get_type_hints(action).values()))
 
         def run(**given: Any) -> None:
-            said = {each: value for each, value in given.items() if value is not None}
             with open_session(exit_code) as session, session.interrupts.allowed():
-                code = action(_writable(record(**said)), session)
+                code = action(_writable(_chosen(record, given)), session)
             raise typer.Exit(code or 0)
 
         run.__doc__ = action.__doc__
@@ -87,6 +86,14 @@ def command(
         return action
 
     return add
+
+
+def _chosen(record: type[O], given: dict[str, Any]) -> O:
+    """Raises ReportedError, which names the field that is wrong."""
+    try:
+        return record(**{each: value for each, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise ReportedError(": ".join(first_problem(error))) from error
 
 
 def _writable(given: O) -> O:

@@ -64,7 +64,7 @@ class GatewaySettings(BaseSettings):
     """Newest answers whose receipts GET /v1/receipts finds; 0: none."""
     cors_origins: str = ""
     """Web origins that may call, separated by commas; * for all."""
-    gateway_workers: int = Field(1, ge=1)
+    gateway_workers: int = Field(1, ge=1, le=256)
     """Processes; each has an equal part of permits and queue."""
     use_embedded_engine: bool = False
     """Run vLLM in this process, without a backend URL."""

@@ -54,6 +54,8 @@ class ThresholdOptions(CalibrationOptions):
     """L2 distance beyond which a vector is a mismatch, measured for this model."""
     p_mismatch: float | None = Field(
         None,
+        gt=0,
+        lt=1,
         description="Share of honest vectors beyond the threshold;"
         f" the calibration's, or {NETWORK_P_MISMATCH} with --dist-threshold.",
     )
