@@ -26,7 +26,7 @@ def test_the_demo_tells_honest_from_forged_and_leaves_nothing() -> None:
         for what, verdict in (
             ("what this server produced", r"honest +\d+ +direction, footprint"),
             ("an honest node: vLLM on a GPU", r"honest +\d+ +direction, footprint"),
-            ("a copy with 64 of 128 altered", r"fraud +\d+ +paired: errors are .*, E = "),
+            ("a copy with 32 of 64 altered", r"fraud +\d+ +paired: errors are .*, E = "),
             ("another model's artifacts", r"fraud +\d+ +paired: errors are .*, E = "),
             # Errors are so long that sizes may say it first.
             ("4-bit weights", r"fraud +\d+ +(direction: int4 g128, E|paired: errors are \d)"),

@@ -96,8 +96,8 @@ TRAINED = DemoModel(
     DENSE,
     about="a model of 3.5M parameters",
     question="What is a nonce?",
-    nonces=128,
-    cheated=96,
+    nonces=64,
+    cheated=48,
     rounded=(("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel")),
     other=SmallModel("qwen3", "tiny", seed=1),
 )
