@@ -178,7 +178,8 @@ class SequentialTest:
         for field in ("p_honest", "p_fraud", "alpha", "beta"):
             check_inside(field, getattr(self, field))
         if not self.p_honest < self.p_fraud:
-            raise ProtocolError("p_fraud", f"{self.p_fraud} is not above the honest rate {self.p_honest}")
+            known = f"the honest rate {self.p_honest}"
+            raise ProtocolError("p_fraud", f"{self.p_fraud} is not above {known}")
 
     @property
     def convicts_at(self) -> float:
