@@ -37,6 +37,7 @@ Vectors = NDArray[np.float32]
 FOREIGN = Path(__file__).parents[1] / "data" / "vectors-amd-zen3.json"
 COMPILING = FOREIGN.with_name("vectors-compiling.json")
 AMX = FOREIGN.with_name("vectors-amx.json")
+ON_RANKS = FOREIGN.with_name("vectors-avx512-ranks.json")
 TWO_RANKS = FOREIGN.with_name("vectors-two-ranks.json")
 SUSPECTS = ("int8 per channel", "int8 g32", "fp8 per channel", "int4 g128")
 CUTTING = "vLLM on x86 without bfloat16"
@@ -129,8 +130,9 @@ def keeps_what_orders_keep(
     [
         (AMX, PROFILES["vLLM on x86 with AMX"]),
         (COMPILING, by_pytorch(PROFILES["vLLM on x86 with bfloat16"])),
+        (ON_RANKS, replace(PROFILES[CUTTING], ranks=2)),
     ],
-    ids=["AMX", "compiling"],
+    ids=["AMX", "compiling", "two ranks with AVX-512"],
 )
 def test_a_server_keeps_what_two_orders_keep(
     trained: Trained, file: Path, profile: KernelProfile
