@@ -7,10 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
@@ -29,11 +27,6 @@ from proofserve.engines.reference.rounding import EightBits
 from support.families import FAMILIES, model_of
 from support.written import network_from
 
-Vectors = NDArray[np.float32]
-
-# What vLLM served on another processor, which nothing here was fitted to.
-FOREIGN = Path(__file__).parents[1] / "data" / "vectors-amd-zen3.json"
-COMPILING = FOREIGN.with_name("vectors-compiling.json")
 CUTTING = "vLLM on x86 without bfloat16"
 CUTS_OFF = not torch.cpu._is_avx512_bf16_supported()
 
