@@ -259,9 +259,9 @@ def references_on(
 
 
 def orders_by(seed: str) -> tuple[int, int]:
-    """Two orders in which a validator adds up; the ``seed`` is unknown before nodes publish."""
-    drawn = hashlib.sha256(seed.encode()).digest()
-    return int.from_bytes(drawn[:8]), int.from_bytes(drawn[8:16])
+    """Two orders that cut sums far apart; the ``seed`` is unknown before nodes publish."""
+    first = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8])
+    return first, first + 1
 
 
 class VerdictRecord(TypedDict):

@@ -74,6 +74,10 @@ def _exact_sum(inputs: Tensor, weight: Tensor) -> Tensor:
 _RUNNING: Final = 2**19
 
 
+# Its fraction, of 2^64.
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15
+
+
 @dataclass(frozen=True, slots=True)
 class KernelProfile:
     """Where one set of kernels rounds, and to what; all else is float32. It changes no tensor.
@@ -163,7 +167,8 @@ class KernelProfile:
         """``one`` [..., n, in] times ``other`` [..., in, m], added up in the profile's order."""
         if self.order is None:
             return one @ other
-        cut = 1 + self.order % (one.shape[-1] - 1)
+        # Orders that follow each other cut every product 0.38 of the way apart, round the end.
+        cut = 1 + (self.order * _GOLDEN_RATIO % 2**64 * (one.shape[-1] - 1) >> 64)
         return one[..., :cut] @ other[..., :cut, :] + one[..., cut:] @ other[..., cut:, :]
 
     def all_reduced(self, parts: Iterable[Tensor]) -> Tensor:
