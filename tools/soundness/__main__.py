@@ -54,7 +54,8 @@ def run(
     folders = [option for each in examine or () for option in ("--examine", str(each.absolute()))]
     tries = [
         Job(f"{each.arch} {scheme}", ("-m", "soundness", "try", each.arch, scheme, *folders))
-        for each in subjects
+        # A model is tried on few nonces because a forward of it takes long: longest jobs first.
+        for each in sorted(subjects, key=lambda of: of.nonces)
         for scheme in each.schemes
     ]
     began = time.monotonic()
