@@ -8,7 +8,6 @@ import pytest
 from measuring.results import table
 from proofserve.protocol import ARTIFACT, SKETCH_2
 from soundness import results as cells
-from soundness.page import never_convicted
 
 ROOT = Path(__file__).parents[2]
 ROWS = cells.read((ROOT / "docs" / "soundness.csv").read_text())
@@ -23,9 +22,10 @@ MIXTURES = ("trained_moe", "qwen3_moe", "gpt_oss", "deepseek_v3")
         cells.summary(ROWS),
         table(*cells.honest_summary(ROWS)),
         table(*cells.cheat_summary(ROWS)),
-        never_convicted(ROWS),
+        cells.never_convicted(ROWS),
+        cells.forged_summary(ROWS),
     ],
-    ids=["summary", "honest", "cheats", "never convicted"],
+    ids=["summary", "honest", "cheats", "never convicted", "forged"],
 )
 def test_the_page_sums_up_its_cells(text: str) -> None:
     assert text in PAGE

@@ -13,7 +13,7 @@ from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import BankRun
 from soundness import page as pages
 from soundness.recorded import README, foreign, nodes_in
-from soundness.results import FORMS, Found, cell_rows, read, written
+from soundness.results import FORMS, Found, cell_rows, convicted_honest, read, replaced, written
 from soundness.runs import KeptRuns
 from soundness.subjects import SUBJECTS, Subject
 from soundness.trying import RealNode, Trial, calibration_of, tried
@@ -69,20 +69,24 @@ def test_the_page_says_what_was_tried_and_a_wrong_conviction(found: Found, tmp_p
     kept = Kept(Found, tmp_path)
     kept.write(found.name, found)
     assert kept.read(f"qwen3_moe-{SKETCH}") == found
-    text = pages.page([found], "a processor")
+    rows = cell_rows(found)
+    text = pages.page(rows, TRIAL)
     assert f"**0 of {TRIAL.runs * (len(KERNELS) + 1) * len(FORMS):,}**" in text
-    rows = cell_rows([found])
+    assert f"{found.date} on {found.machine}: qwen3_moe by {SKETCH}." in text
     assert read(written(rows)) == rows
     (own,) = [r for r in rows if (r["node"], r["form"]) == ("a node", FORMS[0])]
     assert own["processor"] == "a card"
     assert f"| {own['cleared_soon']} |" in text
-    assert pages.convicted_honest([found]) == []
+    assert convicted_honest(rows) == []
     node = found.honest[0]
     cells = {**node.cells, FORMS[0]: replace(node.cells[FORMS[0]], convicted=3)}
     wrong = replace(found, honest=(replace(node, cells=cells), *found.honest[1:]))
-    assert pages.convicted_honest([wrong]) == [
-        f"qwen3_moe, {SKETCH}, calibrated: {KERNELS[0]} in 3"
-    ]
+    # What is tried again replaces its rows alone.
+    others = [row | {"model": "another"} for row in rows]
+    order = [("another", SKETCH), ("qwen3_moe", SKETCH)]
+    again = replaced([*rows, *others], [wrong], order)
+    assert again == [*others, *cell_rows(wrong)]
+    assert convicted_honest(again) == [f"qwen3_moe, {SKETCH}, calibrated: {KERNELS[0]} in 1.5 %"]
 
 
 def test_a_recorded_folder_is_read_by_its_readme(runs: KeptRuns, tmp_path: Path) -> None:

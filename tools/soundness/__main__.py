@@ -11,14 +11,14 @@ import typer
 
 from measuring.files import DOCS
 from measuring.jobs import Job, run_all
-from measuring.results import Kept, chosen, machine_text, table, table_rows, write_page
+from measuring.results import Kept, chosen, table, table_rows, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.host import processor_here
 from soundness import answers, contexts, exact, writers
 from soundness.forged import forged_files
-from soundness.page import convicted_honest, page
+from soundness.page import page
 from soundness.recorded import README, foreign, nodes_in, record
-from soundness.results import Found, cell_rows, written
+from soundness.results import Found, convicted_honest, read, replaced, written
 from soundness.runs import KeptRuns
 from soundness.subjects import BY_NAME, FOLDER, SECOND_SERVER, SUBJECTS, Subject
 from soundness.trying import Trial, calibration_of, tried
@@ -44,9 +44,9 @@ def run(
 ) -> None:
     """Try everything, write docs/soundness.md and its CSV (some two hours on two cores).
 
-    Vectors are kept in .cache: what was interrupted goes on where it was. The
-    page has the models that were ever run, each as it was the last time. Exit
-    code 1: an honest node was convicted.
+    Vectors are kept in .cache: what was interrupted goes on where it was. A
+    model that is not tried keeps its figures. Exit code 1: an honest node was
+    convicted.
     """
     names = chosen(only, BY_NAME, "models")
     subjects = [each for each in SUBJECTS if each.arch in names]
@@ -62,12 +62,19 @@ def run(
     with open_session() as session, session.interrupts.allowed():
         run_all([job for each in subjects for job in _servers(each)], LOGS, typer.echo)
         run_all(tries, LOGS, typer.echo)
-        every = RESULTS.all(f"{s.arch}-{scheme}" for s in SUBJECTS for scheme in s.schemes)
-        found = [*every.values()]
-    CELLS.write_text(written(cell_rows(found)))
-    write_page(PAGE, page(found, machine_text()))
     typer.echo(f"after {(time.monotonic() - began) / 60:.0f} minutes")
-    if wrong := convicted_honest(found):
+    write()
+
+
+@app.command("page")
+def write() -> None:
+    """Write the page and its CSV from what was tried so far."""
+    order = [(subject.arch, scheme) for subject in SUBJECTS for scheme in subject.schemes]
+    found = RESULTS.all("-".join(pair) for pair in order)
+    rows = replaced(read(CELLS.read_text()), [*found.values()], order)
+    CELLS.write_text(written(rows))
+    write_page(PAGE, page(rows, Trial()))
+    if wrong := convicted_honest(rows):
         typer.echo("\n".join(wrong))
         raise typer.Exit(EXIT_FAILED)
 

@@ -6,16 +6,16 @@ from typing import Final
 
 from measuring.results import table
 from soundness.results import (
-    CHEAT,
-    NEVER,
     CellRow,
-    Found,
-    cell_rows,
     cheat_summary,
+    convicted_honest,
+    forged_summary,
     honest_summary,
+    never_convicted,
     summary,
 )
 from soundness.subjects import BY_NAME
+from soundness.trying import Trial
 
 TEXT: Final = Path(__file__).with_suffix(".txt")
 UNKNOWN: Final = (
@@ -25,64 +25,35 @@ UNKNOWN: Final = (
 )
 
 
-def page(found: Sequence[Found], machine: str) -> str:
-    """``found`` are the models and schemes that were tried."""
-    rows = cell_rows(found)
-    lengths = {f"{max(n.nonces for n in f.honest)} of {f.seq_len}": 0 for f in found}
-    arches = list(dict.fromkeys(each.arch for each in found))
-    wrong = convicted_honest(found)
-    processors = {row["processor"] for row in rows if row["processor"]}
+def page(rows: Sequence[CellRow], trial: Trial) -> str:
+    """``rows`` are of the models and schemes that were tried, each as ``trial`` says."""
+    subjects = [BY_NAME[arch] for arch in dict.fromkeys(row["model"] for row in rows)]
+    lengths = dict.fromkeys(f"{each.nonces} of {each.seq_len}" for each in subjects)
+    unknown = UNKNOWN.format(longest=max(each.seq_len for each in subjects))
+    if left := [f"{each.arch} ({each.what})" for each in BY_NAME.values() if each not in subjects]:
+        unknown += f" Of the models that can be tried, these were not: {', '.join(left)}."
+    wrong = convicted_honest(rows)
     return TEXT.read_text().format(
         summary=summary(rows) + (f" They are: {'; '.join(wrong)}." if wrong else ""),
-        unknown=_unknown(found),
-        runs=found[0].runs,
-        soon=found[0].soon,
-        runs_of_cheats=found[0].runs_of_cheats,
+        unknown=unknown,
+        runs=trial.runs,
+        soon=trial.soon,
+        runs_of_cheats=trial.runs_of_cheats,
         honest=table(*honest_summary(rows)),
         cheats=table(*cheat_summary(rows)),
         never=never_convicted(rows),
-        forged=_forged(found),
+        forged=forged_summary(rows),
         nonces=f"{' or '.join(lengths)} tokens",
-        models=", ".join(f"{arch} ({BY_NAME[arch].what})" for arch in arches),
-        machine=machine,
-        processors="; ".join(sorted(processors)),
+        models=", ".join(f"{each.arch} ({each.what})" for each in subjects),
+        tried=_tried(rows),
+        processors="; ".join(sorted({row["processor"] for row in rows if row["processor"]})),
     )
 
 
-def _unknown(found: Sequence[Found]) -> str:
-    """Also which of the models have not been run."""
-    text = UNKNOWN.format(longest=max(each.seq_len for each in found))
-    done = {each.arch for each in found}
-    left = [f"{arch} ({subject.what})" for arch, subject in BY_NAME.items() if arch not in done]
-    if left:
-        text += f" Of the models that can be tried, these were not: {', '.join(left)}."
-    return text
-
-
-def convicted_honest(found: Sequence[Found]) -> list[str]:
-    """The cells that must not be: honest nodes that were convicted."""
-    return [
-        f"{each.arch}, {each.scheme}, {form}: {node.name} in {node.cells[form].convicted:,}"
-        for each in found
-        for node in each.honest
-        for form in node.cells
-        if node.cells[form].convicted
-    ]
-
-
-def never_convicted(rows: Sequence[CellRow]) -> str:
-    """The cheats that are not convicted although all of their nonces are forged."""
-    names: dict[str, list[str]] = {}
+def _tried(rows: Sequence[CellRow]) -> str:
+    """On which day and machine each model was tried by each scheme."""
+    found: dict[str, dict[str, None]] = {}
     for row in rows:
-        if (row["kind"], row["share"], row["convicted_after"]) == (CHEAT, "100", NEVER):
-            names.setdefault(f"{row['model']} by {row['scheme']}", []).append(row["node"])
-    text = "; ".join(f"{where}: {' / '.join(cheats)}" for where, cheats in names.items())
-    return f"Never convicted on all nonces: {text or 'none'}."
-
-
-def _forged(found: Sequence[Found]) -> str:
-    """Of all schemes and tests together."""
-    every = [one for each in found for one in each.forged]
-    convicted, times = (sum(getattr(one, name) for one in every) for name in ("convicted", "times"))
-    most = max((one.most for one in every), default=0)
-    return f"{convicted} of {times}, after {most} nonces at most"
+        where = f"{row['date']} on {row['machine']}"
+        found.setdefault(where, {})[f"{row['model']} by {row['scheme']}"] = None
+    return "; ".join(f"{where}: {', '.join(names)}" for where, names in sorted(found.items()))

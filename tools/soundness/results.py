@@ -1,8 +1,8 @@
 """What was found, as it is kept between runs, for each model and scheme; and the rows of all.
 
-``docs/soundness.csv`` has a row for each honest node and form, and for each cheat and share. The
-page's tables are computed from these rows, so the page and the file agree. Rates are in percent; a
-number of nonces that was not reached is "never".
+``docs/soundness.csv`` has a row for each honest node and form, for each cheat and share, and for
+each forged file. The page is made from these rows, so both agree, and a model that is tried again
+replaces its own. Rates are in percent; a number of nonces that was not reached is "never".
 """
 
 import csv
@@ -16,12 +16,12 @@ from measuring.results import csv_text
 CALIBRATED, LEFT_OUT, UNCALIBRATED = FORMS = ("calibrated", "left out", "uncalibrated")
 
 
-HONEST, CHEAT = "honest", "cheat"
+HONEST, CHEAT, FORGED = "honest", "cheat", "forged"
 NEVER: Final = "never"
 COLUMNS: Final = (
     *("model", "scheme", "kind", "node", "processor", "form", "share", "runs"),
     *("convicted", "cleared", "cleared_soon", "no_verdict", "undecided"),
-    *("size", "footprint", "half_convicted_after", "convicted_after"),
+    *("size", "footprint", "half_convicted_after", "convicted_after", "date", "machine"),
 )
 # By the name of the column; a column that a row does not have is "".
 CellRow = dict[str, str]
@@ -83,16 +83,14 @@ class Forged:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one model and scheme. ``calibration`` says in words which one the model has."""
+    """Of one model and scheme, tried on ``machine`` on a ``date`` (ISO 8601)."""
 
     arch: str
     scheme: str
-    seq_len: int
+    date: str
+    machine: str
     runs: int
-    most: int
-    soon: int
     runs_of_cheats: int
-    calibration: str
     honest: tuple[HonestNode, ...]
     cheats: tuple[Cheat, ...]
     forged: tuple[Forged, ...] = ()
@@ -102,9 +100,11 @@ class Found:
         return f"{self.arch}-{self.scheme}"
 
 
-def cell_rows(found: Sequence[Found]) -> list[CellRow]:
-    made = [row for each in found for row in (*_honest(each), *_cheats(each))]
-    return [{name: row.get(name, "") for name in COLUMNS} for row in made]
+def cell_rows(found: Found) -> list[CellRow]:
+    of = {"model": found.arch, "scheme": found.scheme}
+    tried = {"date": found.date, "machine": found.machine}
+    made = (*_honest(found), *_cheats(found), *_forged(found))
+    return [{name: (of | row | tried).get(name, "") for name in COLUMNS} for row in made]
 
 
 def _honest(found: Found) -> Iterator[CellRow]:
@@ -113,7 +113,7 @@ def _honest(found: Found) -> Iterator[CellRow]:
 
     return (
         {
-            **{"model": found.arch, "scheme": found.scheme, "kind": HONEST, "node": node.name},
+            **{"kind": HONEST, "node": node.name},
             **{"processor": node.processor or "", "form": form, "runs": str(found.runs)},
             **{"convicted": percent(cell.convicted), "cleared": percent(cell.cleared)},
             "cleared_soon": f"{100 * cell.soon / found.runs:.1f}" if node.processor else "",
@@ -128,13 +128,31 @@ def _cheats(found: Found) -> Iterator[CellRow]:
     for cheat in found.cheats:
         half, most = (NEVER if n is None else str(n) for n in cheat.convicts_at)
         yield {
-            **{"model": found.arch, "scheme": found.scheme, "kind": CHEAT, "node": cheat.weights},
+            **{"kind": CHEAT, "node": cheat.weights},
             **{"form": FORMS[0], "share": f"{100 * cheat.share:.0f}"},
             "runs": str(found.runs_of_cheats),
             "cleared": f"{100 * cheat.cleared / found.runs_of_cheats:.1f}",
             **{"size": f"{cheat.size:.2f}", "footprint": f"{cheat.footprint:.2f}"},
             **{"half_convicted_after": half, "convicted_after": most},
         }
+
+
+def _forged(found: Found) -> Iterator[CellRow]:
+    for each in found.forged:
+        yield {
+            **{"kind": FORGED, "node": each.tests, "form": FORMS[0], "runs": str(each.times)},
+            "convicted": f"{100 * each.convicted / each.times:g}",
+            "convicted_after": str(each.most),
+        }
+
+
+def replaced(
+    rows: Sequence[CellRow], found: Sequence[Found], order: Sequence[tuple[str, str]]
+) -> list[CellRow]:
+    """``rows`` of the models and schemes in ``order``, those of ``found`` in place of old ones."""
+    new = {(each.arch, each.scheme): cell_rows(each) for each in found}
+    old = {pair: [row for row in rows if _pair(row) == pair] for pair in order}
+    return [row for pair in order for row in new.get(pair, old[pair])]
 
 
 def written(rows: Sequence[CellRow]) -> str:
@@ -182,8 +200,44 @@ def _by_model(
     rows: Sequence[CellRow], kind: str
 ) -> Iterator[tuple[tuple[str, str], list[CellRow]]]:
     of_kind = [row for row in rows if row["kind"] == kind]
-    for key in dict.fromkeys((row["model"], row["scheme"]) for row in of_kind):
-        yield key, [row for row in of_kind if (row["model"], row["scheme"]) == key]
+    for pair in dict.fromkeys(map(_pair, of_kind)):
+        yield pair, [row for row in of_kind if _pair(row) == pair]
+
+
+def _pair(row: CellRow) -> tuple[str, str]:
+    return row["model"], row["scheme"]
+
+
+def convicted_honest(rows: Sequence[CellRow]) -> list[str]:
+    """The cells that must not be: honest nodes that were convicted."""
+    return [
+        f"{row['model']}, {row['scheme']}, {row['form']}: {row['node']} in {row['convicted']} %"
+        for row in rows
+        if row["kind"] == HONEST and float(row["convicted"])
+    ]
+
+
+def never_convicted(rows: Sequence[CellRow]) -> str:
+    """The cheats that are not convicted although all of their nonces are forged."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if (row["kind"], row["share"], row["convicted_after"]) == (CHEAT, "100", NEVER):
+            names.setdefault(f"{row['model']} by {row['scheme']}", []).append(row["node"])
+    text = "; ".join(f"{where}: {' / '.join(cheats)}" for where, cheats in names.items())
+    return f"Never convicted on all nonces: {text or 'none'}."
+
+
+def forged_summary(rows: Sequence[CellRow]) -> str:
+    """Of all schemes and tests together."""
+    every = [row for row in rows if row["kind"] == FORGED]
+    times = sum(int(row["runs"]) for row in every)
+    convicted = sum(_count(row) for row in every)
+    most = max((int(row["convicted_after"]) for row in every), default=0)
+    return f"{convicted} of {times}, after {most} nonces at most"
+
+
+def _count(row: CellRow) -> int:
+    return round(float(row["convicted"]) / 100 * int(row["runs"]))
 
 
 def summary(rows: Sequence[CellRow]) -> str:
@@ -196,7 +250,7 @@ def summary(rows: Sequence[CellRow]) -> str:
         for row in honest
         if row["processor"]
     }
-    convicted = sum(round(float(row["convicted"]) / 100 * int(row["runs"])) for row in honest)
+    convicted = sum(map(_count, honest))
     tried = sum(int(row["runs"]) for row in honest)
     caught = sum(row["convicted_after"] != NEVER for row in cheats)
     return (

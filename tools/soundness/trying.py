@@ -1,5 +1,6 @@
 """Tries honest nodes and cheats on one model: simulated verifications of the nonces computed."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from measuring.nodes import about_calibration
+from measuring.results import machine_text
 from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.verdict.directions import cosine, emulated_footprint, levelled
 from proofserve.reports import Progress
@@ -170,7 +172,7 @@ class _Trying:
         self._nodes = nodes
 
     def found(self, real: Sequence[RealNode]) -> Found:
-        runs, trial, check = self._runs, self._trial, self._calibration.left_out
+        runs, trial = self._runs, self._trial
         self._progress.step("verifying honest nodes", len(self._nodes) + len(real))
         honest = [self._honest_node(name, None, each) for name, each in self._nodes.items()]
         shown = [runs.errors_of(each.vectors) for each in real]
@@ -179,16 +181,13 @@ class _Trying:
         # What a cheat computes honestly, a real server of its kind would.
         beside = self._ours.figures(shown[0] if shown else self._nodes[self._served])
         self._progress.step("verifying cheats", len(self._cheats) * len(SHARES))
-        room = check.room if check else 1.0
         return Found(
             arch=runs.subject.arch,
             scheme=runs.work.scheme.name,
-            seq_len=runs.work.seq_len,
+            date=time.strftime("%Y-%m-%d"),
+            machine=machine_text(),
             runs=trial.runs,
-            most=trial.most,
-            soon=trial.soon,
             runs_of_cheats=trial.runs_of_cheats,
-            calibration=f"{self._calibration.origin}, margins times {room:g}",
             honest=tuple(honest),
             cheats=tuple(
                 self._cheat(name, share, beside) for name in self._cheats for share in SHARES
