@@ -17,8 +17,8 @@ from proofserve.protocol.receipts.record import (
     Sampling,
     SignedReceipt,
     SigningKey,
-    first_entry,
     inclusions,
+    next_entry,
     token_hash,
 )
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
@@ -127,7 +127,7 @@ def _question(number: int) -> dict[str, Any]:
 
 def signed(receipt: Receipt) -> SignedReceipt:
     """With a place in a log of its own, a second later."""
-    entry = first_entry([receipt.digest], receipt.created_ms + 1000)
+    entry = next_entry(None, [receipt.digest], receipt.created_ms + 1000)
     made = SignedReceipt(receipt, KEY.public_key, KEY.sign(receipt.digest))
     found = inclusions(entry, [receipt.digest])[0]
     return replace(made, inclusion=found, entry_signature=KEY.sign(entry.hash))

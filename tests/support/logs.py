@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from proofserve.protocol.receipts.record import LogEntry, SignedEntry, SigningKey, first_entry
+from proofserve.protocol.receipts.record import LogEntry, SignedEntry, SigningKey, next_entry
 from proofserve.wire.signed import signed_entry_body
 
 
@@ -13,7 +13,7 @@ def chain(count: int, name: str = "a", before: LogEntry | None = None) -> list[L
     for number in range(count):
         digests = [f"{name} {number}".encode().ljust(32)]
         time_ms = 1000 * number if before is None else before.time_ms + 1000
-        before = first_entry(digests, 0) if before is None else before.followed_by(digests, time_ms)
+        before = next_entry(before, digests, time_ms)
         entries.append(before)
     return entries
 

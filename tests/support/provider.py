@@ -22,8 +22,8 @@ from proofserve.protocol.receipts.record import (
     SignedEntry,
     SignedReceipt,
     SigningKey,
-    first_entry,
     inclusions,
+    next_entry,
     token_hash,
 )
 from proofserve.verifier.chat.conversation import Conversation, conversation
@@ -95,8 +95,7 @@ class Node:
     def sign(self, receipt: Receipt, late_ms: int = 1000) -> SignedReceipt:
         """Signed, and in a new entry of the log, ``late_ms`` after the receipt."""
         digests, at = [receipt.digest], receipt.created_ms + late_ms
-        entry = self.entries[-1].followed_by(digests, at) if self.entries else None
-        entry = entry or first_entry(digests, at)
+        entry = next_entry(self.entries[-1] if self.entries else None, digests, at)
         self.entries.append(entry)
         self.clock_ms += 1000
         return SignedReceipt(

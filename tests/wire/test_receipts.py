@@ -14,8 +14,8 @@ from proofserve.protocol.receipts.record import (
     SignedEntry,
     SignedReceipt,
     SigningKey,
-    first_entry,
     inclusions,
+    next_entry,
     require_inclusion,
     require_signatures,
     token_hash,
@@ -48,7 +48,7 @@ RECEIPT = Receipt(
     created_ms=NOW,
 )
 DIGESTS = [RECEIPT.digest, bytes(32), bytes([1]) * 32]
-ENTRY = first_entry(DIGESTS, NOW + 700)
+ENTRY = next_entry(None, DIGESTS, NOW + 700)
 SIGNED = SignedReceipt(
     receipt=RECEIPT,
     public_key=KEY.public_key,

@@ -23,8 +23,8 @@ from proofserve.protocol.receipts.record import (
     SignedEntry,
     SignedReceipt,
     SigningKey,
-    first_entry,
     inclusions,
+    next_entry,
 )
 from proofserve.rounds.ports import NewReceipt, ReceiptStorage
 from proofserve.rounds.status import INVALID, REPEATED_ID, ReceiptGauges
@@ -218,11 +218,9 @@ def _add_entry(
         return None
     numbers, digests, created = zip(*rows, strict=True)
     newest = connection.execute(_NEWEST_ENTRY).fetchone()
-    if newest is None:
-        entry = first_entry(digests, max(now_ms, *created))
-    else:
-        before = _signed_entry(newest).entry
-        entry = before.followed_by(digests, max(now_ms, before.time_ms, *created))
+    before = None if newest is None else _signed_entry(newest).entry
+    time_ms = max(now_ms, before.time_ms if before else 0, *created)
+    entry = next_entry(before, digests, time_ms)
     signature = sign(entry.hash)
     values = (entry.index, entry.time_ms, entry.count, entry.root, entry.previous, signature)
     connection.execute("INSERT INTO log_entries VALUES (?, ?, ?, ?, ?, ?)", values)

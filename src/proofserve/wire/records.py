@@ -6,7 +6,6 @@ base64.
 """
 
 import base64
-import binascii
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -84,7 +83,7 @@ def base64_bytes(text: object) -> bytes:
     try:
         if isinstance(text, str):
             return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         pass
     raise PydanticCustomError("base64", "is not base64")
 
@@ -182,12 +181,12 @@ def artifact_record(nonce: int, vector_b64: str | None) -> dict[str, Any]:
 
 def result_record(row: StoredResult) -> dict[str, Any]:
     """A row as ``GET /results`` and ``proofserve outbox export`` show it."""
-    known = {"seq": row.seq, "round_id": row.round_id}
+    known = {"seq": row.seq, "round_id": row.round_id, "nonce": row.nonce}
     if row.error is not None:
-        return {**known, "nonce": row.nonce, "error": row.error}
+        return {**known, "error": row.error}
     if row.distance is not None:
-        return {**known, "nonce": row.nonce, "dist": row.distance}
-    return {**known, **artifact_record(row.nonce, row.value)}
+        return {**known, "dist": row.distance}
+    return {**known, "vector_b64": row.value}
 
 
 def result_of(record: Mapping[str, Any]) -> StoredResult:

@@ -5,12 +5,11 @@ one request: by it a third party can hold the node to that.
 """
 
 import base64
-import binascii
 import hashlib
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -104,9 +103,8 @@ class ReceiptRecord(BaseModel, strict=True, extra="forbid"):
 
     def to_receipt(self) -> Receipt:
         """Raises ProtocolError for sizes that do not fit each other."""
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        del fields["scheme"]
-        fields["sampling"] = Sampling(**self.sampling.model_dump())
+        fields = self.model_dump(exclude={"scheme"})
+        fields["sampling"] = Sampling(**fields["sampling"])
         fields["versions"] = tuple(sorted(self.versions.items()))
         try:
             return Receipt(**fields)
@@ -202,14 +200,8 @@ def signed_receipt_body(signed: SignedReceipt) -> dict[str, Any]:
 
 def signed_entry_body(signed: SignedEntry) -> dict[str, Any]:
     entry = signed.entry
-    body = {
-        "index": entry.index,
-        "time_ms": entry.time_ms,
-        "count": entry.count,
-        "root": entry.root.hex(),
-        "previous": entry.previous.hex(),
-    }
-    return {"entry": body, "entry_signature": signed.signature.hex()}
+    hashes = {"root": entry.root.hex(), "previous": entry.previous.hex()}
+    return {"entry": asdict(entry) | hashes, "entry_signature": signed.signature.hex()}
 
 
 def _parsed(model: type[_Model], body: object) -> _Model:
@@ -250,7 +242,12 @@ class SignedAnswer:
     @property
     def digest(self) -> bytes:
         """SHA-256 of the domain and every field, each behind its length as u32 LE: 32 bytes."""
-        return _digest(self.method, self.target, self.request, self.body, self.time_ms)
+        made = hashlib.sha256(_DOMAIN)
+        asked = (self.method.encode(), self.target.encode(), self.request)
+        for field in (*asked, self.body, self.time_ms.to_bytes(8, "little")):
+            made.update(len(field).to_bytes(4, "little"))
+            made.update(field)
+        return made.digest()
 
     @property
     def is_signed(self) -> bool:
@@ -260,27 +257,14 @@ class SignedAnswer:
 def answer_header(key: SigningKey, method: str, target: str, request: bytes, body: bytes) -> str:
     """The value of ``ANSWER_HEADER`` for an answer of now."""
     time_ms = int(time.time() * 1000)
-    signature = key.sign(_digest(method, target, request, body, time_ms))
-    text = base64.b64encode(signature).decode("ascii")
-    return f"t={time_ms}, key={key.public_key.hex()}, signature={text}"
+    answer = SignedAnswer(method, target, request, body, time_ms, key.public_key, b"")
+    signature = base64.b64encode(key.sign(answer.digest)).decode("ascii")
+    return f"t={time_ms}, key={key.public_key.hex()}, signature={signature}"
 
 
 def answer_with(header: str, method: str, target: str, request: bytes, body: bytes) -> SignedAnswer:
     """The answer that came with ``header``. Raises ProtocolError for one in another form."""
     if (found := _FORM.fullmatch(header)) is None:
         raise ProtocolError("signature", f"{ANSWER_HEADER} is not t=, key=, signature=")
-    try:
-        signature = base64.b64decode(found[3], validate=True)
-    except binascii.Error as error:
-        raise ProtocolError("signature", "is not base64") from error
-    key = bytes.fromhex(found[2])
+    key, signature = bytes.fromhex(found[2]), base64.b64decode(found[3], validate=True)
     return SignedAnswer(method, target, request, body, int(found[1]), key, signature)
-
-
-def _digest(method: str, target: str, request: bytes, body: bytes, time_ms: int) -> bytes:
-    made = hashlib.sha256(_DOMAIN)
-    fields = (method.encode(), target.encode(), request, body, time_ms.to_bytes(8, "little"))
-    for field in fields:
-        made.update(len(field).to_bytes(4, "little"))
-        made.update(field)
-    return made.digest()

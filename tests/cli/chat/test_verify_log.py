@@ -16,7 +16,7 @@ from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.validator.chat import seen_log
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
-from proofserve.protocol.receipts.record import LogEntry, SigningKey, first_entry, inclusions
+from proofserve.protocol.receipts.record import LogEntry, SigningKey, inclusions, next_entry
 from proofserve.receiver.store import ReceiverStore
 from proofserve.reports import ReportedError
 from proofserve.verifier.chat.conversation import Conversation, PublicLog, write
@@ -45,10 +45,10 @@ def chats(trained: Path) -> list[Conversation]:
         load(trained, "bfloat16", "cpu"), CheckpointTokenizer(trained), weights_digest(trained)
     )
     first, second = writer.chats(range(2), tokens=8)
-    one = first_entry([first.receipts[0].receipt.digest], first.receipts[0].receipt.created_ms)
+    one = next_entry(None, [first.receipts[0].receipt.digest], first.receipts[0].receipt.created_ms)
     (between,) = chain(1, before=one)
     digests = [second.receipts[0].receipt.digest]
-    return [_placed(first, one), _placed(second, between.followed_by(digests, between.time_ms))]
+    return [_placed(first, one), _placed(second, next_entry(between, digests, between.time_ms))]
 
 
 def _placed(chat: Conversation, entry: LogEntry, key: SigningKey = KEY) -> Conversation:

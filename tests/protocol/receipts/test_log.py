@@ -5,8 +5,8 @@ import pytest
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import (
     LogEntry,
-    first_entry,
     inclusions,
+    next_entry,
     require_chain,
     require_inclusion,
 )
@@ -17,15 +17,15 @@ DIGESTS = [bytes([n]) * 32 for n in range(5)]
 
 @pytest.fixture
 def chain() -> list[LogEntry]:
-    entries = [first_entry(DIGESTS[:2], NOW)]
+    entries = [next_entry(None, DIGESTS[:2], NOW)]
     for n in range(1, 4):
-        entries.append(entries[-1].followed_by(DIGESTS[n : n + 2], NOW + 1000 * n))
+        entries.append(next_entry(entries[-1], DIGESTS[n : n + 2], NOW + 1000 * n))
     return entries
 
 
 def test_every_receipt_of_an_entry_is_in_the_log() -> None:
     for count in range(1, 6):
-        entry = first_entry(DIGESTS[:count], NOW)
+        entry = next_entry(None, DIGESTS[:count], NOW)
         for digest, found in zip(DIGESTS, inclusions(entry, DIGESTS[:count]), strict=False):
             require_inclusion(digest, found)
             with pytest.raises(ProtocolError, match="path"):
@@ -59,7 +59,7 @@ def test_a_changed_entry_breaks_the_chain(
 
 
 def test_a_log_that_forks_has_two_hashes(chain: list[LogEntry]) -> None:
-    fork = chain[1].followed_by([b"other" + bytes(27)], chain[2].time_ms)
+    fork = next_entry(chain[1], [b"other" + bytes(27)], chain[2].time_ms)
     assert fork.hash != chain[2].hash
     with pytest.raises(ProtocolError, match="entry 3 does not follow 2"):
         require_chain([*chain[:2], fork, chain[3]])

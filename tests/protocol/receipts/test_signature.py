@@ -17,9 +17,9 @@ from proofserve.protocol.receipts.record import (
     Sampling,
     SignedReceipt,
     SigningKey,
-    first_entry,
     inclusions,
     is_signed,
+    next_entry,
     require_signatures,
     token_hash,
 )
@@ -50,7 +50,7 @@ RECEIPT = Receipt(
     versions=(),
     created_ms=NOW,
 )
-ENTRY = first_entry([RECEIPT.digest], NOW)
+ENTRY = next_entry(None, [RECEIPT.digest], NOW)
 SIGNED = SignedReceipt(
     receipt=RECEIPT,
     public_key=KEY.public_key,

@@ -155,10 +155,6 @@ class LogEntry:
         numbers = u64(self.index) + u64(self.time_ms) + u64(self.count)
         return hashlib.sha256(_ENTRY + self.previous + numbers + self.root).digest()
 
-    def followed_by(self, digests: Sequence[bytes], time_ms: int) -> "LogEntry":
-        """The next entry, over the ``digests`` of one receipt or more."""
-        return LogEntry(self.index + 1, time_ms, len(digests), root(digests), self.hash)
-
 
 @dataclass(frozen=True, slots=True)
 class Inclusion:
@@ -169,8 +165,10 @@ class Inclusion:
     path: tuple[bytes, ...]
 
 
-def first_entry(digests: Sequence[bytes], time_ms: int) -> LogEntry:
-    return LogEntry(0, time_ms, len(digests), root(digests), FIRST_PREVIOUS)
+def next_entry(before: LogEntry | None, digests: Sequence[bytes], time_ms: int) -> LogEntry:
+    """An entry over the ``digests`` of one receipt or more; ``before`` is None for the first."""
+    index, previous = (0, FIRST_PREVIOUS) if before is None else (before.index + 1, before.hash)
+    return LogEntry(index, time_ms, len(digests), root(digests), previous)
 
 
 def inclusions(entry: LogEntry, digests: Sequence[bytes]) -> list[Inclusion]:
