@@ -7,7 +7,7 @@ import pytest
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import JobState, Proofs, Target, Workload
-from proofserve.rounds.state import State
+from proofserve.rounds.state import Move, State
 from proofserve.rounds.status import EngineGauges
 from rounds.doubles import QUICK, MemoryOutbox, job, round_spec
 from support.fake_engine import FakeEngine
@@ -46,7 +46,7 @@ async def test_a_fresh_node_is_idle(bench: Bench) -> None:
 
 async def test_start_and_stop(bench: Bench) -> None:
     spec = round_spec()
-    await bench.manager.start(spec)
+    await bench.manager.configure(spec, Move.START)
     assert bench.state is State.GENERATING
     await until(lambda: bench.outbox.rows)
     await bench.manager.stop()
@@ -58,9 +58,9 @@ async def test_start_and_stop(bench: Bench) -> None:
 
 
 async def test_a_second_start_is_refused_and_changes_nothing(bench: Bench) -> None:
-    await bench.manager.start(round_spec("one"))
+    await bench.manager.configure(round_spec("one"), Move.START)
     with refused(Refusal.ALREADY_GENERATING):
-        await bench.manager.start(round_spec("two"))
+        await bench.manager.configure(round_spec("two"), Move.START)
     assert bench.outbox.open == ["one"]
     status = bench.manager.status()
     assert status.spec is not None
@@ -70,7 +70,8 @@ async def test_a_second_start_is_refused_and_changes_nothing(bench: Bench) -> No
 async def test_of_two_starts_at_once_one_is_refused(bench: Bench) -> None:
     bench.outbox.latency_s = 0.01
     outcomes = await asyncio.gather(
-        *(bench.manager.start(round_spec(name)) for name in "ab"), return_exceptions=True
+        *(bench.manager.configure(round_spec(name), Move.START) for name in "ab"),
+        return_exceptions=True,
     )
     assert outcomes[0] is None
     assert isinstance(outcomes[1], Refused)
@@ -80,7 +81,7 @@ async def test_of_two_starts_at_once_one_is_refused(bench: Bench) -> None:
 async def test_stop_is_always_legal(bench: Bench) -> None:
     await bench.manager.stop()
     assert bench.state is State.STOPPED
-    await bench.manager.start(round_spec())
+    await bench.manager.configure(round_spec(), Move.START)
     await asyncio.gather(bench.manager.stop(), bench.manager.stop())
     await bench.manager.stop()
     assert bench.state is State.STOPPED
@@ -90,7 +91,7 @@ async def test_stop_is_always_legal(bench: Bench) -> None:
 async def test_a_stopped_node_starts_anew(bench: Bench) -> None:
     for name in ("one", "two"):
         stored = len(bench.outbox.rows)
-        await bench.manager.start(round_spec(name))
+        await bench.manager.configure(round_spec(name), Move.START)
         await until(lambda before=stored: len(bench.outbox.rows) > before)
         await bench.manager.stop()
         assert bench.outbox.rows[-1].round_id == name
@@ -100,14 +101,14 @@ async def test_a_stopped_node_starts_anew(bench: Bench) -> None:
 async def test_a_round_that_cannot_be_written_down_does_not_start(bench: Bench) -> None:
     bench.outbox.full = "disk full"
     with pytest.raises(OutboxUnavailable):
-        await bench.manager.start(round_spec())
+        await bench.manager.configure(round_spec(), Move.START)
     assert bench.state is State.IDLE
     assert bench.engine.calls == []
     assert isinstance(await bench.manager.run(job(1)), Proofs)
 
 
 async def test_jobs_wait_for_the_round_and_callers_get_theirs_after_it(bench: Bench) -> None:
-    await bench.manager.start(round_spec())
+    await bench.manager.configure(round_spec(), Move.START)
     waiting = asyncio.create_task(bench.manager.run(job(1000)))
     submitted = await bench.manager.submit(job(2000))
     await asyncio.sleep(0.05)
@@ -120,7 +121,7 @@ async def test_jobs_wait_for_the_round_and_callers_get_theirs_after_it(bench: Be
 
 
 async def test_the_end_of_a_round_by_a_fault_lets_jobs_run(bench: Bench) -> None:
-    await bench.manager.start(round_spec())
+    await bench.manager.configure(round_spec(), Move.START)
     bench.engine.faults = 10**9
     submitted = await bench.manager.submit(job(1000))
     await until(lambda: bench.state is State.STOPPED)
@@ -132,7 +133,7 @@ async def test_the_end_of_a_round_by_a_fault_lets_jobs_run(bench: Bench) -> None
 
 
 async def test_a_dead_engine_stops_the_round_and_the_error_stays_visible(bench: Bench) -> None:
-    await bench.manager.start(round_spec())
+    await bench.manager.configure(round_spec(), Move.START)
     bench.engine.gone = True
     await until(lambda: bench.state is State.STOPPED)
     assert bench.manager.status().error == "the toy engine is dead"
@@ -177,13 +178,13 @@ async def test_the_engine_chooses_the_forwards_of_each_round_that_is_configured(
     bench: Bench,
 ) -> None:
     one, two = round_spec("one", target=Target(1.5)), round_spec("two")
-    await bench.manager.init(one)
+    await bench.manager.configure(one, Move.INIT)
     await bench.manager.generate()
     with refused(Refusal.ALREADY_GENERATING):
-        await bench.manager.start(two)
+        await bench.manager.configure(two, Move.START)
     assert bench.engine.fitted == [one.work]
     await bench.manager.stop()
-    await bench.manager.start(two)
+    await bench.manager.configure(two, Move.START)
     assert bench.engine.fitted == [one.work, two.work]
 
 
@@ -192,12 +193,12 @@ async def test_a_round_starts_although_its_engine_cannot_choose(bench: Bench) ->
         raise EngineFault("no room for a forward")
 
     bench.engine.fit = fit  # type: ignore[method-assign]
-    await bench.manager.start(round_spec())
+    await bench.manager.configure(round_spec(), Move.START)
     await until(lambda: bench.outbox.rows)
 
 
 async def test_a_stop_whose_caller_leaves_still_stops(bench: Bench) -> None:
-    await bench.manager.start(round_spec())
+    await bench.manager.configure(round_spec(), Move.START)
     await until(lambda: bench.outbox.rows)
     bench.outbox.latency_s = 0.05
     stopping = asyncio.create_task(bench.manager.stop())
@@ -205,13 +206,13 @@ async def test_a_stop_whose_caller_leaves_still_stops(bench: Bench) -> None:
     stopping.cancel()
     await asyncio.wait({stopping})
     await until(lambda: bench.state is State.STOPPED)
-    await bench.manager.start(round_spec("two"))
+    await bench.manager.configure(round_spec("two"), Move.START)
     assert bench.state is State.GENERATING
 
 
 async def test_closing_ends_every_task() -> None:
     bench, before = Bench(), asyncio.all_tasks()
-    await bench.manager.start(round_spec())
+    await bench.manager.configure(round_spec(), Move.START)
     await bench.manager.submit(job(1000))
     await until(lambda: bench.outbox.rows)
     await bench.manager.aclose()

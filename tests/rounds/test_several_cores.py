@@ -14,6 +14,7 @@ from proofserve.rounds.errors import EngineFault, Refusal
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import Limits, RoundProgress
+from proofserve.rounds.state import Move
 from proofserve.rounds.status import Counters, NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, round_spec
 from support.fake_engine import FakeEngine
@@ -150,12 +151,12 @@ async def test_a_stopped_core_proves_again_in_the_next_start_of_the_round() -> N
     engine, outbox = FakeEngine(cores=2), MemoryOutbox()
     engine.latency_s, engine.broken_cores = 0.001, frozenset({0})
     manager = RoundManager(engine, outbox, QUICK)
-    await manager.start(round_spec())
+    await manager.configure(round_spec(), Move.START)
     await until(lambda: manager.status().cores and manager.status().cores[0].stopped)
     await manager.stop()
     assert manager.status().cores == ()
     engine.broken_cores = frozenset()
-    await manager.start(round_spec("next"))
+    await manager.configure(round_spec("next"), Move.START)
     await until(lambda: all(core.proved for core in manager.status().cores))
     assert not any(core.stopped for core in manager.status().cores)
     await manager.aclose()

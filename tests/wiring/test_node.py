@@ -13,7 +13,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import RoundSpec, Target, Workload
-from proofserve.rounds.state import State
+from proofserve.rounds.state import Move, State
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
 from rounds.doubles import round_spec
@@ -52,7 +52,7 @@ def _processed(node: Node) -> int:
 @pytest.mark.parametrize("spec", [distance_spec(), round_spec()], ids=["distance", "artifact"])
 async def test_a_round_continues_after_a_restart(spec: RoundSpec, tmp_path: Path) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
-        await node.manager.start(spec)
+        await node.manager.configure(spec, Move.START)
         await stored_by(node, 20)
     before = 0
     for _ in range(2):
@@ -73,7 +73,7 @@ async def test_a_round_continues_after_a_restart(spec: RoundSpec, tmp_path: Path
 
 async def test_without_the_option_the_round_is_closed(tmp_path: Path) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
-        await node.manager.start(distance_spec())
+        await node.manager.configure(distance_spec(), Move.START)
         await stored_by(node, 0)
     async with running_node(engine(), settings(tmp_path)) as node:
         assert node.manager.status().state is State.IDLE
@@ -84,7 +84,7 @@ async def test_without_the_option_the_round_is_closed(tmp_path: Path) -> None:
 async def test_a_round_that_a_fault_has_ended_continues(tmp_path: Path) -> None:
     broken = engine()
     async with running_node(broken, settings(tmp_path)) as node:
-        await node.manager.start(distance_spec())
+        await node.manager.configure(distance_spec(), Move.START)
         await stored_by(node, 0)
         broken.gone = True
         await until(lambda: node.manager.status().state is State.STOPPED)
@@ -165,7 +165,7 @@ async def test_callbacks_follow_allowlist_and_secret(tmp_path: Path) -> None:
 
 async def test_delivered_results_are_deleted_after_the_days_of_the_settings(tmp_path: Path) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
-        await node.manager.start(round_spec())
+        await node.manager.configure(round_spec(), Move.START)
         await stored_by(node, 20)
         await node.manager.stop()
         assert await node.outbox.results(0, 10)
@@ -180,7 +180,7 @@ async def test_delivered_results_are_deleted_after_the_days_of_the_settings(tmp_
 async def test_with_0_days_results_stay_for_ever(tmp_path: Path) -> None:
     chosen = settings(tmp_path).model_copy(update={"outbox_keep_days": 0.0})
     async with running_node(engine(), chosen) as node:
-        await node.manager.start(round_spec())
+        await node.manager.configure(round_spec(), Move.START)
         await stored_by(node, 20)
         await node.manager.stop()
     async with running_node(engine(), chosen) as node:

@@ -12,6 +12,7 @@ from outbox.support import FastClock, Target, running_target
 from proofserve.outbox.planning import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import Refusal
+from proofserve.rounds.state import Move
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring import node as node_module
 from proofserve.wiring.node import running_node
@@ -49,7 +50,7 @@ async def test_the_results_of_a_running_round_are_delivered_before_the_end(
     target: Target, tmp_path: Path
 ) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
-        await node.manager.start(round_spec(url=target.url))
+        await node.manager.configure(round_spec(url=target.url), Move.START)
         await until(lambda: (stats := node.manager.status().stats) and stats.total_processed > 20)
         assert target.arrivals == []
     async with await SqliteOutbox.open(tmp_path / "outbox.sqlite") as outbox:
@@ -70,7 +71,7 @@ async def test_a_receiver_that_refuses_gets_one_attempt_and_delays_nothing(
     # With such a bound the test times out if the node waits for all of it.
     with caplog.at_level("WARNING", "proofserve"):
         async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=3600.0)) as node:
-            await node.manager.start(round_spec(url=target.url))
+            await node.manager.configure(round_spec(url=target.url), Move.START)
             await until(
                 lambda: (stats := node.manager.status().stats) and stats.total_processed > 20
             )
@@ -93,7 +94,7 @@ async def test_the_next_start_sends_the_callbacks_that_remained(
     target: Target, tmp_path: Path
 ) -> None:
     async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=0.0)) as node:
-        await node.manager.start(round_spec(url=target.url))
+        await node.manager.configure(round_spec(url=target.url), Move.START)
         await until(lambda: (stats := node.manager.status().stats) and stats.total_processed > 20)
     assert target.accepted == []
     async with running_node(engine(), settings(tmp_path)) as node:
@@ -104,11 +105,14 @@ async def test_the_next_start_sends_the_callbacks_that_remained(
 
 async def test_no_work_begins_after_the_end_has_begun(tmp_path: Path) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
-        await node.manager.start(round_spec())
+        await node.manager.configure(round_spec(), Move.START)
         waiting = asyncio.create_task(node.manager.run(job(1, 2, 3)))
         await until(lambda: node.manager.status().queue.queued_nonces)
         await node.manager.aclose()
-        for begin in (node.manager.start(round_spec("other")), node.manager.run(job(1))):
+        for begin in (
+            node.manager.configure(round_spec("other"), Move.START),
+            node.manager.run(job(1)),
+        ):
             with refused(Refusal.SHUTTING_DOWN, match="shutting down"):
                 await begin
         with refused(Refusal.SHUTTING_DOWN):

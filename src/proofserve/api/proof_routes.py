@@ -6,7 +6,7 @@ Of both protocols (A.7, B.5, B.6, P.1, P.2), and openings of committed rounds (A
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Request
@@ -45,8 +45,7 @@ from proofserve.protocol.nonces import MAX_NONCE, check_nonces, draw
 from proofserve.protocol.sketch import cost_of_few_values
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable, Refusal, Refused
 from proofserve.rounds.ports import Measure
-from proofserve.rounds.records import RoundSpec
-from proofserve.rounds.state import State
+from proofserve.rounds.state import Move, State
 from proofserve.wire.callbacks import outcome_body
 from proofserve.wire.records import opening_record, result_record
 from proofserve.wire.status import PowStatus
@@ -83,7 +82,7 @@ async def start_round(
 
     ``r_target`` in the body selects the distance protocol, ``params`` the artifact protocol.
     """
-    warning = await _configure(node, body, node.manager.start)
+    warning = await _configure(node, body, Move.START)
     of_round: PowStatus | StateOnly = StateOnly(status=State.GENERATING)
     if isinstance(body, schemas.DistanceRoundRequest):
         of_round = await pow_status(node, node.manager.status())
@@ -92,7 +91,7 @@ async def start_round(
 
 async def init(node: ServedNode, body: schemas.DistanceRoundRequest) -> PowAnswer:
     """Configure a round without starting it. 409 while a round generates."""
-    return await _ok(node, await _configure(node, body, node.manager.init))
+    return await _ok(node, await _configure(node, body, Move.INIT))
 
 
 async def init_validate(node: ServedNode, body: schemas.DistanceRoundRequest) -> PowAnswer:
@@ -100,7 +99,7 @@ async def init_validate(node: ServedNode, body: schemas.DistanceRoundRequest) ->
 
     409 while a round generates.
     """
-    return await _ok(node, await _configure(node, body, node.manager.init_validate))
+    return await _ok(node, await _configure(node, body, Move.INIT_VALIDATE))
 
 
 async def phase_generate(node: ServedNode) -> PowAnswer:
@@ -118,9 +117,7 @@ async def phase_validate(node: ServedNode) -> PowAnswer:
 
 
 async def _configure(
-    node: Node,
-    body: schemas.RoundRequest | schemas.DistanceRoundRequest,
-    configure: Callable[[RoundSpec], Awaitable[None]],
+    node: Node, body: schemas.RoundRequest | schemas.DistanceRoundRequest, move: Move
 ) -> str | None:
     """Configure the round of ``body``; returns a warning about it, None for none."""
     round_id = str(uuid.uuid4())
@@ -130,7 +127,7 @@ async def _configure(
         field, spec = "url", translate.artifact_round(body, node.deployment, round_id)
     of_url = await translate.url_warning(field, spec.url, node.deployment)
     await require_engine(node)
-    await configure(spec)
+    await node.manager.configure(spec, move)
     # For /status.
     node.url_warnings.clear()
     if of_url is not None:

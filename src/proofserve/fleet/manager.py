@@ -227,24 +227,24 @@ class FleetManager(NodeManager):
             self._follow(self._watch.current)
             await self._watch.next_change()
 
-    async def init(self, spec: RoundSpec) -> None:
-        await self._open(spec, Move.INIT)
-
-    async def init_validate(self, spec: RoundSpec) -> None:
-        await self._open(spec, Move.INIT_VALIDATE)
-        await self._until(_settled, self._limits.stop_wait_s)
-
-    async def start(self, spec: RoundSpec) -> None:
+    async def configure(self, spec: RoundSpec, move: Move) -> None:
         """As the port. Also raises ProtocolError for a lane that is too short to be divided."""
-        own, lanes = lane_of(spec), self._limits.lanes
-        try:
-            # Whether the last lane has a batch.
-            part_of(own, lanes - 1, lanes).batch(0, spec.batch_size)
-        except ProtocolError:
-            text = f"divided into {lanes} lanes, this server has less than a batch of nonces"
-            raise ProtocolError("node_count", text) from None
-        await self._open(spec, Move.START)
-        await self._until(_all_started, self._limits.start_wait_s)
+        lanes = self._limits.lanes
+        if move is Move.START:
+            own = lane_of(spec)
+            try:
+                # Whether the last lane has a batch.
+                part_of(own, lanes - 1, lanes).batch(0, spec.batch_size)
+            except ProtocolError:
+                text = f"divided into {lanes} lanes, this server has less than a batch of nonces"
+                raise ProtocolError("node_count", text) from None
+        self.require_open()
+        await self._store.open_round(spec, lanes, move)
+        await self._changed()
+        if move is Move.START:
+            await self._until(_all_started, self._limits.start_wait_s)
+        elif move is Move.INIT_VALIDATE:
+            await self._until(_settled, self._limits.stop_wait_s)
 
     async def generate(self) -> None:
         await self._move(Move.GENERATE)
@@ -308,11 +308,6 @@ class FleetManager(NodeManager):
     async def aclose(self) -> None:
         """Refuse new work. Rounds and jobs go on: another controller, or the next start, leads."""
         self.is_closing = True
-
-    async def _open(self, spec: RoundSpec, move: Move) -> None:
-        self.require_open()
-        await self._store.open_round(spec, self._limits.lanes, move)
-        await self._changed()
 
     async def _move(self, move: Move) -> None:
         if move is not Move.STOP:

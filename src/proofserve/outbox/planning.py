@@ -109,34 +109,6 @@ def wait_until(at: float, now: float, longest_s: float) -> float:
     return 0.0 if wait_s <= 0.0 or wait_s > longest_s + _CLOCK_SLACK else wait_s
 
 
-def send_plan(
-    firsts: Iterable[tuple[float, Delivery]],
-    uncut: Sequence[float],
-    policy: CallbackPolicy,
-    busy: frozenset[str],
-    now: float,
-) -> SendPlan:
-    """Choose what to post, nothing to the URLs in ``busy``.
-
-    ``firsts``: of each URL the first undelivered callback, and when it is due. ``uncut``: the
-    seconds until each round whose results wait for a callback gets one.
-    """
-    waits, undelivered = list(uncut), bool(uncut)
-    due: list[Delivery] = []
-    slots = policy.max_concurrent - len(busy)
-    for at, first in firsts:
-        undelivered = True
-        if first.url in busy:
-            continue
-        wait_s = wait_until(at, now, policy.backoff_longest_s)
-        if wait_s > 0.0:
-            waits.append(wait_s)
-        elif len(due) < slots:
-            # Without a free slot no wait is needed: the end of a post leads to a new plan.
-            due.append(first)
-    return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
-
-
 # -- bodies ----------------------------------------------------------------------------------------
 
 
@@ -271,7 +243,8 @@ class CallbackStore(StorePart[D], ABC, Generic[D, C]):
         flushing: bool = False,
     ) -> SendPlan:
         """Make the due callbacks, all if ``flushing``; choose those to post, none to ``busy``."""
-        now, waits = self.clock(), []
+        now = self.clock()
+        waits: list[float] = []
         for each in self._uncut(connection):
             wait_s = wait_until(each.interval_from + policy.interval_s, now, policy.interval_s)
             if wait_s > 0.0 and not (each.at_once or flushing):
@@ -283,7 +256,20 @@ class CallbackStore(StorePart[D], ABC, Generic[D, C]):
             through = (spans[-1] if spans else each.span).last_seq
             cut = {"round": each.span.round_number, "through": through, "now": now}
             self._run(connection, _CUT, cut)
-        return send_plan(self._firsts(connection), waits, policy, busy, now)
+        undelivered = bool(waits)
+        due: list[Delivery] = []
+        slots = policy.max_concurrent - len(busy)
+        for at, first in self._firsts(connection):
+            undelivered = True
+            if first.url in busy:
+                continue
+            wait_s = wait_until(at, now, policy.backoff_longest_s)
+            if wait_s > 0.0:
+                waits.append(wait_s)
+            elif len(due) < slots:
+                # Without a free slot no wait is needed: the end of a post leads to a new plan.
+                due.append(first)
+        return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
 
     async def body(self, delivery: Delivery) -> bytes:
         """The same bytes for each attempt."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 
 from proofserve.outbox.allowlist import Allowlist, CheckedTransport, Resolve, resolve
-from proofserve.outbox.planning import CallbackPolicy, CallbackStore, Delivery, SendPlan
+from proofserve.outbox.planning import CallbackPolicy, CallbackStore, Delivery
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.wire.callbacks import (
     KEY_HEADER,
@@ -71,7 +71,9 @@ class CallbackSender:
         async with new_client(self._outward) as client, asyncio.TaskGroup() as posts:
             while True:
                 self._store.news.clear()
-                plan = await self._retried(self._plan)
+                plan = await self._retried(
+                    lambda: self._store.plan(self._policy, frozenset(self._busy), self._flushing)
+                )
                 for delivery in plan.due:
                     self._busy.add(delivery.url)
                     posts.create_task(self._deliver(client, delivery))
@@ -100,9 +102,6 @@ class CallbackSender:
             return self._empty
         finally:
             self._flushing = False
-
-    async def _plan(self) -> SendPlan:
-        return await self._store.plan(self._policy, frozenset(self._busy), self._flushing)
 
     async def _wait(self, until_due_s: float | None) -> None:
         """Wait for news, until more is due, or until another process may have made more due."""

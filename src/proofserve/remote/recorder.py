@@ -289,9 +289,9 @@ class Recorder(AbstractContextManager["Recorder"]):
                 _logger.warning("a chat was not kept: its answer has no id, or no end")
                 return
             response_id = str(response["id"])
-            receipts = self._receipts(kept, response_id)
+            asked = first(lambda: self._asked(kept, response_id), RECEIPT_S, POLL_S)
             times = {"ended_ms": kept.ended_ms, "seen_ms": now_ms()}
-            body = {"request": kept.request, "response": response, "receipts": receipts, **times}
+            body = {"request": kept.request, "response": response, "receipts": asked or [], **times}
             name = "".join(c if c.isalnum() or c in "-_" else "_" for c in response_id)
             # A server that gives two answers the same id must not replace the first one.
             unique = f"{name[:LONGEST_NAME]}.{secrets.token_hex(4)}"
@@ -303,9 +303,6 @@ class Recorder(AbstractContextManager["Recorder"]):
             _logger.warning("a chat was not kept: %r", error)
         finally:
             self._room.release()
-
-    def _receipts(self, kept: KeptExchange, response_id: str) -> list[Any]:
-        return first(lambda: self._asked(kept, response_id), RECEIPT_S, POLL_S) or []
 
     def _asked(self, kept: KeptExchange, response_id: str) -> list[Any] | None:
         """The receipts; None if they may come later."""

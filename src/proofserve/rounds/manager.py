@@ -178,14 +178,17 @@ class RoundManager(NodeManager):
         self._gauges_at = 0.0
         self._asked: asyncio.Task[EngineGauges] | None = None
 
-    async def init(self, spec: RoundSpec) -> None:
-        await self._configure(Move.INIT, spec)
-
-    async def start(self, spec: RoundSpec) -> None:
-        await self._configure(Move.START, spec)
-
-    async def init_validate(self, spec: RoundSpec) -> None:
-        await self._configure(Move.INIT_VALIDATE, spec)
+    async def configure(self, spec: RoundSpec, move: Move) -> None:
+        async with self._changing:
+            state = self._step(move)
+            if (warning := cost_of_few_values(spec.work.scheme)) is not None:
+                _logger.warning("round %s: %s", spec.round_id, warning)
+            await self._fit(spec)
+            configured = _Round(spec, Counters(self._clock, self.totals))
+            if state is State.GENERATING:
+                await self._begin(configured)
+            else:
+                self._state, self._round = state, configured
 
     async def generate(self) -> None:
         async with self._changing:
@@ -281,18 +284,6 @@ class RoundManager(NodeManager):
         if move is not Move.STOP:
             self.require_open()
         return step(self._state, move, self._round.spec if self._round is not None else None)
-
-    async def _configure(self, move: Move, spec: RoundSpec) -> None:
-        async with self._changing:
-            state = self._step(move)
-            if (warning := cost_of_few_values(spec.work.scheme)) is not None:
-                _logger.warning("round %s: %s", spec.round_id, warning)
-            await self._fit(spec)
-            configured = _Round(spec, Counters(self._clock, self.totals))
-            if state is State.GENERATING:
-                await self._begin(configured)
-            else:
-                self._state, self._round = state, configured
 
     async def _fit(self, spec: RoundSpec) -> None:
         """Have the engine choose the size of forwards, and log it. The round reports any fault."""

@@ -30,6 +30,7 @@ from proofserve.rounds.records import (
     Winner,
     Workload,
 )
+from proofserve.rounds.state import Move
 from proofserve.rounds.status import EngineGauges, NodeTotals, OutboxGauges, ReceiptGauges, Status
 
 # Computes the proofs of the given nonces. Calls may overlap; the engine runs them in order. Raises
@@ -139,14 +140,11 @@ class NodeManager(Protocol):
     is_closing: bool = False
     """Whether the server shuts down."""
 
-    async def init(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` without starting it. Raises Refused (ALREADY_GENERATING)."""
+    async def configure(self, spec: RoundSpec, move: Move) -> None:
+        """Configure ``spec``, by one of the moves INIT, INIT_VALIDATE, and START (then jobs wait).
 
-    async def init_validate(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and judge claims by it. Raises Refused (ALREADY_GENERATING)."""
-
-    async def start(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and generate; jobs wait. Raises as ``init`` and ``generate``."""
+        Raises Refused (ALREADY_GENERATING), and as ``generate`` for a START.
+        """
 
     async def generate(self) -> None:
         """Start the configured round, or continue it; no change if it already generates.

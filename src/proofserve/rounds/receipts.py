@@ -4,15 +4,13 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.record import (
     FinishedAnswer,
     Receipt,
-    SignedEntry,
     SignedReceipt,
     SigningKey,
     token_hash,
@@ -27,12 +25,7 @@ _logger = logging.getLogger(__name__)
 
 # Receipts of one transaction.
 _BATCH = 256
-# Beyond this many bytes no more answers are taken from the engine, which then bounds its own.
-MOST_WAITING_BYTES = 64 * 1024 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-ENTRY_EVERY_S = 1.0
-# How long a request waits for a receipt that is not known: the answer may just have ended.
-WAIT_S = 2.0
 # More requests than this do not wait.
 MOST_WAITS = 256
 
@@ -78,6 +71,12 @@ class ReceiptService:
     ValueError for a model without a digest of its weights.
     """
 
+    most_waiting_bytes = 64 * 1024 * 1024
+    """Beyond so many no more answers are taken from the engine, which then bounds its own."""
+    wait_s = 2.0
+    """How long a request waits for a receipt that is not known: the answer may just have ended."""
+    entry_every_s = 1.0
+
     def __init__(
         self,
         answers: AnsweringEngine,
@@ -92,11 +91,9 @@ class ReceiptService:
                 " has no safetensors files: convert it, or start without receipts"
             )
         self.answers = answers
-        self.most_waiting_bytes = MOST_WAITING_BYTES
-        self.wait_s = WAIT_S
-        self.entry_every_s = ENTRY_EVERY_S
         self._storage = storage
-        self._key = key
+        self._key, self.public_key = key, key.public_key
+        self.entries = storage.entries
         self._url = url
         self._clock = clock
         self._waiting: deque[FinishedAnswer] = deque()
@@ -110,10 +107,6 @@ class ReceiptService:
         self._logging = asyncio.Lock()
         # Requests that wait for a receipt of a response, by what a receipt of it sets.
         self._arrivals: dict[asyncio.Event, str] = {}
-
-    @property
-    def public_key(self) -> bytes:
-        return self._key.public_key
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -139,12 +132,19 @@ class ReceiptService:
         """
         found = await self._storage.of_response(response_id)
         if not found:
-            with self._arrival(response_id) as came:
+            if len(self._arrivals) >= MOST_WAITS:
+                text = f"{len(self._arrivals)} requests wait for receipts that are not known yet"
+                raise Refused(Refusal.WAITS_FULL, text)
+            came = asyncio.Event()
+            self._arrivals[came] = response_id
+            try:
                 # Once more: it may have been stored meanwhile.
                 found = await self._storage.of_response(response_id)
                 if not found:
                     await woken(came, self.wait_s)
                     found = await self._storage.of_response(response_id)
+            finally:
+                del self._arrivals[came]
         if not found:
             raise Refused(
                 Refusal.UNKNOWN_RECEIPT,
@@ -159,22 +159,6 @@ class ReceiptService:
             text = "the receipt is stored, and enters the log within a second"
             raise Refused(Refusal.RECEIPT_NOT_LOGGED, text)
         return kept
-
-    @contextmanager
-    def _arrival(self, response_id: str) -> Iterator[asyncio.Event]:
-        """An event that a receipt of ``response_id`` sets. Raises Refused (WAITS_FULL)."""
-        if len(self._arrivals) >= MOST_WAITS:
-            text = f"{len(self._arrivals)} requests wait for receipts that are not known yet"
-            raise Refused(Refusal.WAITS_FULL, text)
-        came = asyncio.Event()
-        self._arrivals[came] = response_id
-        try:
-            yield came
-        finally:
-            del self._arrivals[came]
-
-    async def entries(self, after: int, limit: int) -> list[SignedEntry]:
-        return await self._storage.entries(after, limit)
 
     async def gauges(self) -> ReceiptGauges:
         return replace(await self._storage.gauges(), waiting=len(self._waiting))

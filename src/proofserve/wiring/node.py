@@ -23,6 +23,7 @@ from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import AnsweringEngine, ProofEngine
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.rounds.records import EngineInfo, Limits, RoundSpec
+from proofserve.rounds.state import Move
 from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.node import NodeSettings
@@ -125,7 +126,7 @@ async def _continue_round(
     known = {"round_id": spec.round_id}
     reason = _mismatch(spec, deployment) if resume else "the server was started without --resume"
     if reason is None:
-        await manager.start(spec)
+        await manager.configure(spec, Move.START)
         _logger.info("round %s continues", spec.round_id, extra=known)
     else:
         await outbox.close_round(spec.round_id)
