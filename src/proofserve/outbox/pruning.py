@@ -50,7 +50,6 @@ class Pruned(NamedTuple):
     rounds: int
 
     def since(self, earlier: "Pruned") -> "Pruned":
-        """The numbers deleted between ``earlier`` and this."""
         return Pruned(*map(operator.sub, self, earlier))
 
 

@@ -50,8 +50,6 @@ MOST_IN_CALLBACK = 1000
 
 
 class SqliteReceipts(StorePart[Database], ReceiptStorage):
-    """The receipts in the outbox's file."""
-
     async def add(self, receipts: Sequence[NewReceipt], without: Mapping[str, int]) -> int:
         """As the port. A receipt that no reader could parse is not stored, but counted."""
         made, invalid = await asyncio.to_thread(_bodies, receipts)

@@ -154,8 +154,6 @@ class _Round:
 
 
 class RoundManager(NodeManager):
-    """Configures, starts, stops and shows the rounds and jobs of one node."""
-
     def __init__(self, engine: ProofEngine, outbox: Outbox, limits: Limits) -> None:
         self._engine = engine
         self._outbox = outbox

@@ -193,7 +193,6 @@ class NodeManager(Protocol):
         """
 
     def require_open(self) -> None:
-        """Raises Refused once the server shuts down."""
         if self.is_closing:
             raise Refused(
                 Refusal.SHUTTING_DOWN, "the server is shutting down; ask again after its restart"
