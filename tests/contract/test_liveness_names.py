@@ -1,6 +1,6 @@
 """How vLLM's private names behave on which the watch of engine cores relies.
 
-A failure here after an upgrade says to revisit ``engines/liveness/compat_progress.py``.
+A failure here after an upgrade says to revisit ``compat_core.py`` and ``compat_client.py``.
 """
 
 from types import SimpleNamespace
@@ -10,12 +10,9 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from proofserve.engines.liveness.compat_progress import (
-    report_steps,
-    requests_in_core,
-    unfinished_by_core,
-)
 from proofserve.engines.liveness.memory import CoreMemory, CoreReporter, Doing
+from proofserve.engines.vllm.compat_client import unfinished_by_core
+from proofserve.engines.vllm.compat_core import report_steps, requests_in_core
 from support.contract import in_order, source
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proofserve.engines.vllm.core_gate import GateOptions, ProofGate
+from proofserve.engines.vllm.core_gate import ProofGate
 from proofserve.engines.vllm.core_messages import Forward, ProveCall, proved
 
 STEP_S = 0.01
@@ -195,8 +195,14 @@ def gate_on(
     max_wait_s: float = 0.25,
 ) -> ProofGate:
     """``forward_batch``: None for as many as run within ``max_wait_s``."""
-    options = GateOptions(forward_batch, max_wait_s, share, lease_idle_s)
-    core.gate = ProofGate(core, options, lambda: core.now)
+    core.gate = ProofGate(
+        core,
+        forward_batch=forward_batch,
+        max_wait_s=max_wait_s,
+        share=share,
+        lease_idle_s=lease_idle_s,
+        now=lambda: core.now,
+    )
     return core.gate
 
 

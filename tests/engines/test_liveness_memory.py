@@ -12,13 +12,7 @@ from dataclasses import replace
 import pytest
 
 from proofserve.engines.liveness import memory as memory_module
-from proofserve.engines.liveness.memory import (
-    CoreMemory,
-    CoreReporter,
-    Doing,
-    MemoryAddress,
-    ServerRecord,
-)
+from proofserve.engines.liveness.memory import CoreMemory, CoreReporter, Doing, MemoryAddress
 from proofserve.engines.liveness.watch import Activity, activity_between, process_use
 from proofserve.engines.vllm.support import UnsupportedEngine
 
@@ -51,8 +45,8 @@ def test_another_process_reads_what_a_core_wrote(other_core: MemoryAddress) -> N
     assert (record.steps, record.doing, record.work, record.known) == (2, Doing.NOTHING, 2, 5)
     assert 0 <= time.monotonic() - record.beat < 60
     assert memory.servers() == []
-    memory.write_server(other_core.place, ServerRecord(1.5, 3))
-    assert CoreMemory.of_core(other_core).servers() == [ServerRecord(1.5, 3)]
+    memory.write_server(other_core.place, (1.5, 3))
+    assert CoreMemory.of_core(other_core).servers() == [(1.5, 3)]
 
 
 def test_an_address_that_leads_elsewhere_is_refused(other_core: MemoryAddress) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proofserve.engines.liveness.memory import CoreRecord, Doing, ServerRecord
+from proofserve.engines.liveness.memory import CoreRecord, Doing
 from proofserve.engines.liveness.watch import (
     BUSY_TIMES,
     FRESH_S,
@@ -52,15 +52,10 @@ def test_which_cores_have_work(
 
 @pytest.mark.parametrize(
     ("servers", "expected"),
-    [
-        ([], False),
-        ([ServerRecord(FRESH, 0)], False),
-        ([ServerRecord(FRESH, 0), ServerRecord(FRESH, 2)], True),
-        ([ServerRecord(STALE, 2)], False),
-    ],
+    [([], False), ([(FRESH, 0)], False), ([(FRESH, 0), (FRESH, 2)], True), ([(STALE, 2)], False)],
     ids=["none", "nothing", "another API process", "one that is gone"],
 )
-def test_who_waits_for_an_answer(servers: Sequence[ServerRecord], expected: bool) -> None:
+def test_who_waits_for_an_answer(servers: Sequence[tuple[float, float]], expected: bool) -> None:
     assert is_asked(servers, NOW) is expected
 
 

@@ -16,7 +16,7 @@ from proofserve.engines.vetting.start import reporter, require_equal
 from proofserve.engines.vllm.support import UnsupportedEngine
 from support.ranks import ONE_MORE_LINE, changed_copy
 
-OWN = {"rank": None, "host": "head", "version": "1.0", "digest": "a" * 64}
+OWN = {"rank": None, "host": "head", "version": "1.0", "digest": "a" * 64, "obstacle": None}
 RUN = "import sys, json, cloudpickle; report = cloudpickle.loads(sys.stdin.buffer.read())"
 
 

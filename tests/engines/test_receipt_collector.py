@@ -20,7 +20,7 @@ from proofserve.protocol.receipts.record import Sampling
 
 
 class Core:
-    """An ``AnswersPort`` on a fake clock, whose loop is idle when the test says so."""
+    """A ``WatchedCore`` on a fake clock, whose loop is idle when the test says so."""
 
     def __init__(self) -> None:
         self.now = 100.0

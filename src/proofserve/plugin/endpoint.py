@@ -5,6 +5,7 @@ import logging
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -29,7 +30,7 @@ from proofserve.settings.process import has_variable
 from proofserve.wire import PROOFS
 from proofserve.wiring.access import access_of, description, require_access_rule
 from proofserve.wiring.node import running_node, versions
-from proofserve.wiring.owner import ForwardingRoute, Ownership, StartNode, this_server
+from proofserve.wiring.owner import ForwardingRoute, Ownership, this_server
 
 if TYPE_CHECKING:
     from proofserve.engines.liveness.watch import LivenessWatch
@@ -114,7 +115,7 @@ class ProofEndpoints:
         watch = await watch_of(engine_client, engine, self._settings.engine_stall_sec)
         await self._running.enter_async_context(beside("liveness counts", watch.run_counts()))
         answers = await self._answers_of(engine_client, engine.engine_info)
-        start = self._starting(engine, state, watch, answers)
+        start = partial(self._running_node, engine, state, watch, answers)
         if support.api_processes(engine_client.vllm_config) > 1:
             ownership = Ownership(self._settings.outbox, this_server(), start)
             self._ownership = await self._running.enter_async_context(ownership.running())
@@ -131,27 +132,24 @@ class ProofEndpoints:
         _logger.info("proofs are on: %s under %s, outbox %s", self._settings.scheme, PROOFS, outbox)
         _logger.info("proof endpoints: %s", description(access))
 
-    def _starting(
+    @asynccontextmanager
+    async def _running_node(
         self,
         engine: "VllmEngine",
         state: State,
         watch: "LivenessWatch",
         answers: AnsweringEngine | None,
-    ) -> StartNode:
-        """What starts the node in this process, or in whichever of several owns it."""
-
-        @asynccontextmanager
-        async def start(was_owned: bool) -> AsyncIterator[tuple[Node, list[APIRouter]]]:
-            # The server has not ended, and no client stopped the round of the process that has.
-            resume = self._settings.resume or was_owned
-            settings = self._settings.model_copy(update={"resume": resume})
-            made = running_node(engine, settings, answers, engine.take_over, watch.read)
-            async with beside("liveness", watch.run()), made as node:
-                with exposed(node):
-                    state.proofserve_node = node
-                    yield node, self._routers(lambda _: node, lambda _: engine.measure)
-
-        return start
+        was_owned: bool,
+    ) -> AsyncIterator[tuple[Node, list[APIRouter]]]:
+        """The node in this process, or in whichever of several owns it; see ``StartNode``."""
+        # The server has not ended, and no client stopped the round of the process that has.
+        resume = self._settings.resume or was_owned
+        settings = self._settings.model_copy(update={"resume": resume})
+        made = running_node(engine, settings, answers, engine.take_over, watch.read)
+        async with beside("liveness", watch.run()), made as node:
+            with exposed(node):
+                state.proofserve_node = node
+                yield node, self._routers(lambda _: node, lambda _: engine.measure)
 
     async def _engine_of(self, engine_client: Any, args: Namespace) -> "VllmEngine":
         """Raises UnsupportedEngine, and EngineFault if a rank has another proofserve."""

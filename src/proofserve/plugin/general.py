@@ -4,12 +4,12 @@ Loading must stay light, and happens while vLLM itself is half imported: the imp
 methods need happen in their first call, which only comes in the engine core.
 """
 
-from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from proofserve.engines.vllm.core_gate import ProofGate
+    from proofserve.engines.vllm.core_messages import ProveCall
 
 # The EngineCore method that a posted wakeup names.
 WAKEUP = "proofserve_wakeup"
@@ -26,10 +26,12 @@ def install() -> None:
 
     require_valid_settings()
 
-    EngineCore.proofserve_prove = _prove
+    EngineCore.proofserve_prove = lambda engine, call: _gate(engine).prove(_prove_call(call))
     EngineCore.proofserve_release = lambda engine, lease: _gate(engine).release(lease)
     EngineCore.proofserve_gauges = lambda engine: _gate(engine).gauges()
-    EngineCore.proofserve_measure = _measure
+    EngineCore.proofserve_measure = lambda engine, call, forwards: _gate(engine).measure(
+        _prove_call(call), forwards
+    )
     EngineCore.proofserve_take_over = lambda engine: _gate(engine).take_over()
     EngineCore.proofserve_ranks = _ranks
     EngineCore.proofserve_liveness = _liveness
@@ -42,20 +44,22 @@ def _gate(engine: Any) -> "ProofGate":
     if not hasattr(engine, "proofserve_gate"):
         from vllm.platforms import current_platform
 
-        from proofserve.engines.liveness.compat_progress import report_steps, requests_in_core
         from proofserve.engines.liveness.memory import CoreReporter
-        from proofserve.engines.vllm.compat_core import VllmCore
-        from proofserve.engines.vllm.core_gate import GateOptions, ProofGate, start_wakeups
+        from proofserve.engines.vllm.compat_core import VllmCore, report_steps, requests_in_core
+        from proofserve.engines.vllm.core_gate import ProofGate, start_wakeups
         from proofserve.settings.node import EngineSettings
 
         settings = EngineSettings()
         wait_ms = settings.max_wait_ms or (250 if current_platform.is_cpu() else 100)
         reporter = engine.proofserve_reporter = CoreReporter()
         core = VllmCore(engine, WAKEUP, reporter.proving)
-        options = GateOptions(
-            settings.forward_batch, wait_ms / 1e3, settings.share, settings.lease_idle_sec
+        made = engine.proofserve_gate = ProofGate(
+            core,
+            forward_batch=settings.forward_batch,
+            max_wait_s=wait_ms / 1e3,
+            share=settings.share,
+            lease_idle_s=settings.lease_idle_sec,
         )
-        made = engine.proofserve_gate = ProofGate(core, options)
 
         def beat() -> None:
             waiting = len(core.waiting_requests()) + made.waiting_calls
@@ -70,16 +74,10 @@ def _gate(engine: Any) -> "ProofGate":
     return gate
 
 
-def _prove(engine: Any, call: dict[str, Any]) -> "Future[dict[str, Any]]":
+def _prove_call(fields: dict[str, Any]) -> "ProveCall":
     from proofserve.engines.vllm.core_messages import ProveCall
 
-    return _gate(engine).prove(ProveCall(**call))
-
-
-def _measure(engine: Any, call: dict[str, Any], forwards: int) -> "Future[dict[str, Any]]":
-    from proofserve.engines.vllm.core_messages import ProveCall
-
-    return _gate(engine).measure(ProveCall(**call), forwards)
+    return ProveCall(**fields)
 
 
 def _liveness(engine: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from mmap import mmap
 from pathlib import Path
@@ -47,14 +47,6 @@ class CoreRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRecord:
-    """What an API process writes about a core: ``unfinished`` chat requests and proof calls."""
-
-    written: float = 0.0
-    unfinished: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryAddress:
     """Where an API process finds the memory: a descriptor of the core's process.
 
@@ -67,10 +59,13 @@ class MemoryAddress:
     place: int
 
 
+# What an API process writes about a core: when, and how many of its chat requests and proof calls
+# the core has not finished.
+ServerRecord = tuple[float, float]
+
 _CORE = {field.name: index for index, field in enumerate(fields(CoreRecord), start=1)}
-_SERVER_SIZE = len(fields(ServerRecord))
 _SERVERS = 8
-_BYTES = 8 * (_SERVERS + PLACES * _SERVER_SIZE)
+_BYTES = 8 * (_SERVERS + PLACES * 2)
 
 
 class CoreMemory:
@@ -111,16 +106,16 @@ class CoreMemory:
         return CoreRecord(*self._values[1 : 1 + len(_CORE)].tolist())
 
     def write_server(self, place: int, record: ServerRecord) -> None:
-        start = _SERVERS + place * _SERVER_SIZE
+        start = _SERVERS + place * 2
         # Backwards: a reader that sees the new time sees the new count.
-        for offset, value in reversed(list(enumerate(astuple(record)))):
-            self._values[start + offset] = value
+        self._values[start + 1] = record[1]
+        self._values[start] = record[0]
 
     def servers(self) -> list[ServerRecord]:
         """The records of all places that were ever written."""
         values = self._values[_SERVERS:].tolist()
-        pairs = zip(values[::_SERVER_SIZE], values[1::_SERVER_SIZE], strict=True)
-        return [ServerRecord(written, unfinished) for written, unfinished in pairs if written]
+        pairs = zip(values[::2], values[1::2], strict=True)
+        return [(written, unfinished) for written, unfinished in pairs if written]
 
 
 class CoreReporter(CoreMemory):

@@ -65,7 +65,7 @@ class Wait:
 
 def is_asked(servers: Sequence[ServerRecord], now: float) -> bool:
     """Whether an API process that lives waits for an answer."""
-    return any(each.unfinished > 0 and now - each.written < FRESH_S for each in servers)
+    return any(unfinished > 0 and now - written < FRESH_S for written, unfinished in servers)
 
 
 def has_work(core: CoreRecord, asked: bool, now: float, before: Wait) -> bool:
@@ -169,7 +169,7 @@ class LivenessWatch:
             now = time.monotonic()
             for core, count in zip(self._cores, self._unfinished(), strict=True):
                 if core is not None:
-                    core.memory.write_server(core.address.place, ServerRecord(now, count))
+                    core.memory.write_server(core.address.place, (now, count))
             await asyncio.sleep(LOOK_S)
 
     async def run(self) -> None:

@@ -11,9 +11,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from proofserve.protocol.receipts.record import Sampling
+
+if TYPE_CHECKING:
+    from proofserve.engines.receipts.compat_answers import WatchedCore
 
 _logger = logging.getLogger(__name__)
 
@@ -68,24 +71,8 @@ class EndedAnswer:
         return cls(**{**wire, "sampling": Sampling(**wire["sampling"])})
 
 
-class AnswersPort(Protocol):
-    """An engine core as the collector needs it. ``compat_answers.WatchedCore`` is the real one."""
-
-    def call_when_idle(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, as soon as the core has no work."""
-
-    def unfinished(self) -> list[str]:
-        """Ids of the requests that the scheduler knows."""
-
-    def fetch_rows(self, wanted: Sequence[Wanted], alive: Sequence[str]) -> Callable[[], Rows]:
-        """Ask the workers for rows, and to forget those of requests that are not ``alive``.
-
-        The returned function waits for the reply; it raises what a worker raised.
-        """
-
-
 class AnswerCollector:
-    def __init__(self, core: AnswersPort, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, core: "WatchedCore", now: Callable[[], float] = time.monotonic) -> None:
         self._core, self._now = core, now
         self._ended: deque[EndedAnswer] = deque()
         self._dropped = 0

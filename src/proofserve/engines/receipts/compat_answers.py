@@ -20,7 +20,7 @@ EXTERNAL_ID = "proofserve_external_id"
 
 
 class WatchedCore:
-    """A ``vllm.v1.engine.core.EngineCoreProc`` as an ``AnswersPort``."""
+    """A ``vllm.v1.engine.core.EngineCoreProc`` as the collector needs it."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -35,16 +35,23 @@ class WatchedCore:
             raise UnsupportedEngine(f"{tapped} workers have the rows that chose tokens, not one")
 
     def call_when_idle(self, callback: Callable[[], None]) -> None:
-        """Relies on: EngineCoreProc._idle_state_callbacks; see ``compat_core``."""
+        """Call ``callback`` once, as soon as the core has no work.
+
+        Relies on: EngineCoreProc._idle_state_callbacks; see ``compat_core``.
+        """
         self._engine._idle_state_callbacks.append(lambda _engine: callback())
 
     def unfinished(self) -> list[str]:
-        """Relies on: Scheduler.requests, by request id."""
+        """Ids of the requests that the scheduler knows. Relies on: Scheduler.requests, by id."""
         return list(self._engine.scheduler.requests)
 
     def fetch_rows(self, wanted: Sequence[Wanted], alive: Sequence[str]) -> Callable[[], Rows]:
-        """Relies on: Executor.collective_rpc(non_block) giving a Future, and workers running calls
-        in the order in which the core made them.
+        """Ask the workers for rows, and to forget those of requests that are not ``alive``.
+
+        The returned function waits for the reply; it raises what a worker raised.
+
+        Relies on: Executor.collective_rpc(non_block) giving a Future, and workers running calls in
+        the order in which the core made them.
         """
         args = (list(wanted), list(alive))
         future = self._engine.model_executor.collective_rpc(fetch_rows, None, args, non_block=True)

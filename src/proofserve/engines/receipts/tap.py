@@ -64,9 +64,9 @@ class Tap:
         self._lost: set[str] = set()
         self._failed = False
 
-    def take(self, sampled: SampledRows | None) -> None:
+    def take(self, sampled: SampledRows) -> None:
         """Keep the rows of a step. After an error the answers under way have no sketches."""
-        if sampled is None or not sampled.ids:
+        if not sampled.ids:
             return
         try:
             self._add(sampled)

@@ -185,10 +185,10 @@ plugin.endpoint:
   oldest vllm.entrypoints.launcher serve_http(app sock)
 
 noticing an engine that hangs
-liveness.compat_progress.report_steps:
+compat_core.report_steps:
   vllm.v1.engine.core EngineCore(step_fn) EngineCore.step EngineCore.step_with_batch_queue
-liveness.compat_progress.requests_in_core: vllm.v1.core.sched.scheduler Scheduler(requests)
-liveness.compat_progress.unfinished_by_core:
+compat_core.requests_in_core: vllm.v1.core.sched.scheduler Scheduler(requests)
+compat_client.unfinished_by_core:
   vllm.v1.engine.output_processor OutputProcessor(request_states)
   vllm.v1.engine.async_llm AsyncLLM(engine_core output_processor)
   vllm.v1.engine.core_client DPLBAsyncMPClient(reqs_in_flight)

@@ -9,8 +9,7 @@ import ast
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -177,7 +176,7 @@ RANKS = "proofserve_ranks"
 async def require_equal_ranks(engine_client: Any) -> tuple[str, str | None]:
     """Ask every rank of every core. Blocks while it reads the package's sources.
 
-    Returns what all of them have, in words, and the ``obstacle`` as in ``RankReport``.
+    Returns what all of them have, in words, and the ``obstacle`` as in a report of ``reporter``.
 
     Raises EngineFault, by ``require_equal``, if a rank has something else, lacks proofserve
     or does not answer; and EngineGone.
@@ -189,14 +188,14 @@ async def require_equal_ranks(engine_client: Any) -> tuple[str, str | None]:
         found = await compat_client.call_engine(engine_client, RANKS, own, core=core)
         hosts.update(found["hosts"])
         obstacle = obstacle or found["obstacle"]
-    text = f"{RankReport(**own)} on every rank, hosts: {', '.join(sorted(hosts))}"
+    text = f"{_release_of(own)} on every rank, hosts: {', '.join(sorted(hosts))}"
     return text, obstacle
 
 
 def require_equal(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
     """The ``hosts`` of all ranks, which must have the proofserve of the API process, ``own``.
 
-    ``obstacle`` is that of the first rank which has one, as in ``RankReport``.
+    ``obstacle`` is that of the first rank which has one.
 
     Raises UnsupportedEngine that names each other rank, its host and both versions, or says that a
     rank did not answer; and what the executor raises for a worker that failed.
@@ -204,48 +203,36 @@ def require_equal(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
     # Only for the core: an API process would wait for the imports of vLLM's workers.
     from proofserve.engines.vllm.compat_core import ask_ranks, ranks_of
 
-    ranks = [RankReport(**report) for report in ask_ranks(engine, reporter())]
+    ranks = ask_ranks(engine, reporter())
     if len(ranks) != ranks_of(engine):
         raise UnsupportedEngine(f"{len(ranks)} of {ranks_of(engine)} ranks answered")
-    mine = RankReport(**own)
     found = [
-        f"rank {each.rank} on host {each.host} has {each}, and this server on host {mine.host} "
-        f"has {mine}."
+        f"rank {each['rank']} on host {each['host']} has {_release_of(each)}, and this server on "
+        f"host {own['host']} has {_release_of(own)}."
         for each in ranks
-        if (each.version, each.digest) != (mine.version, mine.digest)
+        if (each["version"], each["digest"]) != (own["version"], own["digest"])
     ]
     if found:
         raise UnsupportedEngine(
             f"{' '.join(found)} Install the same release of proofserve in vLLM's environment on "
             "every node, and start the server again."
         )
-    obstacle = next((rank.obstacle for rank in ranks if rank.obstacle), None)
-    return {"hosts": sorted({rank.host for rank in ranks}), "obstacle": obstacle}
+    obstacle = next((each["obstacle"] for each in ranks if each["obstacle"]), None)
+    return {"hosts": sorted({each["host"] for each in ranks}), "obstacle": obstacle}
 
 
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """What one process has. ``rank`` is None for a process that is no worker.
-
-    ``version`` and ``digest`` (of all source files, 64 hexadecimal digits) are None if it cannot
-    import proofserve. ``obstacle`` says why a block cannot choose the experts of its model; None if
-    it can.
-    """
-
-    rank: int | None
-    host: str
-    version: str | None
-    digest: str | None
-    obstacle: str | None = None
-
-    def __str__(self) -> str:
-        if self.version is None or self.digest is None:
-            return "no proofserve"
-        return f"proofserve {self.version} (sources {self.digest[:12]})"
+def _release_of(report: Mapping[str, Any]) -> str:
+    if report["version"] is None:
+        return "no proofserve"
+    return f"proofserve {report['version']} (sources {report['digest'][:12]})"
 
 
 def reporter() -> Callable[[Any], dict[str, Any]]:
-    """A function that takes the worker it runs on, or None, and gives a RankReport's fields.
+    """A function that takes the worker it runs on, or None, and reports what its process has.
+
+    ``rank`` (None without a worker) and ``host``; ``version`` of proofserve and ``digest`` of all
+    its source files, 64 hexadecimal digits, both None if it cannot be imported; ``obstacle`` says
+    why a block cannot choose the experts of the model, None if it can.
 
     It imports what it needs and refers to nothing of this package. So an executor sends it to the
     workers as code, not by name, and it also runs where proofserve is missing.
@@ -256,7 +243,8 @@ def reporter() -> Callable[[Any], dict[str, Any]]:
         import socket
         from pathlib import Path
 
-        found = {"rank": getattr(worker, "rank", None), "host": socket.gethostname()}
+        rank, host = getattr(worker, "rank", None), socket.gethostname()
+        found: dict[str, Any] = {"rank": rank, "host": host, "obstacle": None}
         try:
             import proofserve
         except ImportError:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from proofserve.engines.checkpoints import checkpoint_folder, model_facts
-from proofserve.engines.liveness.compat_progress import unfinished_by_core
 from proofserve.engines.liveness.memory import CoreMemory, MemoryAddress
 from proofserve.engines.liveness.watch import CoreView, LivenessWatch
 from proofserve.engines.vllm import compat_client, core_messages
@@ -197,7 +196,7 @@ async def watch_of(engine_client: Any, engine: VllmEngine, limit_s: float) -> Li
             cores.append(None)
 
     def unfinished() -> list[int]:
-        chat = unfinished_by_core(engine_client)
+        chat = compat_client.unfinished_by_core(engine_client)
         return [count + engine.open_calls[core] for core, count in enumerate(chat)]
 
     return LivenessWatch(cores, unfinished, limit_s)

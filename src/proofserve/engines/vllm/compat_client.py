@@ -11,6 +11,7 @@ annotations change with every release.
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from http import HTTPStatus
@@ -92,6 +93,21 @@ def core_count(engine_client: Any) -> int:
     Relies on: AsyncLLM.engine_core.core_engines.
     """
     return len(engine_client.engine_core.core_engines)
+
+
+def unfinished_by_core(engine_client: Any) -> list[int]:
+    """How many chat requests of this API process each engine core has not finished.
+
+    Relies on: AsyncLLM.output_processor.request_states; AsyncLLM.engine_core.core_engines, and
+    DPLBAsyncMPClient.reqs_in_flight, which only a client that chooses among cores has.
+    """
+    cores = list(engine_client.engine_core.core_engines)
+    requests = engine_client.output_processor.request_states
+    if len(cores) == 1:
+        return [len(requests)]
+    core_of = engine_client.engine_core.reqs_in_flight
+    counts = Counter(core_of.get(request) for request in list(requests))
+    return [counts[core] for core in cores]
 
 
 async def call_engine(engine_client: Any, method: str, *args: Any, core: int = 0) -> Any:

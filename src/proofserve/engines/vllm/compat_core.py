@@ -9,6 +9,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
 
+from proofserve.engines.liveness.memory import CoreReporter, Doing
 from proofserve.engines.vllm.core_messages import Forward
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.engines.vllm.worker import prove
@@ -232,6 +233,34 @@ def make_span(request: Any, start: float, end: float) -> None:
     began, ended = (int((since_epoch + each) * 1e9) for each in (start, end))
     tracer = trace.get_tracer("proofserve.node")
     tracer.start_span("wait for proofs", context, start_time=began).end(ended)
+
+
+def report_steps(engine: Any, reporter: CoreReporter) -> None:
+    """Have the loop of an EngineCoreProc report each step of chat that computed something.
+
+    A step that only waits, for the cache of another server for example, is none.
+
+    Relies on: EngineCore.step_fn being an attribute of the instance, and returning its outputs,
+    which may be None, and whether the model was executed.
+    """
+    step = engine.step_fn
+
+    def reported_step() -> Any:
+        with reporter.doing(Doing.CHAT):
+            outputs, executed = step()
+            if outputs or executed:
+                reporter.stepped()
+        return outputs, executed
+
+    engine.step_fn = reported_step
+
+
+def requests_in_core(engine: Any) -> int:
+    """Requests of the scheduler, also those that it may not step now. Safe from any thread.
+
+    Relies on: Scheduler.requests.
+    """
+    return len(engine.scheduler.requests)
 
 
 def watchdog_feed() -> Callable[[], None]:

@@ -41,23 +41,6 @@ WAKEUP_S = 1.0
 CHAT_GRACE_S = 0.006
 
 
-@dataclass(frozen=True, slots=True)
-class GateOptions:
-    """The options that an operator sets.
-
-    ``forward_batch``: nonces of one forward, None for as many as run within ``max_wait_s``, the
-    longest that a chat request may wait for proofs. ``share``: the fraction of engine time that
-    proofs may take while chat never pauses; 0 leaves all of it to chat. ``lease_idle_s``: after so
-    many seconds without a call a lease goes back to the pool, because its API process is gone; a
-    live session that merely paused takes a new lease with its next call.
-    """
-
-    forward_batch: int | None
-    max_wait_s: float
-    share: float
-    lease_idle_s: float
-
-
 @dataclass(slots=True, eq=False)
 class QueuedCall:
     """A call in the gate's queue and what its forwards have produced so far."""
@@ -94,16 +77,31 @@ class BegunForward:
 
 
 class ProofGate:
-    """Queue, leases and times of one engine core. ``now``: the monotonic clock, in seconds."""
+    """Queue, leases and times of one engine core. ``now``: the monotonic clock, in seconds.
+
+    ``forward_batch``: nonces of one forward, None for as many as run within ``max_wait_s``, the
+    longest that a chat request may wait for proofs. ``share``: the fraction of engine time that
+    proofs may take while chat never pauses; 0 leaves all of it to chat. ``lease_idle_s``: after so
+    many seconds without a call a lease goes back to the pool, because its API process is gone; a
+    live session that merely paused takes a new lease with its next call.
+    """
 
     def __init__(
-        self, core: "VllmCore", options: GateOptions, now: Callable[[], float] = time.monotonic
+        self,
+        core: "VllmCore",
+        *,
+        forward_batch: int | None,
+        max_wait_s: float,
+        share: float,
+        lease_idle_s: float,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._core, self._options, self._now = core, options, now
+        self._core, self._now = core, now
+        self._forward_batch, self._lease_idle_s = forward_batch, lease_idle_s
         self._leases = LeaseTable(core)
-        self._sizes = ForwardSizes(core, options.forward_batch, options.max_wait_s)
+        self._sizes = ForwardSizes(core, forward_batch, max_wait_s)
         self._times = CoreTimes(now, core.waited)
-        self._budget = ShareBudget(options.share)
+        self._budget = ShareBudget(share)
         self._queue: deque[QueuedCall] = deque()
         # Chat runs between its parts. If its call is answered meanwhile, the next one goes on here.
         self._begun: BegunForward | None = None
@@ -195,7 +193,7 @@ class ProofGate:
         for queued in [q for q in self._queue if now - q.arrived > q.call.defer_s]:
             self._answer_overdue(queued)
         in_use = {queued.call.lease for queued in self._queue}
-        self._leases.release_unused(now - self._options.lease_idle_s, in_use)
+        self._leases.release_unused(now - self._lease_idle_s, in_use)
         if self._queue:
             self._await_idle()
         return Future()  # never completed: no client waits for the answer
@@ -334,7 +332,7 @@ class ProofGate:
         try:
             lease = self._leases.get(call, size.nonces, self._now())
         except LeaseRefused:
-            if size.nonces == 1 or self._options.forward_batch:
+            if size.nonces == 1 or self._forward_batch:
                 raise
             size.nonces //= 2
             return None
