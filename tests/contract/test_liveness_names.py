@@ -10,9 +10,9 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from proofserve.engines.liveness.memory import CoreMemory, CoreReporter, Doing
+from proofserve.engines.liveness.memory import CoreMemory, Doing
 from proofserve.engines.vllm.compat_client import unfinished_by_core
-from proofserve.engines.vllm.compat_core import report_steps, requests_in_core
+from proofserve.engines.vllm.compat_core import VllmCore
 from support.contract import in_order, source
 
 
@@ -24,8 +24,6 @@ def test_the_loop_calls_the_instances_step_and_unpacks_its_two_results() -> None
 
 
 def test_a_step_that_computed_counts_and_one_that_only_waited_does_not() -> None:
-    reporter = CoreReporter()
-    memory = CoreMemory.of_core(reporter.join())
     results = iter([({0: "tokens"}, True), (None, True), ({0: "tokens"}, False), (None, False)])
     seen: list[float] = []
 
@@ -33,11 +31,13 @@ def test_a_step_that_computed_counts_and_one_that_only_waited_does_not() -> None
         seen.append(memory.read().doing)
         return next(results)
 
-    core = SimpleNamespace(step_fn=step)
-    report_steps(core, reporter)
-    assert core.step_fn() == ({0: "tokens"}, True)
+    engine = SimpleNamespace(step_fn=step, preprocess_add_request=None)
+    core = VllmCore(engine, "wakeup")
+    memory = CoreMemory.of_core(core.reporter.join())
+    core.watch(lambda _id: None, lambda: None, lambda _start, _end: None)
+    assert engine.step_fn() == ({0: "tokens"}, True)
     for _ in range(3):
-        core.step_fn()
+        engine.step_fn()
     assert memory.read().steps == 3
     assert seen == [Doing.CHAT] * 4
     assert memory.read().doing == Doing.NOTHING
@@ -49,8 +49,8 @@ def test_the_scheduler_keeps_all_requests_and_counts_those_it_may_step() -> None
     assert in_order(held_back, "PauseState.PAUSED_ALL", "return 0")
     assert "self.num_waiting_for_streaming_input" in held_back
     requests = {"a": None, "b": None}
-    core = SimpleNamespace(scheduler=SimpleNamespace(requests=requests))
-    assert requests_in_core(core) == 2
+    engine = SimpleNamespace(scheduler=SimpleNamespace(requests=requests))
+    assert VllmCore(engine, "wakeup").known_requests() == 2
 
 
 def test_the_client_knows_its_requests_and_which_core_has_them() -> None:

@@ -9,7 +9,6 @@ import inspect
 import json
 import queue
 import time
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,7 +168,7 @@ def test_call_when_idle_and_post_wakeup() -> None:
 
 def test_a_second_wakeup_does_not_wait_in_the_queue() -> None:
     messages: queue.Queue[Any] = queue.Queue()
-    core = VllmCore(SimpleNamespace(input_queue=messages), "wakeup", nullcontext)
+    core = VllmCore(SimpleNamespace(input_queue=messages), "wakeup")
     core.post_wakeup()
     messages.put_nowait((EngineCoreRequestType.ADD, (SimpleNamespace(request_id="a"), 0)))
     core.post_wakeup()
@@ -188,7 +187,7 @@ def test_a_forward_between_two_steps_is_a_span_in_the_trace_of_each_request(
     monkeypatch.setattr("opentelemetry.trace.get_tracer", provider.get_tracer)
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     known = {"a": SimpleNamespace(trace_headers=headers), "b": SimpleNamespace(trace_headers=None)}
-    core = VllmCore(SimpleNamespace(scheduler=SimpleNamespace(requests=known)), "", nullcontext)
+    core = VllmCore(SimpleNamespace(scheduler=SimpleNamespace(requests=known)), "")
     now = time.monotonic()
     core.delayed(now - 2.0, now - 1.5)
     (span,) = memory.get_finished_spans()

@@ -3,7 +3,6 @@
 import importlib.util
 import inspect
 import logging
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +39,7 @@ def test_a_proof_forward_feeds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         return [{}]
 
     real.last_feed_time = 0.0
-    core = VllmCore(SimpleNamespace(collective_rpc=forward), "wakeup", nullcontext)
+    core = VllmCore(SimpleNamespace(collective_rpc=forward), "wakeup")
     core.run_forward(Forward(call=None, blocks=(), block_sizes=()))  # type: ignore[arg-type]
     assert seen[0] > 0
     assert real.last_feed_time > 0

@@ -2,7 +2,6 @@
 
 import sys
 from argparse import Namespace
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -146,7 +145,7 @@ def test_a_forward_is_fed_to_the_watchdog_before_and_after(monkeypatch: pytest.M
     noop = SimpleNamespace(feed=lambda: pytest.fail("this one was replaced"))
     dogs = [noop]
     module(monkeypatch, "vllm.utils.watch_dog", get_watch_dog=lambda: dogs[0])
-    core = VllmCore(engine, "wakeup", nullcontext)
+    core = VllmCore(engine, "wakeup")
     # vLLM starts its watchdog after the engine.
     dogs[0] = SimpleNamespace(feed=lambda: engine.events.append("fed"))
     core.run_forward(Forward(call=None, blocks=(), block_sizes=()))  # type: ignore[arg-type]
@@ -157,6 +156,6 @@ def test_before_0_33_there_is_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "vllm.utils.watch_dog", None)  # type: ignore[arg-type]
     watchdog_feed()()
     engine = Engine()
-    core = VllmCore(engine, "wakeup", nullcontext)
+    core = VllmCore(engine, "wakeup")
     core.run_forward(Forward(call=None, blocks=(), block_sizes=()))  # type: ignore[arg-type]
     assert engine.events == ["forward"]

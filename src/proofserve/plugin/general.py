@@ -44,15 +44,14 @@ def _gate(engine: Any) -> "ProofGate":
     if not hasattr(engine, "proofserve_gate"):
         from vllm.platforms import current_platform
 
-        from proofserve.engines.liveness.memory import CoreReporter
-        from proofserve.engines.vllm.compat_core import VllmCore, report_steps, requests_in_core
+        from proofserve.engines.vllm.compat_core import VllmCore
         from proofserve.engines.vllm.core_gate import ProofGate, start_wakeups
         from proofserve.settings.node import EngineSettings
 
         settings = EngineSettings()
         wait_ms = settings.max_wait_ms or (250 if current_platform.is_cpu() else 100)
-        reporter = engine.proofserve_reporter = CoreReporter()
-        core = VllmCore(engine, WAKEUP, reporter.proving)
+        core = VllmCore(engine, WAKEUP)
+        reporter = engine.proofserve_reporter = core.reporter
         made = engine.proofserve_gate = ProofGate(
             core,
             forward_batch=settings.forward_batch,
@@ -63,12 +62,10 @@ def _gate(engine: Any) -> "ProofGate":
 
         def beat() -> None:
             waiting = len(core.waiting_requests()) + made.waiting_calls
-            reporter.beat(core.unfinished_requests() + waiting, requests_in_core(engine) + waiting)
+            reporter.beat(core.unfinished_requests() + waiting, core.known_requests() + waiting)
             made.wake_if_needed()
 
         if core.has_own_loop():
-            # After the gate has begun to watch steps: a forward before a step is a part of it.
-            report_steps(engine, reporter)
             start_wakeups(beat)
     gate: ProofGate = engine.proofserve_gate
     return gate

@@ -211,15 +211,6 @@ def _remember(kept: "OrderedDict[str, int]", request_id: str, number: int) -> No
         kept.popitem(last=False)
 
 
-def has_rows() -> bool:
-    """Whether this rank keeps the rows: the first of the last pipeline stage.
-
-    Relies on: get_pp_group, get_tp_group; the final norm's output being whole on every rank of a
-    tensor-parallel group.
-    """
-    return bool(get_pp_group().is_last_rank and get_tp_group().is_first_rank)
-
-
 def before_sampling(worker: Any, take: Callable[[SampledRows], None]) -> None:
     """Call ``take`` in each step, between the forward and the choice of tokens.
 
@@ -283,9 +274,13 @@ def _second_runner(state: Any) -> SampledRows:
 def start_tap(worker: Any, scheme: ReceiptScheme, most_rows: int) -> bool:
     """Tap this worker if its rank has the rows; return whether it has. Runs on every rank.
 
-    Raises UnsupportedEngine for a model runner that lacks the names which the tap reads.
+    The first rank of the last pipeline stage keeps them. Raises UnsupportedEngine for a model
+    runner that lacks the names which the tap reads.
+
+    Relies on: get_pp_group, get_tp_group; the final norm's output being whole on every rank of a
+    tensor-parallel group.
     """
-    if not has_rows():
+    if not (get_pp_group().is_last_rank and get_tp_group().is_first_rank):
         return False
     runner = worker.model_runner
     device = torch.device(runner.device)

@@ -185,9 +185,9 @@ plugin.endpoint:
   oldest vllm.entrypoints.launcher serve_http(app sock)
 
 noticing an engine that hangs
-compat_core.report_steps:
+compat_core.VllmCore.watch:
   vllm.v1.engine.core EngineCore(step_fn) EngineCore.step EngineCore.step_with_batch_queue
-compat_core.requests_in_core: vllm.v1.core.sched.scheduler Scheduler(requests)
+compat_core.VllmCore.known_requests: vllm.v1.core.sched.scheduler Scheduler(requests)
 compat_client.unfinished_by_core:
   vllm.v1.engine.output_processor OutputProcessor(request_states)
   vllm.v1.engine.async_llm AsyncLLM(engine_core output_processor)
@@ -197,7 +197,7 @@ receipts
 support.require_receipts:
   vllm.config.vllm VllmConfig(speculative_config)
   vllm.config.parallel ParallelConfig(distributed_executor_backend)
-receipts.compat_answers.has_rows:
+receipts.compat_answers.start_tap:
   vllm.distributed.parallel_state GroupCoordinator(is_first_rank is_last_rank)
 receipts.compat_answers.before_sampling:
   vllm.v1.worker.gpu_worker Worker.sample_tokens

@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any
 
 from vllm.v1.engine import EngineCoreRequestType
@@ -19,16 +19,15 @@ class VllmCore:
     """What the gate needs of an engine core, a ``vllm.v1.engine.core.EngineCore``.
 
     ``wakeup``: name of the EngineCore method under which the plugin installs the gate's
-    ``wake_up``. A forward runs within the context ``proving``. All methods run on the core's loop
-    thread, except ``post_wakeup``. Times are seconds of ``time.monotonic``.
+    ``wake_up``. ``reporter`` hears of forwards, and of steps of chat once they are watched. All
+    methods run on the core's loop thread, except ``post_wakeup`` and those that count requests.
+    Times are seconds of ``time.monotonic``.
     """
 
-    def __init__(
-        self, engine: Any, wakeup: str, proving: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, engine: Any, wakeup: str) -> None:
+        self.reporter = CoreReporter()
         self._engine = engine
         self._wakeup = wakeup
-        self._proving = proving
         self._feed_watchdog = watchdog_feed()
 
     def has_own_loop(self) -> bool:
@@ -50,6 +49,13 @@ class VllmCore:
     def unfinished_requests(self) -> int:
         """Those of the scheduler. Relies on: its get_num_unfinished_requests."""
         return int(self._engine.scheduler.get_num_unfinished_requests())
+
+    def known_requests(self) -> int:
+        """Those of the scheduler, also those that it may not step now.
+
+        Relies on: Scheduler.requests.
+        """
+        return len(self._engine.scheduler.requests)
 
     def waiting_requests(self) -> list[str]:
         """Ids of the chat requests in the message queue, not yet taken up by the loop.
@@ -119,9 +125,12 @@ class VllmCore:
         """Call ``arrived(request id)`` for each chat request, from the thread that receives it,
         ``stepping()`` before each chat step and ``stepped(start, end)`` after it.
 
+        The reporter hears of each step of chat that computed something. A step that only waits, for
+        the cache of another server for example, is none.
+
         Relies on: EngineCoreProc.preprocess_add_request being looked up on the instance by the
         thread that reads the core's sockets; EngineCore.step_fn being an attribute of the
-        instance.
+        instance, and returning its outputs, which may be None, and whether the model was executed.
         """
         preprocess, step = self._engine.preprocess_add_request, self._engine.step_fn
 
@@ -130,11 +139,15 @@ class VllmCore:
             return preprocess(request)
 
         def watched_step() -> Any:
-            stepping()
-            start = time.monotonic()
-            result = step()
-            stepped(start, time.monotonic())
-            return result
+            # A forward before the step is a part of it.
+            with self.reporter.doing(Doing.CHAT):
+                stepping()
+                start = time.monotonic()
+                outputs, executed = step()
+                stepped(start, time.monotonic())
+                if outputs or executed:
+                    self.reporter.stepped()
+            return outputs, executed
 
         self._engine.preprocess_add_request = watched_preprocess
         self._engine.step_fn = watched_step
@@ -149,7 +162,7 @@ class VllmCore:
         """
         self._feed_watchdog()
         replies: list[dict[str, Any] | None]
-        with self._proving():
+        with self.reporter.proving():
             replies = self._engine.collective_rpc(prove, None, (forward,))
         self._feed_watchdog()
         return next((reply for reply in replies if reply is not None), None)
@@ -235,34 +248,6 @@ def make_span(request: Any, start: float, end: float) -> None:
     tracer.start_span("wait for proofs", context, start_time=began).end(ended)
 
 
-def report_steps(engine: Any, reporter: CoreReporter) -> None:
-    """Have the loop of an EngineCoreProc report each step of chat that computed something.
-
-    A step that only waits, for the cache of another server for example, is none.
-
-    Relies on: EngineCore.step_fn being an attribute of the instance, and returning its outputs,
-    which may be None, and whether the model was executed.
-    """
-    step = engine.step_fn
-
-    def reported_step() -> Any:
-        with reporter.doing(Doing.CHAT):
-            outputs, executed = step()
-            if outputs or executed:
-                reporter.stepped()
-        return outputs, executed
-
-    engine.step_fn = reported_step
-
-
-def requests_in_core(engine: Any) -> int:
-    """Requests of the scheduler, also those that it may not step now. Safe from any thread.
-
-    Relies on: Scheduler.requests.
-    """
-    return len(engine.scheduler.requests)
-
-
 def watchdog_feed() -> Callable[[], None]:
     """What tells vLLM's watchdog that this process makes progress; before 0.33 there is none.
 
@@ -282,17 +267,17 @@ ANSWER_S = 60.0
 
 
 def ask_ranks(engine: Any, report: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
-    """What ``report`` gives on each worker, in the order of their ranks.
+    """What ``report`` gives on each worker of this core, on all nodes, in the order of their ranks.
 
-    Raises TimeoutError, or what the executor raises for a worker that failed.
+    Raises UnsupportedEngine if one did not answer; TimeoutError, or what the executor raises for a
+    worker that failed.
 
     Relies on: EngineCore.collective_rpc taking a callable, which every executor pickles by
     cloudpickle and calls with the worker, or with a wrapper that passes attributes on;
-    WorkerBase.rank.
+    WorkerBase.rank; ParallelConfig.world_size.
     """
-    return list(engine.collective_rpc(report, ANSWER_S))
-
-
-def ranks_of(engine: Any) -> int:
-    """How many workers this core has, on all nodes. Relies on: ParallelConfig.world_size."""
-    return int(engine.vllm_config.parallel_config.world_size)
+    reports = list(engine.collective_rpc(report, ANSWER_S))
+    ranks = engine.vllm_config.parallel_config.world_size
+    if len(reports) != ranks:
+        raise UnsupportedEngine(f"{len(reports)} of {ranks} ranks answered")
+    return reports
