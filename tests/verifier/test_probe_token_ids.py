@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from proofserve.verifier.probe.endpoint import Alternatives, Kind, LeftOut, ProbePrompt, RawAnswer
-from proofserve.verifier.probe.probing import prompts
-from proofserve.verifier.probe.readings import (
+from proofserve.verifier.probe.probing import (
     FROM_LOGS,
     FROM_SERVER,
     FROM_TEXT,
     ProbeAnswer,
+    prompts,
     resolved,
 )
 

@@ -28,7 +28,6 @@ app = typer.Typer()
 
 # Prompts are asked in groups of at least so many, of which one is of each sort.
 LEAST_GROUP: Final = 4
-MOST_PROMPTS: Final = 10_000
 
 
 class ProbeOptions(CheckpointOptions, ChanceOptions, PageOptions):
@@ -40,7 +39,7 @@ class ProbeOptions(CheckpointOptions, ChanceOptions, PageOptions):
     """The model's name at the endpoint; the first of /v1/models if unset."""
     api_key: Annotated[str | None, typer.Option(envvar="POC_PROBE_API_KEY")] = None
     """A key of the endpoint."""
-    prompts: int = Field(64, ge=1, le=MOST_PROMPTS)
+    prompts: int = Field(64, ge=1, le=10_000)
     """At most so many prompts."""
     max_tokens: int = Field(64, ge=1, le=4096)
     """Of each answer."""

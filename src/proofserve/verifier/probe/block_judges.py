@@ -202,11 +202,6 @@ class BlockJudges:
                     judge.add(error)
             self._waiting.clear()
 
-    @property
-    def can_clear(self) -> bool:
-        """Whether both sizes and directions are judged."""
-        return any(isinstance(judge, DirectionJudge) for judge in self.judges)
-
     def explaining(self, opinions: Sequence[Opinion]) -> tuple[str | None, list[float]]:
         """The suspect that explains the errors, and its cosines with them. Raises EngineFault."""
         if not self._errors:

@@ -288,10 +288,7 @@ class Endpoint:
         )
 
     def choose_model(self, wanted: str | None) -> str:
-        """``wanted``, or the first that the endpoint lists.
-
-        Raises ReportedError if it has it not.
-        """
+        """``wanted``, or the first that is listed. Raises ReportedError if it is not there."""
         listed = asyncio.run(self._listed())
         if not listed and wanted is None:
             raise ReportedError(f"{self._base}/models lists no models; give --served-model")

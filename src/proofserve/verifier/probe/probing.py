@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.prompts import WORDS
 from proofserve.reports import Progress, ReportedError
 from proofserve.verifier.judges import Chances, Judge, Opinion
 from proofserve.verifier.probe.block_judges import BlockJudges
-from proofserve.verifier.probe.endpoint import Endpoint, Kind, LeftOut, ProbePrompt, RawAnswer
-from proofserve.verifier.probe.readings import ProbeAnswer, resolved
+from proofserve.verifier.probe.endpoint import (
+    Alternatives,
+    Endpoint,
+    Kind,
+    LeftOut,
+    ProbePrompt,
+    RawAnswer,
+)
 from proofserve.verifier.verification import CERTAIN, verdict_of
 from proofserve.verifier.written.judges import GreedyJudge, LikelihoodJudge, TokenJudge
-from proofserve.verifier.written.readings import ReadAnswer, Readings
+from proofserve.verifier.written.readings import ReadAnswer, Readings, TopLogs, WrittenAnswer
 
 if TYPE_CHECKING:
     from proofserve.verifier.validator import CheckpointTokenizer, CheckpointValidator
@@ -58,6 +65,11 @@ UNEXPLAINED: Final = "no honest kernel that is emulated explains the answers, an
 _WITHOUT_LOGS, _WITH_LOGS = 2, 3
 _TOKENS_CLEAR: Final = ("tokens", "likelihood")
 _LOGS_CLEAR: Final = ("tokens", "direction", "footprint")
+# How vLLM writes a token if it is asked for ids.
+_ID_PREFIX: Final = "token_id:"
+# Servers write minus infinity as a large negative number, because JSON has none.
+_LEAST_LOG: Final = -1000.0
+FROM_SERVER, FROM_LOGS, FROM_TEXT = "token ids", "log-probabilities", "the text"
 
 
 def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePrompt]:
@@ -71,6 +83,102 @@ def prompts(seed: str, count: int, kinds: Sequence[Kind]) -> Iterator[ProbePromp
             pass
         seen.add(text)
         yield ProbePrompt(number, kind, text, greedy=number // len(kinds) % 2 == 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswer(WrittenAnswer):
+    """An answer whose token ids are known; ``ids_from`` says by what.
+
+    There is an id of the prompt, and of the answer, at least. All tokens are read.
+    """
+
+    prompt: ProbePrompt
+    text: str
+    ids_from: str
+
+    @property
+    def number(self) -> int:
+        return self.prompt.number
+
+
+def resolved(raw: RawAnswer, tokens: "CheckpointTokenizer") -> ProbeAnswer | LeftOut:
+    """The answer in token ids, or why they are not sure."""
+    prompt = raw.prompt
+    prompt_ids = tokens.prompt_ids(prompt.request)
+    if fault := _other_prompt(raw, prompt_ids):
+        return LeftOut(prompt, fault)
+    if not raw.text and not raw.output_ids and not raw.alternatives:
+        return LeftOut(prompt, "the answer is empty")
+    found = _output_ids(raw, tokens)
+    if found is None:
+        return LeftOut(prompt, "the token ids of the answer cannot be told from its text", True)
+    output, ids_from = found
+    if not output or not all(0 <= each < tokens.size for each in output):
+        return LeftOut(prompt, "the answer has no tokens, or such as the checkpoint has not")
+    if raw.alternatives and len(output) == len(raw.alternatives) + 1 and raw.ended:
+        output = output[:-1]
+    if raw.alternatives and not _same_tokens(output, raw.alternatives, tokens):
+        return LeftOut(prompt, "the log-probabilities are of other tokens than the answer")
+    pairs = zip(raw.alternatives, output, strict=True) if raw.alternatives else ()
+    tops = tuple(_top_logs(each, token, tokens) for each, token in pairs)
+    # As the requests ask for; nothing but the temperature changes the logits.
+    sampling = Sampling(temperature=0.0 if prompt.greedy else 1.0)
+    known = (prompt_ids, output, sampling)
+    return ProbeAnswer(*known, tops=tops, prompt=prompt, text=raw.text, ids_from=ids_from)
+
+
+def _other_prompt(raw: RawAnswer, ids: tuple[int, ...]) -> str:
+    """How the endpoint's prompt differs from ours; empty if it does not say so."""
+    theirs = raw.prompt_tokens if raw.prompt_ids is None else len(raw.prompt_ids)
+    if (raw.prompt_ids or ids) == ids and theirs in {None, len(ids)}:
+        return ""
+    return (
+        f"the endpoint read a prompt of {theirs} tokens, the checkpoint's tokenizer and chat"
+        f" template make {len(ids)}: it has another tokenizer or template"
+    )
+
+
+def _output_ids(
+    raw: RawAnswer, tokens: "CheckpointTokenizer"
+) -> tuple[tuple[int, ...], str] | None:
+    if raw.output_ids:
+        return raw.output_ids, FROM_SERVER
+    if raw.alternatives:
+        named = [_id_of(each.token, tokens) for each in raw.alternatives]
+        ids = tuple(each for each in named if each is not None)
+        if len(ids) == len(named):
+            return ids, FROM_LOGS
+    # The tokenizer's own ids of the text, if the endpoint counted as many.
+    ids, counted = tokens.answer_ids(raw.text), raw.completion_tokens
+    same = counted == len(ids) or (raw.ended and counted == len(ids) + 1)
+    return (ids, FROM_TEXT) if same and tokens.text(ids) == raw.text else None
+
+
+def _same_tokens(
+    output: Sequence[int], alternatives: Sequence[Alternatives], tokens: "CheckpointTokenizer"
+) -> bool:
+    if len(output) != len(alternatives):
+        return False
+    named = (_id_of(each.token, tokens) for each in alternatives)
+    return all(name in {None, token} for name, token in zip(named, output, strict=True))
+
+
+def _top_logs(each: Alternatives, chosen: int, tokens: "CheckpointTokenizer") -> TopLogs:
+    """Those whose ids are known and whose probability is told."""
+    logs: dict[int, float] = {}
+    for name, log in each.logs:
+        token = chosen if name == each.token else _id_of(name, tokens)
+        if token is not None and _LEAST_LOG < log <= 0.0:
+            logs[token] = log
+    return TopLogs(np.array([*logs], np.int64), np.array([*logs.values()], np.float64))
+
+
+def _id_of(name: str, tokens: "CheckpointTokenizer") -> int | None:
+    """None for a text that several ids stand for, or none."""
+    if name.startswith(_ID_PREFIX) and name.removeprefix(_ID_PREFIX).isdecimal():
+        token = int(name.removeprefix(_ID_PREFIX))
+        return token if token < tokens.size else None
+    return tokens.pieces.get(name)
 
 
 def _score(readings: Readings, name: str, answers: Sequence[ReadAnswer]) -> float | None:
@@ -223,7 +331,8 @@ class Probing:
     @property
     def _verdict(self) -> SequentialResult:
         found = verdict_of(self._judges)
-        unsure = self.sizes is not None and not self.sizes.can_clear
+        # Before sizes and directions are judged no other test clears alone.
+        unsure = self.sizes is not None and not any(each.clears for each in self.sizes.judges)
         if found is SequentialResult.HONEST and (self._judged_few or unsure):
             return SequentialResult.UNDECIDED
         return found
@@ -296,10 +405,7 @@ def probe(
     at_once: int,
     progress: Progress,
 ) -> ProbeResult:
-    """Ask groups, up to a verdict.
-
-    Raises ReportedError if every route is refused, and NodeError.
-    """
+    """Ask groups up to a verdict. Raises ReportedError if every route is refused, and NodeError."""
     asked, left = 0, list(prompts)
     while left:
         group, left = left[:at_once], left[at_once:]

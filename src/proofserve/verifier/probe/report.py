@@ -14,8 +14,7 @@ from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.reports import BLUE, GREEN, RED, drawn
 from proofserve.verifier.judges import OpinionRecord
 from proofserve.verifier.probe.endpoint import Kind, ProbePrompt
-from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult, surprise_of
-from proofserve.verifier.probe.readings import ProbeAnswer
+from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeAnswer, ProbeResult, surprise_of
 from proofserve.verifier.written.readings import ReadAnswer
 from proofserve.web import rendered
 
