@@ -10,13 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from proofserve.client.verdicts import (
-        Calibration,
-        VerdictError,
-        challenge,
-        check_bundle,
-        verify,
-    )
+    from proofserve.client.judging import Calibration, VerdictError, challenge, check_bundle, verify
     from proofserve.remote.recorder import Recorder
 
 __all__ = ["Calibration", "Recorder", "VerdictError", "challenge", "check_bundle", "verify"]
@@ -25,5 +19,5 @@ __all__ = ["Calibration", "Recorder", "VerdictError", "challenge", "check_bundle
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "proofserve.remote.recorder" if name == "Recorder" else "proofserve.client.verdicts"
+    home = "proofserve.remote.recorder" if name == "Recorder" else "proofserve.client.judging"
     return getattr(import_module(home), name)

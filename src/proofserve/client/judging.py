@@ -1,31 +1,45 @@
 """How commands and programs judge: claims are read, and a checkpoint or trusted nodes compared.
 
-torch is imported only with a checkpoint.
+At the end are ``verify`` and ``challenge`` as functions, which return what the commands write as
+``--json``, and ``check_bundle``, which is ``verify-bundle --check-only``. torch is imported only
+with a checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from proofserve.protocol.nonces import fresh_seed
+from proofserve.engines import CheckpointError
+from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import BoundedClient, NodeClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
+from proofserve.rounds.errors import RoundsError
 from proofserve.rounds.records import Workload
-from proofserve.verifier.calibration_file import CalibrationFile
+from proofserve.verifier.bundle import faults_of
+from proofserve.verifier.calibration_file import CalibrationFile, calibrated_order
 from proofserve.verifier.challenge import (
     DESCRIBES_ITSELF_S,
+    ChallengeRecord,
     ChallengeResult,
     FreshChallenge,
     answer,
+    fresh,
 )
 from proofserve.verifier.claims import ClaimedArtifacts, Selection, from_node, read_file
-from proofserve.verifier.judging import JudgingOptions, UnprovedRecord, VerdictReport, judged
+from proofserve.verifier.judges import ALPHA, BETA, SHARE
+from proofserve.verifier.judging import (
+    JudgingOptions,
+    UnprovedRecord,
+    VerdictRecord,
+    VerdictReport,
+    judged,
+)
 from proofserve.verifier.nodes.judging import TrustedNodes
-from proofserve.verifier.nodes.sources import WitnessError
+from proofserve.verifier.nodes.sources import WitnessError, is_url, named
 from proofserve.verifier.orders import WorkOptions, order_of, require_width, workload_of
 
 if TYPE_CHECKING:
@@ -35,6 +49,8 @@ if TYPE_CHECKING:
 FORWARD_BATCH: Final = 8
 # The verdict about claims, by the order of which they are, and the seed and size of the sample.
 ClaimsJudge = Callable[[ClaimedArtifacts, Work, tuple[str, int | None]], VerdictReport]
+# Its name for programs.
+Calibration = CalibrationFile
 
 
 @contextmanager
@@ -124,10 +140,6 @@ class Judging:
         return judge
 
 
-def is_url(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
-
-
 def claims_of(
     source: str, api_key: str | None, wanted: Selection, heard: Transcript | None = None
 ) -> ClaimedArtifacts:
@@ -185,3 +197,111 @@ def challenged(
 def unproved_record(error: UnprovedError) -> UnprovedRecord:
     """What ``verify`` writes if the prover owes what it does not show."""
     return {"verdict": SequentialResult.UNPROVED, "reason": error.kind, "text": str(error)}
+
+
+class VerdictError(Exception):
+    """There is no verdict: an argument, the source or the recomputation is wrong."""
+
+
+@contextmanager
+def _verdict_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ReportedError, CheckpointError, RoundsError, ValueError, OSError) as error:
+        raise VerdictError(str(error)) from error
+
+
+def _judging(
+    judged_at: str,
+    model: Path | None,
+    references: Sequence[str],
+    reference_api_key: str | None,
+    options: JudgingOptions,
+) -> Judging:
+    """Raises ReportedError for arguments that do not go together, before anything is asked."""
+    nodes = None
+    if references:
+        nodes = TrustedNodes(tuple(named(place, reference_api_key) for place in references))
+        nodes.require_apart({judged_at})
+    if model is None and len(references) < 2:
+        raise ReportedError("give model, or two references or more")
+    if model is None and options.calibration is not None:
+        raise ReportedError("calibration: it is about a checkpoint; give model")
+    return Judging(model, nodes, options)
+
+
+def verify(  # noqa: PLR0913
+    source: str,
+    *,
+    model: Path | None = None,
+    calibration: Calibration | None = None,
+    references: Sequence[str] = (),
+    block_hash: str | None = None,
+    public_key: str | None = None,
+    lane: tuple[int, int] | None = None,
+    nonces: int | None = None,
+    seed: str | None = None,
+    alpha: float = ALPHA,
+    beta: float = BETA,
+    share: float = SHARE,
+    api_key: str | None = None,
+    reference_api_key: str | None = None,
+) -> VerdictRecord | UnprovedRecord:
+    """The verdict about what a node published: ``source`` is its URL, or a file of ``verify``.
+
+    It is judged by the checkpoint in the folder ``model``, by ``references``, URLs and files of
+    nodes that are trusted, or by both. The rest is as for the command: ``lane`` has the first nonce
+    that was owed, and the step to the next. Raises VerdictError.
+    """
+    wanted = Selection(block_hash, public_key, lane and NonceLane(*lane))
+    with _verdict_errors():
+        options = JudgingOptions((), alpha, beta, share, threshold=calibration)
+        judging = _judging(source, model, references, reference_api_key, options)
+        try:
+            claimed = claims_of(source, api_key, wanted)
+            is_file = not is_url(source)
+            order = claimed_order(claimed, WorkOptions(), calibration, is_file=is_file)
+            judge = judging.judge_of(order, Progress())
+            report = judge(claimed, order, (seed or fresh_seed(), nonces))
+        except UnprovedError as error:
+            return unproved_record(error)
+    return {**report.record(), "expected": asdict(wanted)}
+
+
+def challenge(  # noqa: PLR0913
+    url: str,
+    *,
+    model: Path | None = None,
+    calibration: Calibration | None = None,
+    references: Sequence[str] = (),
+    nonces: int = 100,
+    deadline_s: float = 60.0,
+    alpha: float = ALPHA,
+    beta: float = BETA,
+    share: float = SHARE,
+    api_key: str | None = None,
+    reference_api_key: str | None = None,
+) -> ChallengeRecord:
+    """Have the node at ``url`` compute nonces that were drawn just now, and judge it as ``verify``.
+
+    The whole answer has to come within ``deadline_s``. ``outcome`` is the verdict, or unproved.
+    Several challenges of a day have ``alpha`` each, not together. Raises VerdictError.
+    """
+    with _verdict_errors():
+        options = JudgingOptions((), alpha, beta, share, threshold=calibration)
+        judging = _judging(url, model, references, reference_api_key, options)
+        order = calibrated_order(calibration)
+        judge = judging.judge_of(order, Progress())
+        result = challenged((url, api_key), fresh(order, nonces), deadline_s, judge)
+    if result.report is None and result.outcome is SequentialResult.UNEXPLAINED:
+        raise VerdictError(result.reason)
+    return result.record()
+
+
+def check_bundle(file: Path) -> list[str]:
+    """What does not hold in another validator's bundle; empty if signatures and arithmetic do.
+
+    It computes no vector. Raises VerdictError for a file that is no bundle.
+    """
+    with _verdict_errors():
+        return [*faults_of(file)]

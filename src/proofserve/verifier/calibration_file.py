@@ -25,7 +25,6 @@ from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.orders import WorkOptions
 from proofserve.verifier.populations import HonestPopulations, HonestRuns, RunFigures, populations
 
-FORMAT: Final = "proofserve-calibration"
 VERSION: Final = 4
 HOW_TO_CALIBRATE: Final = (
     "give --calibration FILE, which"
@@ -350,16 +349,22 @@ class GivenThreshold:
     origin = "given as --dist-threshold"
 
 
-def measured_threshold(
-    dist_threshold: float | None, calibration: Path | None, p_mismatch: float | None
-) -> CalibrationFile | GivenThreshold:
+def threshold_of(
+    dist_threshold: float | None,
+    calibration: Path | None,
+    p_mismatch: float | None,
+    *,
+    needed: bool,
+) -> CalibrationFile | GivenThreshold | None:
     """What the three options say. There is no default: a threshold belongs to a model.
 
-    Raises ReportedError if neither a threshold nor a calibration is given, or both are, for a
-    broken file, and for a ``p_mismatch`` that is not the calibration's.
+    None if nothing is given, and nothing is ``needed``. Raises ReportedError if it is, or both are
+    given, for a broken file, and for a ``p_mismatch`` that is not the calibration's.
     """
     if calibration is None:
         if dist_threshold is None:
+            if not needed:
+                return None
             raise ReportedError(f"no threshold: {HOW_TO_CALIBRATE}")
         rate = NETWORK_P_MISMATCH if p_mismatch is None else p_mismatch
         return GivenThreshold(dist_threshold, rate)

@@ -6,9 +6,8 @@ what they found.
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -18,12 +17,7 @@ from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
 from proofserve.protocol.verdict.counting import SequentialResult, SequentialTest
 from proofserve.remote.node_client import Unproved
 from proofserve.reports import FieldsOf, Progress, ReportedError
-from proofserve.verifier.calibration_file import (
-    HOW_TO_CALIBRATE,
-    CalibrationFile,
-    GivenThreshold,
-    measured_threshold,
-)
+from proofserve.verifier.calibration_file import HOW_TO_CALIBRATE, CalibrationFile, GivenThreshold
 from proofserve.verifier.claims import BY_PYTORCH, ClaimedArtifacts, Selection
 from proofserve.verifier.error_judges import (
     NO_SUSPECTS,
@@ -54,6 +48,12 @@ COUNT, PAIRED, DIRECTION, FOOTPRINT = TESTS = ("count", "paired", "direction", "
 EXACT: Final = "exact"
 # They can convict, so they share alpha; a footprint only says whether a kernel explains a node.
 CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
+# Why there is no verdict, and which command ends that.
+WHAT_TO_MEASURE: Final = (
+    "No verdict: no kernel that is known explains these errors, and no fraud that is known."
+    " If you trust a node of this kind, name it by --reference URL, or measure it:"
+    " proofserve calibrate noise MODEL --other URL --out FILE"
+)
 _OF_CARDS: Final = ("vLLM on a GPU", "compiled")
 # How names begin of the references that a server may have, by words of its processor's name.
 _KERNELS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -90,18 +90,6 @@ def chosen_tests(named: Sequence[str], *, has_engine: bool, has_figures: bool) -
     exact = EXACT in named or (not named and has_engine)
     others = tuple(dict.fromkeys(test for test in named if test != EXACT))
     return ChosenTests(exact, others, bool(others) or (not named and (has_figures or not exact)))
-
-
-def threshold_of(
-    tests: Collection[str],
-    dist_threshold: float | None,
-    calibration: Path | None,
-    p_mismatch: float | None,
-) -> CalibrationFile | GivenThreshold | None:
-    """What the options say of honest nodes; None if no test needs it and nothing is given."""
-    if COUNT not in tests and not calibration and dist_threshold is None:
-        return None
-    return measured_threshold(dist_threshold, calibration, p_mismatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +326,7 @@ class VerdictReport:
         if self.rule is not None:
             yield self.rule.description
         if outcome.verdict is SequentialResult.UNEXPLAINED:
-            yield self.what_to_measure
+            yield WHAT_TO_MEASURE
         if {opinion.test for opinion in outcome.opinions} == {PAIRED}:
             yield f"{PAIRED} alone can only convict: --test {FOOTPRINT} besides can clear a node."
         if (share := self._excluded_share()) is not None:
@@ -389,15 +377,6 @@ class VerdictReport:
         if rule is not None:
             made |= {"rule": rule.description, "count": asdict(rule)}
         return made
-
-    @property
-    def what_to_measure(self) -> str:
-        """Why there is no verdict, and which command ends that."""
-        return (
-            "No verdict: no kernel that is known explains these errors, and no fraud that is known."
-            " If you trust a node of this kind, name it by --reference URL, or measure it:"
-            " proofserve calibrate noise MODEL --other URL --out FILE"
-        )
 
     def _excluded_share(self) -> float | None:
         """The least share of forged nonces that the verdict excludes, if it clears."""

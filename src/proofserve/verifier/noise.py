@@ -15,7 +15,6 @@ from proofserve.protocol.verdict.directions import cosine
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.computation import chunks
 from proofserve.verifier.calibration_file import (
-    FORMAT,
     VERSION,
     CalibrationFile,
     FigureFields,
@@ -93,7 +92,7 @@ def measured_calibration(
     every = [*runs, *((bank.kernel_facts(kernel), errors) for kernel, errors in emulated.items())]
     made = [PopulationFields(facts=of, figures=measuring.fields(errors)) for of, errors in every]
     return CalibrationFile(
-        format=FORMAT,
+        format="proofserve-calibration",
         version=VERSION,
         weights_digest=bank.weights_digest,
         served_dtype=bank.served_dtype,
@@ -178,12 +177,9 @@ def honest_threshold(populations: Sequence[PopulationFields]) -> float:
 def _in_chunks(
     title: str, compute: Recompute, nonces: Sequence[int], progress: Progress
 ) -> Vectors:
-    parts = chunks(nonces, AT_ONCE)
-    progress.step(f"{title}, {len(nonces)} nonces", len(parts))
     found: dict[int, NDArray[np.float32]] = {}
-    for part in parts:
+    for part in progress.over(f"{title}, {len(nonces)} nonces", chunks(nonces, AT_ONCE)):
         found |= compute(part)
-        progress.advance()
     return found
 
 
@@ -206,12 +202,11 @@ def left_out(
     # Those that are convicted with each room, and how often.
     convicted: list[dict[str, int]] = []
     for room in ROOMS:
-        progress.step(f"each kernel left out, margins times {room:g}", len(file.populations))
         convicted.append({})
-        for each in file.populations:
+        title = f"each kernel left out, margins times {room:g}"
+        for each in progress.over(title, file.populations):
             if often := _convicted(file, each, room, verifications):
                 convicted[-1][each.facts.name] = often
-            progress.advance()
         if not convicted[-1]:
             return LeftOutCheck(
                 verifications=verifications, nonces=NONCES, room=room, convicted=convicted[0]

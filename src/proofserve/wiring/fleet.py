@@ -45,7 +45,8 @@ from proofserve.rounds.records import EngineInfo, Limits
 from proofserve.rounds.tasks import beside, delete_for_ever
 from proofserve.settings.fleet import FleetSettings, PolicyFile, listed_members
 from proofserve.settings.node import read_toml
-from proofserve.verifier.judging import PAIRED, TESTS, threshold_of
+from proofserve.verifier.calibration_file import threshold_of
+from proofserve.verifier.judging import COUNT, PAIRED, TESTS
 from proofserve.web import http_parts, is_loopback
 from proofserve.wiring.access import access_of, allowlist_of, call_limits, outward_of
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets
@@ -340,7 +341,8 @@ def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
     if PAIRED in tests and calibration is None:
         yield f"calibration: the test {PAIRED} needs the file of `calibrate noise`"
     try:
-        threshold_of(tests, fields.get("dist_threshold"), calibration, fields.get("p_mismatch"))
+        given = fields.get("dist_threshold"), calibration, fields.get("p_mismatch")
+        threshold_of(*given, needed=COUNT in tests)
     except (ReportedError, ProtocolError) as error:
         named = "dist_threshold" if calibration is None else "calibration"
         yield f"{named}: {error}"

@@ -44,7 +44,7 @@ from proofserve.verifier.calibration_file import (
     CalibrationFile,
     GivenThreshold,
     checkpoint_shape,
-    measured_threshold,
+    threshold_of,
 )
 from proofserve.verifier.judges import ALPHA
 from proofserve.verifier.orders import vector_scheme
@@ -161,10 +161,8 @@ def audit_model(given: AuditCommandOptions, session: CommandSession) -> int:
     """
     began = time.monotonic()
     deployed = checkpoint_named(given.model, given.size, session.line.step, for_plan=given.plan)
-    threshold = None
-    if given.calibration is not None or given.dist_threshold is not None:
-        figures = given.dist_threshold, given.calibration, given.p_mismatch
-        threshold = measured_threshold(*figures)
+    figures = given.dist_threshold, given.calibration, given.p_mismatch
+    threshold = threshold_of(*figures, needed=False)
     known = threshold if isinstance(threshold, CalibrationFile) else None
     setup, auditing = given.setup(deployed.folder, known), given.auditing(threshold)
     work = Workload(setup.scheme, Block("", 0), "", setup.seq_len)

@@ -16,7 +16,7 @@ from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
 from proofserve.cli.servers import ServerOptions, running_engine, vllm_ranks
 from proofserve.cli.session import CommandSession
 from proofserve.cli.validator.options import PlanOptions, RecomputationOptions, ReportOptions
-from proofserve.client.judging import is_url, proof_validator, validator_setup
+from proofserve.client.judging import proof_validator, validator_setup
 from proofserve.host import machine
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.verdict.comparison import Claim
@@ -38,6 +38,7 @@ from proofserve.verifier.claims import (
     read_file,
 )
 from proofserve.verifier.judges import Vectors
+from proofserve.verifier.nodes.sources import is_url
 from proofserve.verifier.noise import (
     VERIFICATIONS,
     MeasuringPlan,

@@ -21,7 +21,7 @@ from proofserve.cli.validator.options import (
     WitnessOptions,
     needed_without_plan,
 )
-from proofserve.client.judging import Judging, claimed_order, claims_of, is_url, unproved_record
+from proofserve.client.judging import Judging, claimed_order, claims_of, unproved_record
 from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
 from proofserve.protocol.nonces import NonceLane, fresh_seed
 from proofserve.protocol.verdict.counting import SequentialResult
@@ -29,8 +29,10 @@ from proofserve.remote.node_client import NodeClient, Transcript, UnprovedError
 from proofserve.remote.records import Work
 from proofserve.reports import ReportedError
 from proofserve.verifier.bundle import HeardNode, write_bundle
+from proofserve.verifier.calibration_file import threshold_of
 from proofserve.verifier.claims import ClaimedArtifacts, Selection
 from proofserve.verifier.judging import (
+    COUNT,
     EXACT,
     TESTS,
     ChosenTests,
@@ -39,8 +41,8 @@ from proofserve.verifier.judging import (
     chosen_tests,
     exactly_judged,
     judged,
-    threshold_of,
 )
+from proofserve.verifier.nodes.sources import is_url
 from proofserve.verifier.openings import PATIENCE_S, SAMPLE, open_sample, read_committed
 from proofserve.verifier.orders import WorkOptions, workload_of
 from proofserve.verifier.verification import leaves_open
@@ -176,7 +178,7 @@ class VerifyOptions(
         threshold = None
         if tests.judges and (has_figures or not self.plan):
             figures = self.dist_threshold, self.calibration, self.p_mismatch
-            threshold = threshold_of(tests.others, *figures)
+            threshold = threshold_of(*figures, needed=COUNT in tests.others)
         numbers = self.alpha, self.beta, self.share, self.p_fraud, self.sequential
         options = JudgingOptions(tests.others, *numbers, threshold)
         return tests, self.judging(self.model, nodes, options)

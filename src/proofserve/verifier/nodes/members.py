@@ -29,10 +29,16 @@ from proofserve.protocol.verdict.nearness import ENOUGH
 from proofserve.remote.node_client import NodeClient, Unproved, UnprovedError, Withheld, owed_by
 from proofserve.remote.records import Work
 from proofserve.reports import Progress, ReportedError
-from proofserve.verifier.calibration_file import CalibrationFile
+from proofserve.verifier.calibration_file import CalibrationFile, threshold_of
 from proofserve.verifier.claims import ClaimedArtifacts, kernel_facts
 from proofserve.verifier.judges import SHARE, Opinion
-from proofserve.verifier.judging import JudgingOptions, VerdictReport, judged, threshold_of
+from proofserve.verifier.judging import (
+    COUNT,
+    WHAT_TO_MEASURE,
+    JudgingOptions,
+    VerdictReport,
+    judged,
+)
 from proofserve.verifier.nodes.judging import judged_by_distance, truth_of
 from proofserve.verifier.nodes.sources import (
     KnownNode,
@@ -162,10 +168,7 @@ class CheckpointTruths:
         self._loaded: dict[ValidatorSetup, CheckpointValidator] = {}
 
     def __call__(self, task: VerificationTask, options: JudgingOptions) -> Truth:
-        """What a job is compared with.
-
-        Raises ReportedError and CheckpointError if that fails here.
-        """
+        """What a job is compared with. Raises ReportedError and CheckpointError."""
         job, work, measured = task.job, task.round.spec.work, options.calibration
         folder = self._folders.get(job.queue)
         if folder is None:
@@ -193,7 +196,8 @@ def check_sample(
         if task.sample.of < rule.nonces:
             raise ReportedError(f"too few nonces: the lane has {task.sample.of} of {rule.nonces}")
         if task.calibration is None:
-            threshold = threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
+            needed = COUNT in rule.tests
+            threshold = threshold_of(rule.dist_threshold, None, rule.p_mismatch, needed=needed)
         else:
             threshold = CalibrationFile.model_validate_json(task.calibration)
         share = SHARE if rule.share is None else rule.share
@@ -289,7 +293,7 @@ def _judgement(report: VerdictReport, seconds: float) -> JobFinding:
     return JobFinding(
         VerdictOutcome.ABSTAINED if unexplained else VerdictOutcome(outcome.verdict.value),
         seconds,
-        reason=report.what_to_measure if unexplained else decisive.text,
+        reason=WHAT_TO_MEASURE if unexplained else decisive.text,
         test=decisive.test,
         nonces=outcome.nonces_used,
         distance=float(np.median(distances)) if distances else None,

@@ -61,6 +61,10 @@ def kind_of(processor: object) -> str | None:
     return next(found, processor.partition(", ")[2] or processor)
 
 
+def is_url(place: str) -> bool:
+    return place.startswith(("http://", "https://"))
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSource:
     """A file or a node's URL, by the ``name`` that a report has.
@@ -75,7 +79,7 @@ class NodeSource:
 
     @property
     def is_node(self) -> bool:
-        return self.place.startswith(("http://", "https://"))
+        return is_url(self.place)
 
 
 def named(place: str, api_key: str | None = None) -> NodeSource:
