@@ -17,7 +17,7 @@ from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.protocol.verdict.directions import Compared, Footprint, Reach, reach
 from proofserve.protocol.verdict.evidence import log_path, mixed
-from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit
+from proofserve.protocol.verdict.scale import CONVICTING
 from proofserve.verifier.judges import (
     BankRun,
     Chances,
@@ -137,13 +137,13 @@ class DirectionJudge(_ErrorJudge):
 
     def _needed(self, error: ClaimError, planned: Mapping[str, Sequence[int]]) -> list[str]:
         """The suspects to compute for a nonce: the likeliest, and one nonce of unknown reach."""
-        unknown, within = [], []
+        unknown, within, honest = [], [], self._own.honest
         ratio = self._own.ratios([error.nonce], [error.distance])
         for name, of in self._found.items():
             if of.reach is None:
                 if name not in planned:
                     unknown.append(name)
-            elif not of.is_unseen and of.reach.log_ratio(self._honest, ratio)[0] > _IN_REACH:
+            elif not of.is_unseen and of.reach.log_ratio(honest.lengths, ratio)[0] > _IN_REACH:
                 within.append(name)
 
         def unlikely(name: str) -> tuple[float, int]:
@@ -165,45 +165,39 @@ class DirectionJudge(_ErrorJudge):
         for name in self._predicted:
             self._explain(name)
 
-    @property
-    def _honest(self) -> ScaleFit:
-        return self._own.honest.lengths
-
-    @property
-    def _wide(self) -> ScaleFit:
-        return self._honest.wider(CONVICTING)
-
     def _weigh(self) -> None:
         ratios = self._own.ratios(self._judged, self._lengths)
         self._found = {name: self._suspicion(name, ratios) for name in self._predicted}
 
     def _suspicion(self, name: str, ratios: Floats) -> _Suspicion:
         """By all nonces that were judged, with ``ratios`` of errors [n]."""
-        predicted, explained = self._predicted[name], self._explained[self._own.reference]
+        honest, predicted = self._own.honest, self._predicted[name]
+        explained = self._explained[self._own.reference]
         has = np.array([nonce in predicted for nonce in self._judged], dtype=bool)
         nonces = [nonce for nonce in self._judged if nonce in predicted]
         compared = self._own.compared(nonces, predicted)
-        known, seen = self._own.honest.reaches.get(name), compared.predicted
+        known, seen = honest.reaches.get(name), compared.predicted
         if len(seen) > 1 or (seen >= _SEEN_AT_ONCE).any():
             known = reach(seen)
         # Lengths speak for the other nonces, once it is known how far the suspect reaches.
-        logs = np.zeros(len(ratios)) if known is None else known.log_ratio(self._honest, ratios)
-        logs[has] = compared.log_ratio(self._honest)
+        logs = np.zeros(len(ratios)) if known is None else known.log_ratio(honest.lengths, ratios)
+        logs[has] = compared.log_ratio(honest.lengths)
         by_honest = np.array([explained.get(nonce, 0.0) for nonce in nonces])
-        path = log_path(compared.log_factors(self._wide, by_honest))
+        path = log_path(compared.log_factors(honest.lengths.wider(CONVICTING), by_honest))
         return _Suspicion(known, compared, path, -float(mixed(logs, self._chances.share).sum()))
 
     def _explain(self, name: str) -> None:
         """Ask honest kernels about the nonces that speak for a suspect, as long as it convicts."""
         explained = self._explained[self._own.reference]
+        wide = self._own.honest.lengths.wider(CONVICTING)
         while self._convicts(name):
-            for_it = self._found[name].compared.log_factors(self._wide).max(axis=1).tolist()
+            for_it = self._found[name].compared.log_factors(wide).max(axis=1).tolist()
             nonces = [nonce for nonce in self._judged if nonce in self._predicted[name]]
             open_ = {n: log for n, log in zip(nonces, for_it, strict=True) if log > 0.0}
             asked = sorted(open_.keys() - explained, key=open_.__getitem__)[-_ASKED_AT_ONCE:]
             if not asked:
                 return
-            explained |= self._own.explained(asked, self._wide)
+            explained |= self._own.explained(asked, wide)
             self._found[name] = self._suspicion(name, self._own.ratios(self._judged, self._lengths))
 
     def _convicts(self, name: str) -> bool:
@@ -266,8 +260,7 @@ class FootprintJudge(_ErrorJudge):
         shown, every = self._own.cosines(self._judged), self._own.honest.footprints
         pointing = shown[~np.isnan(shown)]
         mean = float(pointing.mean()) if len(pointing) else 0.0
-        # The kernel that keeps as much of our run's footprint as the node does.
-        kernel = min(every, key=lambda name: abs(every[name].mean - mean))
+        kernel = self._own.honest.closest(mean)
         expected, exact = every[kernel].mean, len(shown) - len(pointing)
         figures: dict[str, float | str] = {"log_clearing": self._clearing(every[kernel])}
         figures |= {"mean": mean, "expected": expected, "kernel": kernel, "exact": exact}

@@ -115,6 +115,10 @@ class HonestPopulations:
     def names(self) -> tuple[str, ...]:
         return tuple(member.name for member in self.members)
 
+    def closest(self, mean: float) -> str:
+        """The kernel that keeps as much of our run's footprint as a node with this mean cosine."""
+        return min(self.footprints, key=lambda n: abs(self.footprints[n].mean - mean), default="")
+
     def expecting(self, between_orders: Sequence[float], width: int) -> "HonestPopulations":
         """The same, for a run of the reference in two orders (``emulated_footprint``)."""
         expected = {self.reference: emulated_footprint(width, between_orders)}
@@ -251,8 +255,8 @@ class _Beside:
     """A reference's run in the first order: lengths of its errors, cosines with the node's.
 
     ``figures`` are means of the node's cosines with the run in every order, ``between_orders``
-    cosines of the runs in two; a reference that never led has none. All are by nonce. Errors of the
-    node that are too short have NaN.
+    cosines of the runs in two; a reference that never led has none. All are by nonce, NaN where the
+    node's error is too short.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
@@ -349,17 +353,13 @@ class OwnRun:
         self._beside = {name: of for name, of in self._beside.items() if likeness[name] >= least}
         self._compare_in_every_order()
         self._honest = None
-        self._measured = [
-            self._population(name, of)
-            for name, of in self._trusted.items()
-            if name != self.reference and len(of.lengths) >= LEAST_FIGURES
-        ]
-
-    def _population(self, name: str, of: _Beside) -> Population:
-        """Of a trusted node in the nonces so far, at least as wide as any emulated kernel."""
-        ratios = self.ratios([*of.lengths], [*of.lengths.values()])
-        wide = ratios * max(1.0, WIDEST / float(np.median(ratios)))
-        return Population(name, wide, SizeBets(fitted(wide), wide, CONVICTING))
+        self._measured = measured = list[Population]()
+        for name, of in self._trusted.items():
+            if name != self.reference and len(of.lengths) >= LEAST_FIGURES:
+                ratios = self.ratios([*of.lengths], [*of.lengths.values()])
+                # In the nonces so far, at least as wide as any emulated kernel.
+                wide = ratios * max(1.0, WIDEST / float(np.median(ratios)))
+                measured.append(Population(name, wide, SizeBets(fitted(wide), wide, CONVICTING)))
 
     def _see(self, name: str, of: _Beside, nonces: Sequence[int]) -> None:
         for nonce, ours in self._errors(name, nonces).items():
@@ -427,9 +427,9 @@ class OwnRun:
         return Compared(ratios, predicted, cosines)
 
     def explained(self, nonces: Sequence[int], fit: ScaleFit) -> Mapping[int, float]:
-        """As ``explained`` of honest runs: of the references, and without a calibration of all.
+        """What references (or, uncalibrated, all kernels) and trusted nodes explain, by nonce.
 
-        And of trusted nodes. Raises EngineFault.
+        Raises EngineFault.
         """
         known = self._bank.references if self.honest.members else self._bank.kernels
         names = sorted({*known, *self._trusted, self.reference})

@@ -18,8 +18,6 @@ from proofserve.protocol.verdict.scale import CONVICTING
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.populations import LEAST_RATIO, LEAST_REACH, HonestPopulations, RunFigures
 
-# Tests that can convict share alpha: sizes and directions.
-CONVICTING_TESTS = 2
 # Nonces that are simulated in one go; fewer at first, since most frauds are convicted early.
 FIRST_STEP, STEP = 8, 64
 # Runs that are followed together: their sums stay in a processor's cache.
@@ -179,7 +177,7 @@ def simulated(
         cleared_at=np.where(cleared < refuted, cleared, drawn.never),
         refuted=refuted <= drawn.most,
         by_test=by_test,
-        closest=tests.closest,
+        closest=honest.closest(float(node.footprints.mean())),
     )
 
 
@@ -201,13 +199,8 @@ class _Tests:
     @property
     def limit(self) -> float:
         """The logarithm of the evidence with which one test convicts."""
-        return math.log((CONVICTING_TESTS if self.honest.members else 1) / self.chances.alpha)
-
-    @property
-    def closest(self) -> str:
-        """The kernel that keeps as much of our run's footprint as the node does."""
-        mean, every = float(self.node.footprints.mean()), self.honest.footprints
-        return min(every, key=lambda name: abs(every[name].mean - mean), default="")
+        # Tests that can convict share alpha: sizes and directions.
+        return math.log((2 if self.honest.members else 1) / self.chances.alpha)
 
     def paired(self, drawn: Draws) -> Counts:
         """When the errors are too long for each of the populations, whose nearest comes first."""
