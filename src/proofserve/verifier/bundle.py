@@ -36,7 +36,6 @@ from proofserve.verifier.nodes.sources import NONCES, KnownNode, NodeSource, Wit
 from proofserve.verifier.orders import WorkOptions, order_of
 from proofserve.wire.signed import SignedAnswer
 
-FORMAT: Final = "proofserve-bundle"
 # vLLM's own list of models, which no node signs: the first name is that of an order.
 _UNSIGNED: Final = "/v1/models"
 # What a bundle says of ``JudgingOptions`` as it is.
@@ -251,13 +250,15 @@ def write_bundle(
     try:
         public_key, every = heard.public_key(), heard.transcript
         answers = [each.model_dump() for each in records_of(every)]
-        witnesses = [each.model_dump() for each in _witnesses(nodes)]
+        said = ((nodes.references, False), (nodes.suspects, True)) if nodes else ()
+        known = (BundledWitness.of(each, cheats) for several, cheats in said for each in several)
+        witnesses = [each.model_dump() for each in known]
     except UnsignedError as error:
         return str(error)
     options, (calibration, suspects) = report.options, judged_with
     threshold = options.threshold if isinstance(options.threshold, GivenThreshold) else None
     fields = {
-        "format": FORMAT,
+        "format": "proofserve-bundle",
         "version": 1,
         "made_ms": int(time.time() * 1000),
         "made_on": machine(),
@@ -281,17 +282,9 @@ def write_bundle(
     }
     # As it will be read.
     fields = json.loads(json.dumps(fields, default=str))
-    write_json(
-        file, {**fields, "digests": {name: _digest(value) for name, value in fields.items()}}
-    )
+    digests = {name: _digest(value) for name, value in fields.items()}
+    write_json(file, {**fields, "digests": digests})
     return ""
-
-
-def _witnesses(nodes: TrustedNodes | None) -> list[BundledWitness]:
-    """Raises UnsignedError as ``BundledWitness.of``."""
-    said = [(each, False) for each in nodes.references] if nodes else []
-    said += [(each, True) for each in nodes.suspects] if nodes else []
-    return [BundledWitness.of(*each) for each in said]
 
 
 def records_of(heard: Transcript) -> list[AnswerRecord]:

@@ -201,10 +201,7 @@ def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
 
 
 def from_answer(content: bytes, source: str) -> ClaimedArtifacts:
-    """The artifacts in an answer of ``/generate``.
-
-    Raises ReportedError naming what is wrong with it.
-    """
+    """Those in an answer of ``/generate``. Raises ReportedError naming what is wrong with it."""
     return _claimed(parsed(content, _Document, source))
 
 
@@ -256,10 +253,7 @@ def from_receiver(path: Path, wanted: Selection) -> ClaimedArtifacts:
 def only_source(
     path: Path, counts: Mapping[tuple[str, str], int], wanted: Selection
 ) -> tuple[str, str]:
-    """The wanted one.
-
-    Raises ReportedError, which lists what ``path`` has, if none or several are.
-    """
+    """The wanted one. Raises ReportedError, which lists all of ``path``, if none or several are."""
     fitting = [source for source in counts if wanted.fits(*source)]
     if len(fitting) == 1:
         return fitting[0]

@@ -163,13 +163,6 @@ class CostPlan:
         return 2.0 * nonces * self.sequences * self.seq_len * of_token
 
     @property
-    def rounded_weights(self) -> int:
-        """The numbers that are rounded: of each suspect in each pass all."""
-        others = {None, FP8_CACHE, *(self.others or {})}
-        suspects = sum(run.weights not in others for run, _ in self.every_run)
-        return suspects * sum(each.weights for each in self.layers)
-
-    @property
     def layer_memory(self) -> int:
         """Bytes of the largest layer in float32, and of a changed copy of it or what fills it."""
         whole = max(each.weights for each in self.layers)
@@ -190,11 +183,15 @@ class CostPlan:
         """Of each kind of work. ``cached``: the system keeps what was read once."""
         emulated = sum(nonces for run, nonces in self.every_run if run.kernels is not None)
         exact = sum(self.runs.values()) - emulated
-        filled = sum(each.weights for each in self.layers) * len(self.passes)
+        weights = sum(each.weights for each in self.layers)
+        filled = weights * len(self.passes)
+        # Of each suspect in each pass all numbers are rounded.
+        others = {None, FP8_CACHE, *(self.others or {})}
+        rounded = weights * sum(run.weights not in others for run, _ in self.every_run)
         return {
             "products": self.operations(exact) / rates.products
             + self.operations(emulated) / rates.emulated,
-            "rounding suspects": self.rounded_weights / rates.rounded,
+            "rounding suspects": rounded / rates.rounded,
             "reading": self.read_bytes(cached=cached) / rates.read
             + (0.0 if self.kept else filled / rates.filled),
         }

@@ -38,8 +38,6 @@ command(app, "noise")(noise)
 
 # Of ``chat``: chats with each server, and tokens of each answer.
 CHATS, TOKENS = 130, 128
-# No proof runs beside them.
-CHAT_FORWARD_BATCH = 8
 
 FORWARD_BATCH = 96
 # Also a multiple of a node's default of 32 nonces per forward.
@@ -130,8 +128,8 @@ def _answers(
     Raises ReportedError for an answer without a receipt.
     """
     if url is None:
-        batch = CHAT_FORWARD_BATCH
-        ours = servers.ServerOptions(deployed.folder, deployed.name, batch, receipts=True)
+        # No proof runs beside the chats.
+        ours = servers.ServerOptions(deployed.folder, deployed.name, 8, receipts=True)
         running, key = servers.serving(ours, session), None
     else:
         running, key = servers.existing_server(url, given.api_key, session), given.api_key

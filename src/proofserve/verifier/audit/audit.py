@@ -326,12 +326,8 @@ def _prices(
         drawn = draws(len(node), options.runs, nonces, met)
         return simulated(node, null, chances, drawn).cleared / options.runs
 
-    progress.step("the price of a cleared lie", len(SAMPLES))
-    found = []
-    for nonces in SAMPLES:
-        found.append(dearest(tried, nonces, clearing))
-        progress.advance()
-    return tuple(found)
+    sizes = progress.over("the price of a cleared lie", SAMPLES)
+    return tuple(dearest(tried, nonces, clearing) for nonces in sizes)
 
 
 def _null(
@@ -361,13 +357,10 @@ def _all_of(prover: AuditedProver, nonces: Sequence[int], progress: Progress) ->
 def _predictions(
     deployment: CheckpointDeployment, nonces: Sequence[int], progress: Progress
 ) -> dict[str, Errors]:
-    names = deployment.names
-    progress.step(f"{len(names)} suspects on {len(nonces)} nonces", len(names))
-    found = {}
-    for name in names:
+    found, names = {}, deployment.names
+    for name in progress.over(f"{len(names)} suspects on {len(nonces)} nonces", names):
         predicted = deployment.predictions(name, nonces)
         found[name] = np.array([predicted[nonce] for nonce in nonces])
-        progress.advance()
     return found
 
 
@@ -381,17 +374,15 @@ def _results(
     """Verifications of provers by the populations ``null``."""
     rule, runs = options.rule, options.runs
     chances = Chances(rule.alpha, 1.0 - rule.power).of_vectors(beside.width)
-    progress.step("simulating verifications", len(seen))
     results = []
-    for each in seen:
+    for each in progress.over("simulating verifications", seen):
         node = beside.of_node(each.errors, null)
         drawn = draws(len(node), runs, rule.max_nonces, each.chances)
         endings = simulated(node, null, chances, drawn)
-        progress.advance()
         would_convict = endings.nonces_to(endings.convicted_at, rule.power) is not None
         is_cleared = endings.cleared > CLEARED_AT_MOST * runs
         ended = endings.convicted + endings.unexplained
-        is_mixture = each.chances is not None
+        of_suspects = [of.cosines for of in node.suspects.values()]
         result = ProverResult(
             measurement=each,
             # Judged by the lower end of the interval: the true rate is rarely below it.
@@ -399,9 +390,7 @@ def _results(
             endings=endings,
             caught=would_convict and not is_cleared,
             noticed=ended >= (1.0 - CLEARED_AT_MOST) * runs,
-            cosines=None
-            if is_mixture
-            else np.stack([of.cosines for of in node.suspects.values()], axis=1),
+            cosines=None if each.chances is not None else np.stack(of_suspects, axis=1),
         )
         results.append(result)
     return tuple(results)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -116,16 +116,6 @@ def read_of(line: Line) -> tuple[ReadAnswer, dict[str, SuspectReading]]:
     return read, by
 
 
-def reads_in(lines: Sequence[Line]) -> Iterator[tuple[ReadAnswer, dict[str, SuspectReading]]]:
-    """Raises ReportedError for a line that is none."""
-    for line in lines:
-        for each in line.get("answers", ()):
-            try:
-                yield read_of(each)
-            except (LookupError, TypeError, ValueError) as error:
-                raise ReportedError(f"--evidence: a line is damaged: {error!r}") from error
-
-
 Judge = Callable[[Sequence[Conversation], Chances], ChatVerification]
 
 
@@ -184,9 +174,13 @@ class Watch:
 
     def _go_on(self, file: EvidenceFile) -> None:
         """A window that did not end has had its chance to convict: a new one begins."""
-        for read, by in reads_in(file.lines):
-            self._writers.restore(read, by)
         for line in file.lines:
+            for each in line.get("answers", ()):
+                try:
+                    read, by = read_of(each)
+                except (LookupError, TypeError, ValueError) as error:
+                    raise ReportedError(f"--evidence: a line is damaged: {error!r}") from error
+                self._writers.restore(read, by)
             self.window, self.convicted = line["window"] + 1, line["convicted"]
             self._known |= {*line.get("keys", ())}
             if totals := line.get("totals"):

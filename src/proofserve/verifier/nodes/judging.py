@@ -54,9 +54,6 @@ from proofserve.verifier.nodes.sources import (
 from proofserve.verifier.verification import ExactJudge, Truth, claims_of_vectors, settled, verify
 
 Floats = NDArray[np.float64]
-NEARNESS: Final = "nearness"
-SUSPECTS: Final = "suspects"
-REFERENCE: Final = "reference"
 _ONE_KIND: Final = "the references name no two kinds of card"
 # Nonces by which the checkpoint judges a reference: weights that are rounded in three tenths of
 # them are convicted after 17 to 27, honest nodes whose kernel is emulated cleared after 23 to 35.
@@ -164,15 +161,14 @@ class NearnessJudge(Judge[ClaimError]):
     one: what is near to that may be a fraud.
     """
 
-    name = NEARNESS
+    name = "nearness"
 
     def __init__(self, rows: _Rows, chances: Chances) -> None:
         self._rows = rows
         self._chances = chances
-        self._references = rows.references
-        of = rows.references
+        self._references = of = rows.references
         self._bets = FarnessBets(of.apart, of.honest_beyond) if of.are_enough else None
-        self._odd = rows.references.odd()
+        self._odd = of.odd()
         self._vectors: dict[int, Floats] = {}
         # Infinite without a vector.
         self._farness: list[float] = []
@@ -239,7 +235,7 @@ class NearnessJudge(Judge[ClaimError]):
 class SuspectsJudge(Judge[ClaimError]):
     """Whether a node's errors lean towards those of a node that cheats on purpose."""
 
-    name = SUSPECTS
+    name = "suspects"
 
     def __init__(self, rows: _Rows, chances: Chances) -> None:
         self._rows = rows
@@ -408,4 +404,4 @@ def _vetted(
     tests = "; ".join(f"{each.test}: {each.text}" for each in outcome.opinions)
     text = f"{node.title} {says}: errors {far:.2g} times ours; {tests}"
     figures: Figures = {"name": node.name, "left_out": is_left_out, "times_ours": far}
-    return Opinion(REFERENCE, outcome.verdict, outcome.nonces_used, text, figures)
+    return Opinion("reference", outcome.verdict, outcome.nonces_used, text, figures)
