@@ -1,18 +1,15 @@
 """Writes the small checkpoints that later steps load, so that no step's time pays for them."""
 
-import argparse
 import time
-from pathlib import Path
 
-from gpu.report import write_record
+from gpu.report import step_parser, write_record
 from proofserve.cli.model import checkpoint_named
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = step_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("sizes", nargs="+")
-    parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     seconds = {}
     for size in dict.fromkeys(options.sizes):

@@ -4,19 +4,17 @@ The forward is that of the reference engine. The device is waited for at each bo
 three shares add up to 1 and what runs at the same time is not counted twice.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gpu.report import write_record
+from gpu.report import step_parser, write_record
 from proofserve.cli.model import checkpoint_named
 from proofserve.engines.reference.engine import Run, proof_values
 from proofserve.engines.reference.network import Network, load
@@ -136,7 +134,7 @@ def figures_of(readings: Sequence[dict[str, Any]]) -> tuple[dict[str, float | No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = step_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--size", default="0.6b")
     parser.add_argument("--device", default="cuda")
@@ -144,7 +142,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="sequences in a forward")
     parser.add_argument("--seq-len", type=int, action="append", required=True)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     found = checkpoint_named(options.model, options.size)
     network = load(found.folder, options.dtype, options.device)

@@ -3,16 +3,14 @@
 The step sets GOLDEN_DEVICE, which the tests read; ``--device`` names it in the record.
 """
 
-import argparse
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpu.report import write_record
+from gpu.report import step_parser, write_record
 from measuring.files import ROOT
 from proofserve.protocol.device import kernels_for
 
@@ -40,9 +38,8 @@ class Counted:
 
 def main() -> int:
     """0 if every case was replayed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = step_parser(__doc__)
     parser.add_argument("--device", required=True)
-    parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     counted = Counted()
     # The other tests' settings need packages that a host may lack.

@@ -1,13 +1,12 @@
 """Looks at this host and writes what it found: a step of its own, since torch may not load."""
 
-import argparse
 import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from gpu.report import step_parser
 from measuring.files import ROOT
 from proofserve_lab.facts import Card, HostFacts, TorchFacts, host_facts, required_packages
 
@@ -34,9 +33,7 @@ def facts_from(record: Mapping[str, Any]) -> HostFacts:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_args()
+    options = step_parser(__doc__).parse_args()
     record = asdict(host_facts(required()))
     options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record))

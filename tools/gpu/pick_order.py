@@ -6,18 +6,16 @@ compared with what the device does. If they differ, the rule that every row foll
 rows are recorded from which anyone can derive another.
 """
 
-import argparse
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpu.report import write_record
+from gpu.report import step_parser, write_record
 from proofserve.protocol.draws import hash_keys, seed_bits
 from proofserve.protocol.identity import Challenge, seed
 from proofserve.protocol.network_schemes import pick, pick_by_score
@@ -135,10 +133,9 @@ def measure(device: torch.device, rows: int) -> Comparison:
 
 def main() -> int:
     """0 if every row has the order that ``artifact-v1`` defines, 1 if not."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = step_parser(__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     found = measure(torch.device(options.device), options.rows)
     differing = found.rows - found.follow[OURS]

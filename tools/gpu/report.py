@@ -3,6 +3,7 @@
 The main figures of each step are shown beside its name; on known cards there are aims.
 """
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -89,6 +90,13 @@ def read(file: Path) -> RunReport:
     if (kind, version) != (FORMAT, VERSION):
         raise ValueError(f"{file} is no report of make gpu: {kind!r}, version {version!r}")
     return found
+
+
+def step_parser(about: str | None) -> argparse.ArgumentParser:
+    """The options of a step, to which it adds its own: where its record goes."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--json", type=Path, required=True)
+    return parser
 
 
 def write_record(

@@ -106,17 +106,12 @@ def _no_server(step: Step, run: RunOptions, host: HostFacts) -> str | None:
         return "vLLM is not installed"
     if run.device == "cuda" and host.vllm_for_cpu:
         return f"vLLM {host.vllm} is a build for processors"
-    if step.env == SECOND_RUNNER and (why := _no_second_runner(run, host.vllm)) is not None:
-        return why
+    if step.env == SECOND_RUNNER:
+        if run.device == "cpu":
+            return "the second model runner needs Triton, which has no compiler for processors"
+        row = vetting_of(host.vllm)
+        if row is not None and "V2" not in row.runners:
+            return f"proofs were not vetted on the second model runner of vLLM {row.minor}"
     if not host.plugin:
         return "vLLM would not load proofserve: it is not installed as a package"
-    return None
-
-
-def _no_second_runner(run: RunOptions, vllm: str) -> str | None:
-    if run.device == "cpu":
-        return "the second model runner needs Triton, which has no compiler for processors"
-    row = vetting_of(vllm)
-    if row is not None and "V2" not in row.runners:
-        return f"proofs were not vetted on the second model runner of vLLM {row.minor}"
     return None

@@ -3,7 +3,6 @@
 Where wheels were carried to a host and unpacked there, a file may be cut off or a package missing.
 """
 
-import argparse
 import csv
 import importlib
 import importlib.util
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from gpu.report import write_record
+from gpu.report import step_parser, write_record
 from proofserve.host import vllm_version
 from proofserve.wiring.launch import vllm_server
 
@@ -48,9 +47,7 @@ def problem(folder: Path, modules: Sequence[str]) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_args()
+    options = step_parser(__doc__).parse_args()
     began = time.monotonic()
     found = importlib.util.find_spec("vllm")
     if found is None or not found.submodule_search_locations:
