@@ -115,19 +115,19 @@ def test_results_are_read_as_written(tmp_path: Path) -> None:
 
 def test_a_column_passes_by_its_steps_and_its_distance() -> None:
     limits, reference = honest_noise(), result()
-    assert passed(COLUMN, result(), reference, limits)
-    assert passed(COLUMN, result(shift=min(limits.values()) / 2), reference, limits)
+    assert passed(COLUMN, result(), reference)
+    assert passed(COLUMN, result(shift=min(limits.values()) / 2), reference)
     for model, limit in limits.items():
         far = dict(reference.measured) | {model: measured(limit * 2)}
-        assert not passed(COLUMN, replace(reference, measured=far), reference, limits)
-    assert not passed(COLUMN, result(passed=False), reference, limits)
-    assert not passed(COLUMN, result(), None, limits)
-    assert not passed(COLUMN, ColumnResult("0.33", "V1", steps=result().steps), reference, limits)
-    assert not passed(COLUMN, ColumnResult("0.33", "V2", skipped="why"), reference, limits)
+        assert not passed(COLUMN, replace(reference, measured=far), reference)
+    assert not passed(COLUMN, result(passed=False), reference)
+    assert not passed(COLUMN, result(), None)
+    assert not passed(COLUMN, ColumnResult("0.33", "V1", steps=result().steps), reference)
+    assert not passed(COLUMN, ColumnResult("0.33", "V2", skipped="why"), reference)
     # A version that refuses the mixture is not asked for it.
     dense = replace(reference, measured={"trained": measured()})
-    assert passed(Column("0.29", "V1"), dense, reference, limits)
-    assert not passed(COLUMN, dense, reference, limits)
+    assert passed(Column("0.29", "V1"), dense, reference)
+    assert not passed(COLUMN, dense, reference)
 
 
 def test_the_page() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from families.verdicts import receipts_hold
+from families.trial import receipts_hold
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import open_session

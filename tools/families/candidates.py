@@ -54,10 +54,6 @@ class Candidate:
     by_block: str = ""
     refused: str = ""
 
-    @property
-    def cheats_options(self) -> tuple[str, ...]:
-        return KV_FP8 if self.cheat == FP8_CACHE else self.vllm_options
-
     def honest(self, folder: Path) -> Checkpoint:
         """The published checkpoint; a form of it is written below ``folder``."""
         plain = checkpoint_named(self.arch, "tiny")

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from families.candidates import FAMILIES, FORMATS, Candidate
+from families.candidates import CANDIDATES, FAMILIES, FORMATS, Candidate
 from families.results import Judged, Row
-from families.trial import ONE, ROUNDED, SEQ_LEN, TWO
-from families.verdicts import BANK, CALIBRATED, JUDGED
+from families.trial import BANK, CALIBRATED, JUDGED, ONE, ROUNDED, SEQ_LEN, TWO
 from measuring.results import table
 from proofserve.engines.reference.suspects import FP8_CACHE
 from proofserve.protocol.verdict.counting import SequentialResult
@@ -31,8 +30,9 @@ def page(found: Mapping[str, Row]) -> str:
     """The text of the page; ``found`` holds rows by the names of their candidates."""
     families = [_family(each, found.get(name)) for name, each in FAMILIES.items()]
     formats = [_format(each, found.get(name)) for name, each in FORMATS.items()]
-    every = {**FAMILIES, **FORMATS}
-    reasons = [f"- {n}: {text}." for n, each in every.items() if (text := _reason(each, found))]
+    reasons = [
+        f"- {n}: {text}." for n, each in CANDIDATES.items() if (text := _reason(each, found))
+    ]
     versions = sorted({row.vllm for row in found.values() if row.vllm})
     return TEXT.read_text().format(
         families=table(FAMILY_HEAD, families),

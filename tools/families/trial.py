@@ -1,4 +1,7 @@
-"""What a candidate goes through: servers, one after the other, and what clients see of each."""
+"""What a candidate goes through: servers, one after the other, and what clients see of each.
+
+Its proofs are judged as ``verify`` judges, with a calibration of emulated kernels.
+"""
 
 import shutil
 import tempfile
@@ -10,21 +13,31 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from families.candidates import FAMILIES, FOLDER, Candidate
-from families.results import Row, Winners
-from families.verdicts import CALIBRATED, FORWARD_BATCH, JUDGED, Validator, receipts_hold
+import numpy as np
+
+from families.candidates import FAMILIES, FOLDER, KV_FP8, Candidate
+from families.results import Judged, Row, Winners
+from measuring.nodes import about_calibration
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
+from proofserve.engines.reference.suspects import FP8_CACHE
+from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.remote.node_client import NodeClient
 from proofserve.remote.records import DistanceWork, Work, vectors_of
-from proofserve.reports import NodeError
+from proofserve.reports import NodeError, Progress
 from proofserve.verifier.calibration_file import KernelFacts
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
-from proofserve.verifier.claims import kernel_facts
-from proofserve.verifier.judges import Vectors
+from proofserve.verifier.chat.statements import NodeFacts
+from proofserve.verifier.chat.verification import ChatChecker
+from proofserve.verifier.claims import ClaimedArtifacts, kernel_facts
+from proofserve.verifier.judges import OWN, Chances, Vectors
+from proofserve.verifier.judging import JudgingOptions, judged
+from proofserve.verifier.noise import MeasuringPlan, checked, honest_runs, measured_calibration
 from proofserve.verifier.orders import workload_of
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from proofserve_lab.chats import ask_all, chat
 from proofserve_lab.check import checks
 from proofserve_lab.check.checks import Check
@@ -49,6 +62,13 @@ ANSWERS, ANSWER_TOKENS, SEED = 24, 64, 1
 ONE, TWO = "1 rank", "2 ranks"
 # An honest node that rounds activations as declared, where vLLM has no kernels for it here.
 ROUNDED: Final = "transformers"
+FORWARD_BATCH: Final = 8
+# Nonces that nodes prove, and those of the calibration, on some of which suspects are measured.
+JUDGED: Final = range(48)
+CALIBRATED: Final = tuple(range(48, 112))
+BANK: Final = 32
+# Of each kernel that the calibration is tried without.
+LEFT_OUT: Final = 1000
 
 
 @dataclass(slots=True)
@@ -168,9 +188,12 @@ def tried(candidate: Candidate, session: CommandSession) -> Row:
                 trial.claims[ROUNDED] = other.claims(workload_of(trial.work), JUDGED, FORWARD_BATCH)
         is_family = candidate.name in FAMILIES
         _other_nodes(trial, candidate.cheating(trial.published, folder), is_family)
-        judges = _first_node(trial, is_family)
-        if judges:
-            _again(trial, judges)
+        if judges := _first_node(trial, is_family):
+            # A second start of the server judges what the first one proved.
+            options = candidate.vllm_options
+            with trial.step("e2e") as report, trial.serving(trial.served, options) as node:
+                for judge in judges:
+                    judge(node, "after a restart", report)
         _verdicts(trial)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -193,10 +216,10 @@ def _refused(trial: Trial) -> None:
 
 
 def _other_nodes(trial: Trial, cheat: Path, is_family: bool) -> None:
-    candidate = trial.candidate
-    with trial.step(candidate.cheat), trial.serving(cheat, candidate.cheats_options) as node:
+    candidate, options = trial.candidate, trial.candidate.vllm_options
+    of_cheat = KV_FP8 if candidate.cheat == FP8_CACHE else options
+    with trial.step(candidate.cheat), trial.serving(cheat, of_cheat) as node:
         trial.prove(candidate.cheat, node)
-    options = candidate.vllm_options
     if candidate.measured:
         with trial.step("measured"), trial.serving(trial.served, options) as node:
             facts = KernelFacts.model_validate(kernel_facts("a node", node.kernels()))
@@ -235,14 +258,6 @@ def _first_node(trial: Trial, is_family: bool) -> list[Judging]:
     return judges
 
 
-def _again(trial: Trial, judges: Sequence[Judging]) -> None:
-    """A second start of the server judges what the first one proved."""
-    options = trial.candidate.vllm_options
-    with trial.step("e2e") as report, trial.serving(trial.served, options) as node:
-        for judge in judges:
-            judge(node, "after a restart", report)
-
-
 def _verdicts(trial: Trial) -> None:
     candidate, row = trial.candidate, trial.row
     if not trial.claims:
@@ -257,3 +272,63 @@ def _verdicts(trial: Trial) -> None:
     if trial.chats:
         with trial.step("receipts") as report, trial.session.interrupts.allowed():
             report(receipts_hold(trial.published.folder, trial.chats, trial.session.line))
+
+
+class Validator:
+    """Judges nodes of one checkpoint. Making it measures the calibration (minutes).
+
+    ``measured`` has what honest servers sent for ``CALIBRATED``.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        folder: Path,
+        work: Work,
+        measured: Sequence[tuple[KernelFacts, Vectors]],
+        progress: Progress,
+    ) -> None:
+        load = workload_of(work)
+        self._work, self._progress = work, progress
+        setup = ValidatorSetup(folder, kv_dtype=candidate.kv_dtype)
+        self._validator = made = CheckpointValidator(setup, proofs_of(load, FORWARD_BATCH))
+        self._truth = made.as_truth(load.scheme.width, FORWARD_BATCH)
+        plan = MeasuringPlan(CALIBRATED, len(CALIBRATED), BANK)
+        runs = honest_runs(measured, made.truth(CALIBRATED))
+        said = about_calibration(work.model, load, candidate.kv_dtype)
+        known = checked(measured_calibration(made, runs, plan, said, progress), progress, LEFT_OUT)
+        self._options = JudgingOptions(threshold=known)
+
+    def judged(self, name: str, claims: Sequence[Claim], ran_on: Mapping[str, object]) -> Judged:
+        """The verdict about what a node proved, and says it ran on, as ``verify`` reaches it."""
+        work, nonces = self._work, tuple(JUDGED)
+        claimed = ClaimedArtifacts(
+            *(work.block_hash, work.public_key, nonces, tuple(claims)),
+            scheme=work.scheme,
+            ran_on=ran_on,
+        )
+        report = judged(claimed, self._truth, self._options, fresh_seed(), None, self._progress)
+        found, own = vectors_of(claims, work.width), self._validator.errors(OWN, nonces)
+        truth = self._validator.truth(nonces)
+        errors = np.array([np.linalg.norm(found[n] - truth[n]) for n in nonces])
+        usual = np.array([np.linalg.norm(own[n]) for n in nonces])
+        return Judged(
+            node=name,
+            verdict=str(report.outcome.verdict),
+            nonces=report.outcome.nonces_used,
+            size=float(np.median(errors / usual)),
+            error=float(np.median(errors)),
+            most=float(errors.max()),
+            closest=report.closest,
+        )
+
+
+def receipts_hold(model: Path, chats: Sequence[Conversation], progress: Progress) -> Check:
+    """The verdict of `verify-chat` without a calibration."""
+    checker = ChatChecker(ValidatorSetup(model), None, fresh_seed())
+    known, chances = NodeFacts(checker.weights_digest), Chances()
+    found = checker.outcome(chats, known, chances, progress)
+    said = [f"{each.check}: {each.text}" for each in found.failures]
+    said += [f"{each.test} {each.result}: {each.text}" for each in found.opinions]
+    passed = found.verdict is SequentialResult.HONEST and not found.gaps
+    return Check("receipts", passed, f"{found.verdict}; {'; '.join(said)}")

@@ -96,7 +96,10 @@ def _install_sources(folder: Path, lock: Path, version: str) -> None:
         shutil.move(sources, folder / "vllm")
     # Packages that this version needs and .venv lacks.
     _pip("install", "--target", str(folder), *LOCKED, str(LOCKS / f"{folder.name}-wheels.lock"))
-    for library in _vllm_in_venv().glob("*.abi3.so"):
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        raise InstallationFailed("the environment of `make setup` has no vLLM")
+    for library in Path(found.origin).parent.glob("*.abi3.so"):
         (folder / "vllm" / library.name).symlink_to(library)
     parts = tuple(int(part) for part in version.split("."))
     text = VERSION.format(version=version, parts=parts)
@@ -104,13 +107,6 @@ def _install_sources(folder: Path, lock: Path, version: str) -> None:
     info = folder / f"vllm-{version}+cpu.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA.format(version=version))
-
-
-def _vllm_in_venv() -> Path:
-    found = importlib.util.find_spec("vllm")
-    if found is None or found.origin is None:
-        raise InstallationFailed("the environment of `make setup` has no vLLM")
-    return Path(found.origin).parent
 
 
 def _pip(*arguments: str, **variables: str) -> None:

@@ -1,6 +1,7 @@
 """``docs/versions.md``: the results of all columns as a table, and how to read it."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from matrix.columns import Column
@@ -19,8 +20,8 @@ TEXT = Path(__file__).with_suffix(".txt")
 
 def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult]) -> str:
     """The text of the page; ``found`` holds results by the names of their columns."""
-    limits, reference = honest_noise(), found.get(REFERENCE)
-    rows = [_row(column, found.get(column.name), reference, limits) for column in wanted]
+    reference = found.get(REFERENCE)
+    rows = [_row(column, found.get(column.name), reference) for column in wanted]
     head = ["vLLM", "runner", "passed", *STEPS, *SCHEMES, "seconds", "nonces/s"]
     skipped = [f"{c.name}: skipped, {c.skipped}." for c in wanted if c.skipped]
     return TEXT.read_text().format(
@@ -31,7 +32,7 @@ def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult]) -> str:
         nonces=NONCES,
         reference=REFERENCE.replace("-", " on "),
         schemes=" and ".join(f"{model} by {scheme}" for model, scheme in SCHEMES.items()),
-        limits=" and ".join(f"{limit:.4f}" for limit in limits.values()),
+        limits=" and ".join(f"{limit:.4f}" for limit in honest_noise().values()),
         vetted=", ".join(v.minor for v in VETTED),
         others="".join(
             f"; {v.minor}: {rest.lstrip(',; ')}"
@@ -51,6 +52,7 @@ def _machines(found: Sequence[ColumnResult]) -> str:
     return "; ".join(f"{', '.join(columns)} on {machine}" for machine, columns in names.items())
 
 
+@cache
 def honest_noise() -> dict[str, float]:
     """The largest error of vLLM on a processor, of the kernel that errs least so (L2), by model."""
     found = {}
@@ -64,13 +66,8 @@ def honest_noise() -> dict[str, float]:
     return found
 
 
-def passed(
-    column: Column,
-    result: ColumnResult,
-    reference: ColumnResult | None,
-    limits: Mapping[str, float],
-) -> bool:
-    far = _distances(result, reference)
+def passed(column: Column, result: ColumnResult, reference: ColumnResult | None) -> bool:
+    far, limits = _distances(result, reference), honest_noise()
     near = set(far) == set(column.models) and all(far[model] <= limits[model] for model in far)
     return bool(result.steps) and near and all(step.passed for step in result.steps)
 
@@ -85,12 +82,7 @@ def _distances(result: ColumnResult, reference: ColumnResult | None) -> dict[str
     }
 
 
-def _row(
-    column: Column,
-    result: ColumnResult | None,
-    reference: ColumnResult | None,
-    limits: Mapping[str, float],
-) -> list[str]:
+def _row(column: Column, result: ColumnResult | None, reference: ColumnResult | None) -> list[str]:
     if result is None or column.skipped:
         word = "skipped" if column.skipped else "not run"
         return [column.minor, column.runner, word, *[""] * (len(STEPS) + len(SCHEMES) + 2)]
@@ -102,7 +94,7 @@ def _row(
     return [
         made.vllm if made else column.minor,
         column.runner,
-        "**yes**" if passed(column, result, reference, limits) else "**no**",
+        "**yes**" if passed(column, result, reference) else "**no**",
         *verdicts,
         *(_distance(far.get(model), model in column.models) for model in SCHEMES),
         f"{result.seconds:.0f}",
