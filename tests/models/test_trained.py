@@ -18,7 +18,7 @@ from proofserve.protocol import default_k_dim
 from proofserve.protocol.receipts.record import SCHEME as RECEIPT
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.verifier.judges import OWN
-from training.texts import written_chats
+from training.data import written_chats
 
 # Bytes of the weights, and of all files in the package.
 BUDGETS: Final = {DENSE: (7e6, 9e6), MIXTURE: (12e6, 14e6)}

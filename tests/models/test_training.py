@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from proofserve.models.architectures import build_tokenizer
 from proofserve.models.trained import MIXTURE
 from training import data, train
-from training import texts as reading
 from training.recipes import RECIPES
 
 LINE = "A nonce is a number. A proof is a small vector. "
@@ -22,12 +21,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def docstrings() -> list[reading.Docstring]:
-    return reading.docstrings()
+def docstrings() -> list[data.Docstring]:
+    return data.docstrings()
 
 
 def test_docstrings_have_the_name_by_which_a_program_reaches_them(
-    docstrings: list[reading.Docstring],
+    docstrings: list[data.Docstring],
 ) -> None:
     by_name = {entry.name: entry.text for entry in docstrings}
     assert by_name["textwrap.TextWrapper.wrap"].startswith("wrap(text : string)")
@@ -36,14 +35,14 @@ def test_docstrings_have_the_name_by_which_a_program_reaches_them(
 
 
 def test_a_chat_asks_for_a_public_name_and_answers_with_a_sentence(
-    docstrings: list[reading.Docstring],
+    docstrings: list[data.Docstring],
 ) -> None:
-    made = reading.chats(docstrings, Random(0))
+    made = data.chats(docstrings, Random(0))
     assert len(made) > 2000
     assert all(chat.answer[-1] in ".!?:" for chat in made)
     assert not any("._" in chat.question for chat in made)
-    written = reading.written_chats()
-    assert all(made.count(chat) == reading.WRITTEN_COPIES for chat in written)
+    written = data.written_chats()
+    assert all(made.count(chat) == data.WRITTEN_COPIES for chat in written)
 
 
 @pytest.fixture
@@ -52,12 +51,12 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_ways_to_ask_have_one_answer() -> None:
-    answers = {chat.question: chat.answer for chat in reading.written_chats()}
+    answers = {chat.question: chat.answer for chat in data.written_chats()}
     assert answers["What is a nonce?"] == answers["Explain what a nonce is."]
-    assert len(answers) == len(reading.written_chats())
+    assert len(answers) == len(data.written_chats())
 
 
-def test_no_text_that_is_held_out_is_trained_on(docstrings: list[reading.Docstring]) -> None:
+def test_no_text_that_is_held_out_is_trained_on(docstrings: list[data.Docstring]) -> None:
     trained, held_out = data.divided(docstrings, Random(0))
     assert len(held_out) > 50
     assert not {entry.text for entry in trained} & {entry.text for entry in held_out}
