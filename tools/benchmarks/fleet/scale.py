@@ -97,7 +97,8 @@ class _Run:
                 await self._call("GET", path)
                 self.samples.seconds[name].append(time.perf_counter() - asked)
             text = (await self.http.get(f"{self.fleet.url}{FLEET}/metrics")).text
-            self.samples.seconds["pass"].append(_value(text, _RECONCILING))
+            line = next(each for each in text.splitlines() if each.startswith(_RECONCILING))
+            self.samples.seconds["pass"].append(float(line.rpartition(" ")[2]))
             usage = self.fleet.controller.usage()
             self.samples.usage.append((time.monotonic(), usage.cpu_s, usage.rss_mb))
             await asyncio.sleep(max(0.0, began + _EVERY_S - time.monotonic()))
@@ -178,11 +179,6 @@ def _controller(usage: Sequence[tuple[float, float, float]]) -> list[Figure]:
         Figure("memory_mb", last, "of the controller, in the last third of the run"),
         Figure("memory_growth", last / first, "that over the first third"),
     ]
-
-
-def _value(metrics: str, series: str) -> float:
-    line = next(each for each in metrics.splitlines() if each.startswith(series))
-    return float(line.rpartition(" ")[2])
 
 
 def scale(

@@ -11,10 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.gateway import contestants, report, scenarios
-from benchmarks.gateway.acceptance import judge
-from benchmarks.gateway.load import Load
-from benchmarks.gateway.programs import Unusable, build
-from benchmarks.gateway.rounds import Bench, Plan, starts_missing
+from benchmarks.gateway.contestants import Unusable
+from benchmarks.gateway.readings import judge
+from benchmarks.gateway.rounds import Bench, Plan, build, starts_missing
 from measuring.files import CACHE as CACHES
 from proofserve.cli.session import ProgressLine
 
@@ -92,7 +91,7 @@ def main() -> int:
         plan = _plan(options)
         mock, load = build(plan.cache / "bin")
         with ProgressLine(console) as line:
-            results = Bench(plan, mock, Load(load, plan.load_core), line).run()
+            results = Bench(plan, mock, load, line).run()
     except Unusable as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 2

@@ -1,13 +1,17 @@
-"""The contestants: the source of each gateway, and the command that runs it with one worker."""
+"""The contestants: the source of each gateway, and the command that runs it with one worker.
+
+Gateways are of this checkout, the system or the index.
+"""
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from string import Template
-
-from benchmarks.gateway.programs import Source, Unusable, of_index, of_system, ours
 
 DIRECT = "direct"
 PROOFSERVE = "proofserve"
@@ -23,6 +27,63 @@ NO_LIMIT = "100000"
 # No limit may refuse a request: the benchmark measures the cost of counting.
 NEVER_REACHED = 1_000_000_000
 UPSTREAM_IDLE = 1100
+# Seconds: LiteLLM brings more than a hundred packages.
+INSTALL_LIMIT_S = 900.0
+# Distributions install servers here, and many users do not have these folders on their PATH.
+SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
+
+
+class Unusable(RuntimeError):
+    """Nothing can be measured on this machine: the text says what is missing or wrong."""
+
+
+class Skipped(RuntimeError):
+    """One contestant cannot run: the text says why. The others still run."""
+
+
+# Finds a program, or makes it available below a folder; raises Skipped.
+Source = Callable[[Path], Path]
+
+
+def ours(name: str, _cache: Path) -> Path:
+    """A program of the environment that runs this benchmark."""
+    found = Path(sys.executable).with_name(name)
+    if not found.exists():
+        raise Skipped(f"{found} does not exist: make setup")
+    return found
+
+
+def of_system(name: str, _cache: Path) -> Path:
+    """A program that the distribution provides."""
+    for folders in (None, ":".join(SYSTEM_FOLDERS)):
+        if found := shutil.which(name, path=folders):
+            return Path(found)
+    raise Skipped(f"not installed: apt install {name}")
+
+
+def of_index(requirements: str, name: str, cache: Path, folder: str | None = None) -> Path:
+    """Packages of the index, installed once into their own environment: what pip takes."""
+    home = cache / (folder or name)
+    # The stamp names the requirements, so that a changed version is installed again.
+    stamp = home / "installed.txt"
+    if not stamp.exists() or stamp.read_text() != requirements:
+        shutil.rmtree(home, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", str(home)])
+        pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        _run([*pip, "install", "--quiet", *requirements.split()])
+        stamp.write_text(requirements)
+    return home / "bin" / name
+
+
+def _run(argv: list[str]) -> None:
+    try:
+        subprocess.run(argv, check=True, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise Skipped(f"not installed within {INSTALL_LIMIT_S:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
+        why = lines[-1] if lines else error.stderr[-200:]
+        raise Skipped(f"does not install: {why}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.gateway.acceptance import Judged
 from benchmarks.gateway.contestants import NAIVE, NGINX, PROOFSERVE, VLLM_ROUTER
-from benchmarks.gateway.readings import Results
+from benchmarks.gateway.readings import Judged, Results
 from benchmarks.gateway.rounds import Plan
 from benchmarks.gateway.scenarios import Mode, Scenario
 from proofserve.host import machine

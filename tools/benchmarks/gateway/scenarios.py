@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.gateway.programs import Unusable
+from benchmarks.gateway.contestants import Unusable
 
 Mode = Literal["plain", "streams", "hold"]
 MS = 1000
