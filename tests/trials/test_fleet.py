@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from endurance.fleet.account import FleetAccount, FleetFile, account, read_fleet
+from endurance.fleet.account import (
+    FleetAccount,
+    FleetFile,
+    VerdictAccount,
+    VerdictFile,
+    account,
+    account_verdicts,
+    read_fleet,
+    read_verdicts,
+)
 from endurance.fleet.deployment import FleetDeployment, deployed
-from endurance.fleet.network import Network
 from endurance.fleet.postgres import NoPostgres
 from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
-from endurance.fleet.trial import FleetTrial
-from endurance.fleet.verdicts import VerdictAccount, VerdictFile, account_verdicts, read_verdicts
+from endurance.fleet.trial import FleetTrial, Network
 from endurance.load import Comparison
 from proofserve.fleet.sql.database import database_url
 from proofserve.remote.http import wait_until
@@ -74,9 +81,9 @@ def wrong(found: FleetAccount | VerdictAccount) -> dict[str, int]:
 
 
 def test_every_lane_and_proof_is_there_once_after_kills(ended: Ended) -> None:
-    counts, found = ended.trial.counts, ended.account()
-    assert counts.kills.keys() == {"controller", "member", "worker", "database"}
-    assert (counts.kills.total(), counts.rounds_changed, counts.disagreements) == (KILLS, 1, 0)
+    trial, found = ended.trial, ended.account()
+    assert trial.kills.keys() == {"controller", "member", "worker", "database"}
+    assert (trial.kills.total(), trial.rounds_changed, trial.disagreements) == (KILLS, 1, 0)
     assert found.proofs > 64
     assert found.rounds == 2
     assert wrong(found) == {}
@@ -91,7 +98,7 @@ def test_every_job_has_its_one_right_verdict_after_kills(ended: Ended) -> None:
     assert (found.verdicts, found.abstained) == (found.jobs, 0)
     assert 0 < found.convictions < found.verdicts
     assert found.retaken > 0
-    assert ended.trial.counts.workers_ended == {}
+    assert ended.trial.workers_ended == {}
 
 
 def of_first_verdict(**changes: Any) -> Callable[[VerdictFile], VerdictFile]:

@@ -15,15 +15,14 @@ from proofserve.reports import Report
 
 app = typer.Typer(help="Long trials of node, receiver and gateway on this machine.")
 
+KillSeed = Annotated[int, typer.Option(help="Another seed kills other processes at other moments.")]
 Json = Annotated[Path | None, typer.Option(help="Also write every figure to this file.")]
 
 
 @app.command()
 def chaos(
     kills: Annotated[int, typer.Option(help="How many kills in all.", min=1)] = 50,
-    seed: Annotated[
-        int, typer.Option(help="Another seed kills other processes at other moments.")
-    ] = 0,
+    seed: KillSeed = 0,
     json: Json = None,
 ) -> None:
     """Kill API server, engine core and receiver at random during rounds with chat.
@@ -54,9 +53,7 @@ def soak(
 @app.command()
 def fleet(
     kills: Annotated[int, typer.Option(help="How many kills in all.", min=1)] = 30,
-    seed: Annotated[
-        int, typer.Option(help="Another seed kills other processes at other moments.")
-    ] = 0,
+    seed: KillSeed = 0,
     sqlite: Annotated[
         bool, typer.Option(help="One controller on an SQLite file instead of two on PostgreSQL.")
     ] = False,

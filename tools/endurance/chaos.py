@@ -42,21 +42,6 @@ NODE = {
 RECEIPT_S = 1.0
 
 
-@dataclass(slots=True)
-class Counts:
-    """The counts of a trial; times in seconds. A chat that a kill ended is in neither count.
-
-    ``response_ids`` are those of answers that ended ``RECEIPT_S`` before the next kill or earlier.
-    """
-
-    kills: Counter[str] = field(default_factory=Counter)
-    clean_starts: list[float] = field(default_factory=list)
-    restarts: list[float] = field(default_factory=list)
-    answered: int = 0
-    response_ids: set[str] = field(default_factory=set)
-    failed: list[str] = field(default_factory=list)
-
-
 def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
     """Kill a process ``kills`` times, then compare what was shown, stored and received.
 
@@ -70,58 +55,65 @@ def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
             trial.run(kills)
     account = files.compare(node.outbox, receiver.database, receiver.url)
     seen = witness.compare(files.results(node.outbox))
-    without = trial.counts.response_ids - files.receipts(node.outbox)
+    without = trial.response_ids - files.receipts(node.outbox)
     setup = {
         "kills": kills,
         "seed": seed,
-        "failed_chats": trial.counts.failed,
+        "failed_chats": trial.failed,
         "without_receipt": sorted(without),
     }
-    return _report(trial.counts, account, seen, setup)
+    return _report(trial, account, seen, setup)
 
 
 @dataclass(slots=True)
 class _Trial:
-    """One run; ``counts`` has its counts."""
+    """One run, and its counts; times in seconds. A chat that a kill ended is in neither count.
+
+    ``response_ids`` are those of answers that ended ``RECEIPT_S`` before the next kill or earlier.
+    """
 
     node: Node
     receiver: Receiver
     draw: random.Random
     progress: Progress
-    counts: Counts = field(default_factory=Counts)
+    kills: Counter[str] = field(default_factory=Counter)
+    clean_starts: list[float] = field(default_factory=list)
+    restarts: list[float] = field(default_factory=list)
+    answered: int = 0
+    response_ids: set[str] = field(default_factory=set)
+    failed: list[str] = field(default_factory=list)
     _chats: ClosedLoop[Reply] = field(init=False)
 
     def run(self, kills: int) -> None:
-        self._start()
+        self.receiver.start()
+        for _ in self.progress.over("starting, without a kill before", range(CLEAN_STARTS)):
+            self.node.stop()
+            self.clean_starts.append(self.node.start())
         self._chats = self._chat()
         try:
             with NodeClient(self.node.url) as client:
                 for number in self.progress.over("killing at random", range(kills)):
                     if number % KILLS_PER_ROUND == 0:
-                        self._begin(client, number // KILLS_PER_ROUND)
+                        client.stop()
+                        work = order(number // KILLS_PER_ROUND, self.node.model, self.receiver.url)
+                        client.start_round(work)
                     _wait_for_progress(client)
                     time.sleep(self.draw.uniform(SOONEST_S, LATEST_S))
                     self._kill(self.draw.choice(PROCESSES))
                 self.progress.step("delivering the last callbacks")
                 _wait_for_progress(client)
                 client.stop()
-                wait_until(lambda: _pending(client) == 0, "the last callbacks", DELIVERY_S)
+                wait_until(
+                    lambda: client.describe()["outbox"]["pending"] == 0,
+                    "the last callbacks",
+                    DELIVERY_S,
+                )
         finally:
             self._chats.abandon()
             self._count(time.monotonic())
 
-    def _start(self) -> None:
-        self.receiver.start()
-        for _ in self.progress.over("starting, without a kill before", range(CLEAN_STARTS)):
-            self.node.stop()
-            self.counts.clean_starts.append(self.node.start())
-
-    def _begin(self, client: NodeClient, number: int) -> None:
-        client.stop()
-        client.start_round(order(number, self.node.model, self.receiver.url))
-
     def _kill(self, name: str) -> None:
-        self.counts.kills[name] += 1
+        self.kills[name] += 1
         if name == "receiver":
             self.receiver.kill(name)
             self.receiver.end_after_kill()
@@ -134,8 +126,8 @@ class _Trial:
         self._count(killed)
         self.node.end_after_kill()
         seconds = self.node.start()
-        self.counts.restarts.append(seconds)
-        if seconds > SLOWEST_RESTART * max(self.counts.clean_starts):
+        self.restarts.append(seconds)
+        if seconds > SLOWEST_RESTART * max(self.clean_starts):
             log = self.node.kept_log()
             self.progress.step(f"a start after a kill took {seconds:.0f} s; its log is {log}")
         self._chats = self._chat()
@@ -149,11 +141,11 @@ class _Trial:
         """Count the chats from a node's start until the time ``killed``."""
         for reply in self._chats.replies:
             if reply.error is None:
-                self.counts.answered += 1
+                self.answered += 1
                 if reply.response_id and reply.ended <= killed - RECEIPT_S:
-                    self.counts.response_ids.add(reply.response_id)
+                    self.response_ids.add(reply.response_id)
             elif reply.ended < killed:
-                self.counts.failed.append(reply.error)
+                self.failed.append(reply.error)
 
 
 def _wait_for_progress(client: NodeClient) -> None:
@@ -161,18 +153,14 @@ def _wait_for_progress(client: NodeClient) -> None:
     wait_until(lambda: status_of(client).processed > before, "new proofs", PROGRESS_S)
 
 
-def _pending(client: NodeClient) -> int:
-    return int(client.describe()["outbox"]["pending"])
-
-
 def _report(
-    counts: Counts, account: files.Account, seen: Comparison, setup: dict[str, Any]
+    trial: _Trial, account: files.Account, seen: Comparison, setup: dict[str, Any]
 ) -> Report:
-    usual, none = median(counts.clean_starts), Limit(0, at_most=True)
-    slowest = max(counts.restarts, default=None)
+    usual, none = median(trial.clean_starts), Limit(0, at_most=True)
+    slowest = max(trial.restarts, default=None)
     ratio = slowest / usual if slowest is not None and usual else None
     figures = (
-        *(Figure(f"kills_{name}", counts.kills[name], "kill -9 of it") for name in PROCESSES),
+        *(Figure(f"kills_{name}", trial.kills[name], "kill -9 of it") for name in PROCESSES),
         Figure("proofs", account.produced, "artifacts and winners of all rounds"),
         Figure("shown", seen.seen, "of them seen under /results by the witness"),
         Figure("lost", seen.lost, "shown once, and missing or different at the end", none),
@@ -184,14 +172,14 @@ def _report(
         Figure("leftovers", account.leftovers, "rows undelivered, open or without a round", none),
         Figure("damaged", len(account.damaged), "files in which SQLite's check finds faults", none),
         Figure("start_s", usual, "until it serves, without a kill before; the median"),
-        Figure("restart_s", median(counts.restarts), "the same after a kill; the median"),
+        Figure("restart_s", median(trial.restarts), "the same after a kill; the median"),
         Figure(
             "slowest_restart", ratio, "longest restart / usual start", Limit(SLOWEST_RESTART, True)
         ),
-        Figure("chats", counts.answered, "answered"),
-        Figure("receipts", len(counts.response_ids), "answers that ended 1 s before a kill"),
+        Figure("chats", trial.answered, "answered"),
+        Figure("receipts", len(trial.response_ids), "answers that ended 1 s before a kill"),
         Figure("receipts_lost", len(setup["without_receipt"]), "of them without a receipt", none),
-        Figure("chats_failed", len(counts.failed), "while their server lived", none),
+        Figure("chats_failed", len(trial.failed), "while their server lived", none),
     )
-    windows = {"clean_starts_s": counts.clean_starts, "restarts_s": counts.restarts}
+    windows = {"clean_starts_s": trial.clean_starts, "restarts_s": trial.restarts}
     return Report("chaos", figures, setup, windows, machine())

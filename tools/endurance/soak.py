@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from endurance import files
@@ -88,7 +87,7 @@ def footprint(servers: Iterable[Killable], pages: Iterable[str]) -> Footprint:
     family = {name: p for server in servers for name, p in server.processes().items()}
     gauges = {name: value for page in pages for name, value in _read(page).items()}
     return Footprint(
-        resident={name: _resident(process) for name, process in family.items()},
+        resident={name: p.memory_info().rss / MIB for name, p in family.items()},
         descriptors={name: process.num_fds() for name, process in family.items()},
         threads={name: process.num_threads() for name, process in family.items()},
         # A block that is not free is leased, so fewer free blocks are a leak.
@@ -99,10 +98,6 @@ def footprint(servers: Iterable[Killable], pages: Iterable[str]) -> Footprint:
 def counted(page: str, name: str) -> float:
     """The sum of all series of a metric."""
     return _read(page)[name]
-
-
-def _resident(process: psutil.Process) -> float:
-    return float(process.memory_info().rss) / MIB
 
 
 def _read(page: str) -> dict[str, float]:

@@ -1,14 +1,16 @@
 """A fleet on this machine: database, controllers behind one address, members, workers, receiver."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
 from endurance.fleet import programs
-from endurance.fleet.front import Front
 from endurance.fleet.postgres import Postgres, postgres
 from endurance.fleet.processes import ForkedProcess, ForkedServer
 from proofserve.remote.http import wait_until
@@ -21,6 +23,7 @@ WORKER_CALL_S = 0.12
 # The nonces of a sample; an honest member is cleared after ten of them.
 SAMPLE = 12
 JOINING_S = 60.0
+_READ = 65_536
 _MEMBER = {
     "enabled": True,
     "callback_interval_sec": 0.5,
@@ -52,6 +55,72 @@ class Member(ForkedServer):
     def serve(self, *, resume: bool) -> None:
         settings: dict[str, Any] = {**_MEMBER, "outbox": self.outbox, "resume": resume}
         self.start(CALL_S, settings, self.cheats)
+
+
+class Front:
+    """One address in front of several controllers, as a load balancer of an operator has it.
+
+    It passes each connection on to the next of ``ports`` that accepts one, until the context ends.
+    A connection ends with the controller that it was passed on to.
+    """
+
+    def __init__(self, port: int, ports: Sequence[int]) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._port = port
+        self._ports = itertools.cycle(ports)
+        self._tries = len(ports)
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="front")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", self._port)
+
+    async def _end(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found = await self._connect()
+        if found is not None:
+            theirs, to_them = found
+            copies = (_copy(reader, to_them), _copy(theirs, writer))
+            both = [asyncio.create_task(each) for each in copies]
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in both:
+                    each.cancel()
+                to_them.close()
+        writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        for _ in range(self._tries):
+            with suppress(OSError):
+                return await asyncio.open_connection("127.0.0.1", next(self._ports))
+        return None
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(_READ):
+            writer.write(data)
+            await writer.drain()
 
 
 class FleetDeployment:
@@ -120,36 +189,35 @@ class FleetDeployment:
         worker.start(self.database, worker.name, WORKER_CALL_S)
 
     def start_controller(self, controller: ForkedServer) -> None:
-        listed = (option for url in self._listed for option in ("--member", url))
-        where = ("--database", self.database, "--public-url", self.front.url)
-        controller.start(*where, *_CONTROLLER, *self._policy(), *listed)
+        options = ["--database", self.database, "--public-url", self.front.url, *_CONTROLLER]
+        if self.workers:
+            file = self._folder / "policy.toml"
+            file.write_text(_POLICY)
+            options += ["--policy", str(file)]
+        for url in self._listed:
+            options += ["--member", url]
+        controller.start(*options)
 
     def join(self) -> Member:
         """Start another member, and have it join. Raises TooSlowError."""
         member = self._running.enter_context(self._new_member())
         member.serve(resume=False)
         self.members.append(member)
-        wait_until(lambda: self._joins(member), f"{member.name} to join", JOINING_S)
-        return member
 
-    def _policy(self) -> tuple[str, ...]:
-        if not self.workers:
-            return ()
-        file = self._folder / "policy.toml"
-        file.write_text(_POLICY)
-        return "--policy", str(file)
+        def joins() -> bool:
+            body = {"url": member.url, "name": member.name}
+            try:
+                http = self.controllers[0].http
+                return http.post("/api/v1/fleet/members", json=body).is_success
+            except httpx.TransportError:
+                return False
+
+        wait_until(joins, f"{member.name} to join", JOINING_S)
+        return member
 
     def _new_member(self, *, cheats: bool = False) -> Member:
         self._made += 1
         return Member(self._folder, f"member-{self._made}", cheats)
-
-    def _joins(self, member: Member) -> bool:
-        body = {"url": member.url, "name": member.name}
-        try:
-            http = self.controllers[0].http
-            return http.post("/api/v1/fleet/members", json=body).is_success
-        except httpx.TransportError:
-            return False
 
 
 @contextmanager

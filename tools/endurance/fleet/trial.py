@@ -7,28 +7,39 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import httpx
 
-from endurance.fleet.account import account, figures, read_fleet
+from endurance.fleet.account import (
+    ABSTAINED,
+    OpenJobs,
+    account,
+    account_verdicts,
+    figures,
+    read_fleet,
+    read_verdicts,
+)
 from endurance.fleet.deployment import SAMPLE, FleetDeployment, Member, deployed
-from endurance.fleet.network import Network
+from endurance.fleet.postgres import Postgres
 from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
-from endurance.fleet.verdicts import ABSTAINED, OpenJobs, account_verdicts, read_verdicts
-from endurance.load import Comparison, Witness
+from endurance.load import Comparison, Witness, order
 from proofserve.fleet.sql.database import database_url
 from proofserve.host import machine
 from proofserve.remote.http import wait_until
 from proofserve.remote.node_client import NodeClient
-from proofserve.reports import Figure, Limit, Progress, Report, TooSlowError
+from proofserve.reports import Figure, Limit, NodeError, Progress, Report, TooSlowError
 from proofserve_lab.bench.statistics import median
 from proofserve_lab.nodes import last_seq, status_of
 
+T = TypeVar("T")
+
+CALL_S = 20.0
+CHANGE_S = 120.0
 KILLS_PER_ROUND = 4
 # Seconds until a kill: after the first new result, or after the network began to change the round.
 SOONEST_S, LATEST_S = 0.0, 3.0
@@ -47,11 +58,76 @@ POLL_S = 0.3
 _STATUS = "/api/v1/pow/status"
 _VIEW_AGE = re.compile(r"^proofserve_fleet_view_age_seconds (\S+)", re.MULTILINE)
 _LEADS = "proofserve_fleet_leads 1.0"
-
-
 MEMBERS, WORKERS = 3, 2
 # The longest time in seconds until the fleet answers and leads again.
 RECOVERED_S = 10.0
+
+
+class Network:
+    """The network's side: it starts and stops rounds of the fleet at ``url``.
+
+    It repeats a call until it has an answer. Callbacks go to ``receiver``.
+    """
+
+    def __init__(self, url: str, model: str, receiver: str) -> None:
+        self._client = NodeClient(url, timeout_s=CALL_S)
+        self._model = model
+        self._receiver = receiver
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.__exit__(*error)
+
+    def next_round(self, number: int) -> None:
+        """Stop the round that runs, and start round ``number``. Raises TooSlowError."""
+        self.stop()
+        work = order(number, self._model, self._receiver)
+
+        def started() -> bool:
+            try:
+                self._client.start_round(work)
+            except NodeError:
+                # An earlier call may have started it, and its answer was lost.
+                return self._proves(work.block_hash)
+            return True
+
+        wait_until(started, f"the start of round {number}", CHANGE_S)
+
+    def stop(self) -> None:
+        """Stop the round. Raises TooSlowError."""
+
+        def stopped() -> bool:
+            self._client.stop()
+            return True
+
+        stop = partial(_answer, stopped, otherwise=False)
+        wait_until(stop, "the stop of the round", CHANGE_S)
+
+    def pending(self) -> int | None:
+        """How many callbacks to the network wait; None without an answer."""
+        return _answer(lambda: int(self._client.describe()["outbox"]["pending"]), otherwise=None)
+
+    def newest(self, known: int) -> int:
+        """The newest sequence number, if the fleet answers, and else the one that is ``known``."""
+        return _answer(lambda: last_seq(self._client, known), otherwise=known)
+
+    def shows(self, newest: int) -> bool:
+        """Whether the fleet answers, and has a result above the sequence number ``newest``."""
+        return _answer(lambda: bool(self._client.results(newest, 1)), otherwise=False)
+
+    def _proves(self, block_hash: str) -> bool:
+        unknown: Mapping[str, Any] = {"status": None}
+        found = _answer(self._client.describe, otherwise=unknown)
+        return bool(found["status"] == "GENERATING" and found["config"]["block_hash"] == block_hash)
+
+
+def _answer(call: Callable[[], T], otherwise: T) -> T:
+    try:
+        return call()
+    except NodeError:
+        return otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +138,11 @@ class Recovery:
     stores_s: float
 
 
-@dataclass(slots=True)
-class FleetCounts:
-    """The counts of a trial. ``recovered`` has the recoveries by victim.
+class FleetTrial:
+    """One run over ``fleet``, which runs, and its counts. ``recovered`` has recoveries by victim.
+
+    The time of a recovery is not taken while the network changes the round. It begins with the kill
+    if a controller is left, else when the killed servers serve again.
 
     ``ways`` counts how killed members came back. After each kill of workers, ``jobs_s`` has the
     seconds until all jobs that were open had ended. ``disagreements`` counts values that the
@@ -72,32 +150,20 @@ class FleetCounts:
     that ended by themselves, by name.
     """
 
-    kills: Counter[str] = field(default_factory=Counter)
-    ways: Counter[str] = field(default_factory=Counter)
-    rounds_changed: int = 0
-    recovered: dict[str, list[Recovery]] = field(default_factory=dict)
-    jobs_s: list[float] = field(default_factory=list)
-    disagreements: int = 0
-    workers_ended: dict[str, str] = field(default_factory=dict)
-
-
-class FleetTrial:
-    """One run over ``fleet``, which runs; ``counts`` has its counts.
-
-    The time of a recovery is not taken while the network changes the round. It begins with the kill
-    if a controller is left, else when the killed servers serve again.
-    """
-
     def __init__(self, fleet: FleetDeployment, draw: random.Random, progress: Progress) -> None:
         self._fleet = fleet
         self._draw = draw
         self._progress = progress
-        self.counts = FleetCounts()
+        self.kills, self.ways = Counter[str](), Counter[str]()
+        self.rounds_changed = self.disagreements = 0
+        self.recovered: dict[str, list[Recovery]] = {}
+        self.jobs_s: list[float] = []
+        self.workers_ended: dict[str, str] = {}
         self.victims: Mapping[str, Callable[[], Recovery]] = {
             "controller": self._kill_controller,
             "member": self._kill_member,
             **({"worker": self._kill_worker} if fleet.workers else {}),
-            **({"database": self._kill_database} if fleet.server else {}),
+            **({"database": partial(self._kill_database, fleet.server)} if fleet.server else {}),
         }
         self._next: list[str] = []
         self._jobs = OpenJobs(database_url(fleet.database))
@@ -122,12 +188,12 @@ class FleetTrial:
                     change = changing.submit(network.next_round, round_number)
                     self._kill()
                     change.result()
-                    self.counts.rounds_changed += 1
+                    self.rounds_changed += 1
                     self._recovery(self._newest(), time.monotonic())
                 else:
                     self._recovery(self._newest(), time.monotonic())
                     victim, recovery = self._kill()
-                    self.counts.recovered.setdefault(victim, []).append(recovery)
+                    self.recovered.setdefault(victim, []).append(recovery)
             self._end()
 
     def _kill(self) -> tuple[str, Recovery]:
@@ -137,7 +203,7 @@ class FleetTrial:
             # Every victim once, in a random order, and then again.
             self._next = self._draw.sample(list(self.victims), len(self.victims))
         victim = self._next.pop()
-        self.counts.kills[victim] += 1
+        self.kills[victim] += 1
         return victim, self.victims[victim]()
 
     def _kill_controller(self) -> Recovery:
@@ -161,10 +227,7 @@ class FleetTrial:
             if not each.runs:
                 self._fleet.start_controller(each)
 
-    def _kill_database(self) -> Recovery:
-        server = self._fleet.server
-        if server is None:
-            raise AssertionError("only a deployment with PostgreSQL has this victim")
+    def _kill_database(self, server: Postgres) -> Recovery:
         newest = self._newest()
         server.kill()
         self._stay_away()
@@ -178,7 +241,7 @@ class FleetTrial:
         # A member that was replaced may stay away, and somebody has to cheat.
         ways = ("resumed", "restarted") if killed.cheats else ("resumed", "restarted", "replaced")
         way = self._draw.choice(ways)
-        self.counts.ways[way] += 1
+        self.ways[way] += 1
         newest = self._newest()
         killed.kill()
         if way == "replaced":
@@ -194,7 +257,7 @@ class FleetTrial:
         """Kill a worker, or all, in the middle of a job if there are any."""
         fleet, newest = self._fleet, self._newest()
         # Rounds of distances, every second one, have no jobs.
-        if self.counts.rounds_changed % 2 == 0:
+        if self.rounds_changed % 2 == 0:
             with suppress(TooSlowError):
                 wait_until(self._freezes_one_at_work, "a job", BEGIN_S)
         opened = self._jobs.ids()
@@ -208,7 +271,7 @@ class FleetTrial:
         for each in killed:
             fleet.start_worker(each)
         wait_until(lambda: not opened & self._jobs.ids(), "the end of the open jobs", JOBS_S)
-        self.counts.jobs_s.append(time.monotonic() - began)
+        self.jobs_s.append(time.monotonic() - began)
         return recovery
 
     def _freezes_one_at_work(self) -> bool:
@@ -265,8 +328,8 @@ class FleetTrial:
         if fleet.workers:
             wait_until(partial(self._jobs.all_ended, SAMPLE), "the end of all jobs", JOBS_S)
         ended = (each for each in fleet.workers if each.has_ended)
-        self.counts.workers_ended = {each.name: each.log_end for each in ended}
-        self.counts.disagreements = self._disagreements()
+        self.workers_ended = {each.name: each.log_end for each in ended}
+        self.disagreements = self._disagreements()
 
     def _disagreements(self) -> int:
         """How many controllers show another state than the first; they may need a moment."""
@@ -331,19 +394,18 @@ def fleet_chaos(
     seen = [witness.compare(shown) for witness in trial.witnesses]
     setup = {"kills": kills, "seed": seed, "postgresql": with_postgres}
     of_files = (*figures(found), *_of_witnesses(seen), *figures(judged, of_wrong="jobs_"))
-    recovered = trial.counts.recovered.items()
+    recovered = trial.recovered.items()
     windows: dict[str, Any] = {name: [asdict(r) for r in all_] for name, all_ in recovered}
     abstained = [each for each in verdicts.verdicts if each.outcome == ABSTAINED]
     windows["abstentions"] = [{"job": each.job, "reason": each.reason} for each in abstained]
-    windows["workers_ended"] = trial.counts.workers_ended
-    every = (*_of_kills(trial.counts), *of_files, *_of_times(trial.counts))
+    windows["workers_ended"] = trial.workers_ended
+    every = (
+        *(Figure(f"kills_{name}", n, "kill -9 of it") for name, n in trial.kills.items()),
+        *(Figure(f"members_{way}", n, "after a kill") for way, n in trial.ways.items()),
+        *of_files,
+        *_of_times(trial),
+    )
     return Report("fleet", every, setup, windows, machine())
-
-
-def _of_kills(counts: FleetCounts) -> list[Figure]:
-    kills = (Figure(f"kills_{name}", n, "kill -9 of it") for name, n in counts.kills.items())
-    ways = (Figure(f"members_{way}", n, "after a kill") for way, n in counts.ways.items())
-    return [*kills, *ways]
 
 
 def _of_witnesses(seen: list[Comparison]) -> list[Figure]:
@@ -357,24 +419,24 @@ def _of_witnesses(seen: list[Comparison]) -> list[Figure]:
     ]
 
 
-def _of_times(counts: FleetCounts) -> list[Figure]:
+def _of_times(trial: FleetTrial) -> list[Figure]:
     most, none = Limit(RECOVERED_S, at_most=True), Limit(0, at_most=True)
     times = []
-    for name, recoveries in counts.recovered.items():
+    for name, recoveries in trial.recovered.items():
         leads, stores = ([r.leads_s for r in recoveries], [r.stores_s for r in recoveries])
         times += [
             Figure(f"{name}_s", median(leads), "until the fleet answers and leads; the median"),
             Figure(f"{name}_slowest_s", max(leads), "the same; the longest", most),
             Figure(f"{name}_stores_s", max(stores), "until it stores a new result; the longest"),
         ]
-    jobs_s, ended = max(counts.jobs_s, default=0.0), len(counts.workers_ended)
+    jobs_s, ended = max(trial.jobs_s, default=0.0), len(trial.workers_ended)
     return [
         *times,
         Figure("jobs_s", jobs_s, "until jobs ended that were open at a worker's kill; the longest"),
         Figure("workers_ended", ended, "workers that ended by themselves", none),
         Figure(
             "disagree",
-            counts.disagreements,
+            trial.disagreements,
             "controllers that show another state than the first",
             none,
         ),
