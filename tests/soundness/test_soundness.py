@@ -16,7 +16,7 @@ from soundness.recorded import README, foreign, nodes_in
 from soundness.results import FORMS, Found, cell_rows, convicted_honest, read, replaced, written
 from soundness.runs import KeptRuns
 from soundness.subjects import SUBJECTS, Subject
-from soundness.trying import RealNode, Trial, calibration_of, tried
+from soundness.trying import RealNode, Trial, Trying, calibration_of
 from support.four_bits import one_thread
 
 # Two servers and a kernel between them, so that none is convicted by the others.
@@ -40,7 +40,7 @@ def found(runs: KeptRuns) -> Found:
         truth = runs.truth(MIXTURE.judged)
         errors = runs.errors(BankRun(kernels="vLLM on a GPU", order=5), MIXTURE.judged)
         real = RealNode("a node", "a card", {n: truth[n] + errors[n] for n in MIXTURE.judged})
-        return tried(runs, calibration, [real], TRIAL, Progress())
+        return Trying(runs, calibration, TRIAL, Progress()).found([real])
 
 
 def test_no_honest_node_is_convicted_and_the_cheat_is(found: Found) -> None:

@@ -4,8 +4,7 @@ import json
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -19,9 +18,9 @@ from proofserve.remote.node_client import NodeClient
 from proofserve.reports import ReportedError
 from proofserve.verifier.claims import document, kernel_facts
 from proofserve.verifier.orders import WorkOptions, order_of
-from real_gpus.deployments import FOLDER, Group, groups, read
+from real_gpus.deployments import FOLDER, groups, read
 from real_gpus.page import PARTS, convicted_honest, deployments_csv, draw, page, verdicts_csv
-from real_gpus.trying import Endings, Kind, judged, together
+from real_gpus.trying import judged, together
 
 PAGE: Final = DOCS / "real-gpus.md"
 # Nonces in one call of a node.
@@ -49,9 +48,11 @@ def run(
         known = groups([FOLDER, *(folder or ())])
         jobs = list(product(known, range(PARTS)))
         text = f"judging {len(known)} models, {orders} orders each"
+        each, seeds = zip(*jobs, strict=True)
+        sizes = repeat(max(1, orders // PARTS)), repeat(nonces)
         with ProcessPoolExecutor(os.cpu_count()) as processes:
-            one = partial(_part, orders=max(1, orders // PARTS), nonces=nonces)
-            done = zip(session.line.over(text, jobs), processes.map(one, jobs), strict=True)
+            ended = processes.map(judged, each, *sizes, seeds)
+            done = zip(session.line.over(text, jobs), ended, strict=True)
             parts = [kinds for _, kinds in done]
         found = [
             (group, together(parts[i * PARTS : (i + 1) * PARTS])) for i, group in enumerate(known)
@@ -63,11 +64,6 @@ def run(
         if wrong := convicted_honest(found):
             session.tell("\n".join(wrong))
             raise typer.Exit(EXIT_FAILED)
-
-
-def _part(job: tuple[Group, int], orders: int, nonces: int) -> dict[Kind, Endings]:
-    group, seed = job
-    return judged(group, orders, nonces, seed)
 
 
 @app.command()

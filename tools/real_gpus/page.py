@@ -30,7 +30,6 @@ Found = Sequence[tuple[Group, Mapping[Kind, Endings]]]
 
 
 def page(found: Found, orders: int, nonces: int, machine: str) -> str:
-    """The text of the page."""
     honest = [of for _, kinds in found for kind, of in kinds.items() if not kind.cheap]
     sources = sorted({each.facts.source for group, _ in found for each in group.deployments})
     return TEXT.read_text().format(
@@ -129,16 +128,12 @@ def deployments_csv(groups: Sequence[Group]) -> str:
             each.facts.weights,
             each.title,
             "honest" if each.facts.honest else "cheap",
-            f"{_median(group, i):.3f}",
+            f"{np.median(_distances(group, i)):.3f}",
         )
         for group in groups
         for i, each in enumerate(group.deployments)
     ]
     return csv_text(("file", "model", "weights", "ran on", "is", "median distance"), rows)
-
-
-def _median(group: Group, node: int) -> float:
-    return float(np.median(_distances(group, node)))
 
 
 def _distances(group: Group, node: int) -> NDArray[np.float64]:

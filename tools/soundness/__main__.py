@@ -14,14 +14,14 @@ from measuring.jobs import Job, run_all
 from measuring.results import Kept, chosen, table, table_rows, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.host import processor_here
-from soundness import answers, contexts, exact, writers
+from soundness import contexts, exact, writers
 from soundness.forged import forged_files
 from soundness.page import page
 from soundness.recorded import README, foreign, nodes_in, record
 from soundness.results import Found, convicted_honest, read, replaced, written
 from soundness.runs import KeptRuns
 from soundness.subjects import BY_NAME, FOLDER, SECOND_SERVER, SUBJECTS, Subject
-from soundness.trying import Trial, calibration_of, tried
+from soundness.trying import Trial, Trying, calibration_of
 
 PAGE: Final = DOCS / "soundness.md"
 CELLS: Final = PAGE.with_suffix(".csv")
@@ -106,7 +106,7 @@ def try_one(arch: str, scheme: str, examine: Examine = None) -> None:
         if subject.is_recorded:
             real.append(foreign(runs.work.scheme))
         calibration = calibration_of(runs, session.line)
-        found = tried(runs, calibration, real, Trial(), session.line)
+        found = Trying(runs, calibration, Trial(), session.line).found(real)
         if subject.is_recorded:
             session.line.step("a forged file, verified again and again")
             found = replace(found, forged=forged_files(runs, calibration))
@@ -140,27 +140,27 @@ def ask_one(arch: str, kind: str) -> None:
     """Keep the answers of one server; a step of `writers`."""
     with open_session() as session:
         if kind == "honest":
-            answers.ask_honest(BY_NAME[arch], session)
+            writers.ask_honest(BY_NAME[arch], session)
         else:
-            answers.ask_writer(BY_NAME[arch], kind, session)
+            writers.ask_writer(BY_NAME[arch], kind, session)
 
 
 @app.command("read")
 def read_one(arch: str) -> None:
     """Have the published model read what others wrote; a step of `writers`."""
     with open_session() as session:
-        answers.read_answers(BY_NAME[arch], session)
+        writers.read_answers(BY_NAME[arch], session)
 
 
 @app.command("writers")
 def who_wrote(arch: str) -> None:
     """Who read and who wrote live answers of `trained` or `smollm2` (half an hour on two cores)."""
-    answers.prepare_liar()
+    writers.prepare_liar()
     with open_session() as session, session.interrupts.allowed():
-        run_all(answers.jobs(arch), LOGS, typer.echo)
+        run_all(writers.jobs(arch), LOGS, typer.echo)
         trial = writers.AnswersTrial(BY_NAME[arch], session.line)
         typer.echo(table(writers.HEAD, [], rule=" --- "))
-        for name in answers.WRITERS:
+        for name in writers.WRITERS:
             typer.echo(trial.of_writer(name))
         typer.echo(trial.honest())
 

@@ -8,7 +8,6 @@ replaces its own. Rates are in percent; a number of nonces that was not reached 
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import Final
 
 from measuring.results import csv_text
@@ -160,7 +159,7 @@ def written(rows: Sequence[CellRow]) -> str:
 
 
 def read(text: str) -> list[CellRow]:
-    return list(csv.DictReader(StringIO(text)))
+    return list(csv.DictReader(text.splitlines()))
 
 
 def honest_summary(rows: Sequence[CellRow]) -> tuple[Sequence[str], list[list[str]]]:

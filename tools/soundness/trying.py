@@ -69,17 +69,6 @@ class RealNode:
     vectors: Vectors
 
 
-def tried(
-    runs: KeptRuns,
-    calibration: CalibrationFile,
-    real: Sequence[RealNode],
-    trial: Trial,
-    progress: Progress,
-) -> Found:
-    """Every emulated kernel of ``runs``, ``real`` nodes of the same nonces, and the cheats."""
-    return _Trying(runs, calibration, trial, progress).found(real)
-
-
 def calibration_of(
     runs: KeptRuns, progress: Progress, verifications: int = VERIFICATIONS
 ) -> CalibrationFile:
@@ -143,7 +132,9 @@ class OwnRuns:
         return name, not lacks_footprint(float(kept.mean()), len(kept), expected)
 
 
-class _Trying:
+class Trying:
+    """One model and scheme, by vectors that ``runs`` has or computes when this is made."""
+
     def __init__(
         self, runs: KeptRuns, calibration: CalibrationFile, trial: Trial, progress: Progress
     ) -> None:
@@ -172,6 +163,7 @@ class _Trying:
         self._nodes = nodes
 
     def found(self, real: Sequence[RealNode]) -> Found:
+        """Every emulated kernel, ``real`` nodes of the same nonces, and the cheats."""
         runs, trial = self._runs, self._trial
         self._progress.step("verifying honest nodes", len(self._nodes) + len(real))
         honest = [self._honest_node(name, None, each) for name, each in self._nodes.items()]
