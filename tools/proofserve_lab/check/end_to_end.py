@@ -55,17 +55,13 @@ def artifact_trial(
     work: Work, foreign: Foreign | None, node: NodeClient, report: Reporter
 ) -> Judging:
     """Generate in a round. ``foreign`` is None if the server's checkpoint is not known here."""
-    claims = generate(node, work)
-    report(Check("a round fills the results", True, f"{len(claims)} vectors read back"))
-    return partial(_judge_artifacts, work, foreign, claims)
-
-
-def generate(node: NodeClient, work: Work) -> list[Claim]:
     after = last_seq(node)
     with node.round(work):
         wait_until(lambda: status_of(node).processed >= NONCES, f"{NONCES} results", ROUND_S)
     rows = node.results(after, NONCES)
-    return [Claim(row.nonce, row.value) for row in rows if row.value is not None]
+    claims = [Claim(row.nonce, row.value) for row in rows if row.value is not None]
+    report(Check("a round fills the results", True, f"{len(claims)} vectors read back"))
+    return partial(_judge_artifacts, work, foreign, claims)
 
 
 def _judge_artifacts(
