@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from proofserve.fleet.sql.requests import RequestStore, queued_nonces
 from proofserve.fleet.sql.rounds import RoundStore, lanes_where, read_desired
 from proofserve.fleet.sql.tables import batches, counters, deleted_spans, lanes, rounds
 from proofserve.fleet.sql.verdicts import VerdictStore
-from proofserve.outbox.database import reads
+from proofserve.outbox.database import StorePart, reads
 from proofserve.rounds.errors import Refusal, Refused
 
 
@@ -84,25 +85,19 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
 _MOST = 256
 _MOST_NONCES = 1_000_000
 
-# Whether it was new, or why it is not stored.
-Stored = bool | Refused
 
-
-class BatchWriter:
+@dataclass(eq=False, repr=False)
+class BatchWriter(StorePart[FleetDatabase]):
     """Collects callbacks while a transaction runs, and stores them with the next one, in order.
 
     A transaction costs a write to the disk. With one for each callback, a fleet of a thousand
     members would wait for the disk most of the time.
     """
 
-    def __init__(
-        self, database: FleetDatabase, clock: Callable[[], float], news: asyncio.Event
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._news = news
-        self._waiting: deque[tuple[NewBatch, asyncio.Future[bool]]] = deque()
-        self._writing: asyncio.Task[None] | None = None
+    _waiting: deque[tuple[NewBatch, asyncio.Future[bool]]] = field(
+        default_factory=deque, init=False
+    )
+    _writing: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def add(self, batch: NewBatch) -> bool:
         """As ``FleetStore.ingest``. A cancelled call may still store the batch."""
@@ -133,24 +128,24 @@ class BatchWriter:
         return group
 
     async def _write_group(self, group: Sequence[tuple[NewBatch, "asyncio.Future[bool]"]]) -> None:
-        outcomes: Sequence[Stored | StoreUnavailable]
         try:
             chosen = [batch for batch, _ in group]
-            outcomes, wakes = await self._database.write(add_all, chosen, self._clock())
-        except StoreUnavailable as error:
-            outcomes, wakes = [error] * len(group), False
+            outcomes, wakes = await self.database.write(add_all, chosen, self.clock())
         except BaseException as error:
             for _, stored in group:
                 if not stored.done():
                     stored.set_exception(error)
+            if isinstance(error, StoreUnavailable):
+                # Later groups may succeed.
+                return
             raise
         if wakes:
-            self._news.set()
+            self.news.set()
         for (_, stored), outcome in zip(group, outcomes, strict=True):
             if stored.done():
                 # Its caller has gone.
                 continue
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, Refused):
                 stored.set_exception(outcome)
             else:
                 stored.set_result(outcome)
@@ -158,10 +153,10 @@ class BatchWriter:
 
 def add_all(
     connection: Connection, group: Sequence[NewBatch], now: float
-) -> tuple[list[Stored], bool]:
+) -> tuple[list[bool | Refused], bool]:
     """Store those of ``group`` that are new, under rising numbers.
 
-    Returns what became of each, and whether the sender of callbacks has new work.
+    Returns whether each was new, or why it is not stored, and whether the sender has new work.
     """
     adding = _Adding(connection, group, now)
     return [adding.add(batch) for batch in group], adding.finish()
@@ -177,23 +172,20 @@ class _Adding:
         # has therefore seen all smaller ones.
         last = connection.execute(select(counters).with_for_update()).one()
         self._last_batch, self._last_seq = last.last_batch, last.last_seq
-        self._read_lanes(group)
+        # The lanes of ``group``, and those of its keys that were stored before.
+        place = (lanes.c.round, lanes.c.lane)
+        places = {(each.round_number, each.lane) for each in group}
+        found = select(*place, lanes.c.next_index).where(tuple_(*place).in_(places))
+        self._next_index = {(row[0], row[1]): row[2] for row in connection.execute(found)}
+        key = (batches.c.round, batches.c.lane, batches.c.callback_key)
+        known = select(*key).where(tuple_(*key).in_([each.key for each in group]))
+        self._keys = {tuple(row) for row in connection.execute(known)}
         self._rows: list[dict[str, Any]] = []
         self._advances: list[dict[str, Any]] = []
         # Of each round: the nonces added, and its last batch.
         self._rounds: dict[int, tuple[int, int]] = {}
 
-    def _read_lanes(self, group: Sequence[NewBatch]) -> None:
-        """The lanes of ``group``, and those keys of ``group`` that were stored before."""
-        place = (lanes.c.round, lanes.c.lane)
-        places = {(each.round_number, each.lane) for each in group}
-        found = select(*place, lanes.c.next_index).where(tuple_(*place).in_(places))
-        self._next_index = {(row[0], row[1]): row[2] for row in self._connection.execute(found)}
-        key = (batches.c.round, batches.c.lane, batches.c.callback_key)
-        known = select(*key).where(tuple_(*key).in_([each.key for each in group]))
-        self._keys = {tuple(row) for row in self._connection.execute(known)}
-
-    def add(self, batch: NewBatch) -> Stored:
+    def add(self, batch: NewBatch) -> bool | Refused:
         place = (batch.round_number, batch.lane)
         next_index = self._next_index.get(place)
         if next_index is None:
@@ -228,7 +220,20 @@ class _Adding:
             self._connection.execute(_ADVANCE_LANE, in_order)
         values = {"last_batch": self._last_batch, "last_seq": self._last_seq}
         self._connection.execute(update(counters).values(**values))
-        return self._update_rounds()
+        changed = [
+            {"of": number, "more": more, "last": last, "now": self._now}
+            for number, (more, last) in sorted(self._rounds.items())
+        ]
+        if not changed:
+            return False
+        waits = select(func.count()).where(
+            rounds.c.number.in_(self._rounds),
+            rounds.c.url.is_not(None),
+            rounds.c.ended_at.is_not(None) | (rounds.c.last_batch <= rounds.c.cut_batch),
+        )
+        wakes = self._connection.execute(waits).scalar_one() > 0
+        self._connection.execute(_ADVANCE_ROUND, changed)
+        return wakes
 
     def _known_near(self, batch: NewBatch) -> NDArray[np.int64]:
         """Nonces of the lane's other batches, stored or deleted, in the range of ``batch``."""
@@ -252,22 +257,6 @@ class _Adding:
         if self._rows:
             self._connection.execute(insert(batches), self._rows)
             self._rows = []
-
-    def _update_rounds(self) -> bool:
-        changed = [
-            {"of": number, "more": more, "last": last, "now": self._now}
-            for number, (more, last) in sorted(self._rounds.items())
-        ]
-        if not changed:
-            return False
-        waits = select(func.count()).where(
-            rounds.c.number.in_(self._rounds),
-            rounds.c.url.is_not(None),
-            rounds.c.ended_at.is_not(None) | (rounds.c.last_batch <= rounds.c.cut_batch),
-        )
-        wakes = self._connection.execute(waits).scalar_one() > 0
-        self._connection.execute(_ADVANCE_ROUND, changed)
-        return wakes
 
 
 _ADVANCE_LANE = (
