@@ -48,6 +48,8 @@ _BEGIN = "fleet_begin"
 _LOG_AGAIN_S = 0.02
 # An advisory lock of PostgreSQL: several controllers may start at the same time.
 _MIGRATING = 0x70726F6F66_01
+# Of the tables, as the database notes it.
+_VERSION = "1"
 
 
 class FleetDatabase:
@@ -254,13 +256,13 @@ def migrate(connection: Connection) -> None:
         raise StoreUnavailable(
             "the file is a database of another program, an outbox for example: name another file"
         )
-    if found not in (None, *(str(number) for number in range(1, len(_STEPS) + 1))):
+    if found is None:
+        _create_tables(connection)
+    elif found != _VERSION:
         raise StoreUnavailable(
-            f"the fleet's database has version {found}, this proofserve knows up to"
-            f" {len(_STEPS)}: use the newer proofserve or another database"
+            f"the fleet's database has version {found}, this proofserve knows up to {_VERSION}:"
+            " use the newer proofserve or another database"
         )
-    for step in _STEPS[int(found or 0) :]:
-        step(connection)
 
 
 def version_of(connection: Connection) -> str | None:
@@ -274,10 +276,10 @@ def _create_tables(connection: Connection) -> None:
     """All tables as ``sql.tables`` has them: nothing was released with earlier ones.
 
     Once this version is released it must stay as it is: before the tables change again, write
-    them out here, and add a step.
+    them out here, and let ``migrate`` lead from here to the next version.
     """
     versions.create(connection)
-    connection.execute(versions.insert().values(version_num="1"))
+    connection.execute(versions.insert().values(version_num=_VERSION))
     metadata.create_all(connection, checkfirst=False)
     connection.execute(desired.insert().values(id=1, state="IDLE"))
     connection.execute(counters.insert().values(id=1, last_batch=0, last_seq=0))
@@ -287,7 +289,3 @@ def _create_tables(connection: Connection) -> None:
         for column in ("nonces", "found"):
             storage = f"ALTER COLUMN {column} SET STORAGE EXTERNAL"
             connection.execute(text(f"ALTER TABLE {batches.name} {storage}"))
-
-
-# From one version of the tables to the next; each notes in ``versions`` what it leads to.
-_STEPS = (_create_tables,)

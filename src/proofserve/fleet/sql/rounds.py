@@ -216,8 +216,9 @@ class RoundStore(StorePart[FleetDatabase]):
         open_lanes = select(lanes.c.member, lanes.c.lane).where(lanes.c.round == row.number, _OPEN)
         held: dict[str, int] = {each.member: each.lane for each in connection.execute(open_lanes)}
         now, found, new = self.clock(), list[Lane | Refused](), list[Lane]()
+        served: dict[str, Any] = {"weights_digest": weights_digest, "model": model}
         for member_id in member_ids:
-            why, given = None, row.given + len(new)
+            given = row.given + len(new)
             if member_id not in known:
                 why = f"there is no member {member_id!r}"
             elif member_id in held:
@@ -229,14 +230,12 @@ class RoundStore(StorePart[FleetDatabase]):
                 )
             else:
                 held[member_id] = given
-                lane = Lane(
-                    row.id, given, member_id, now, weights_digest=weights_digest, model=model
-                )
-                new.append(lane)
-            found.append(Refused(Refusal.NO_LANE, why) if why else new[-1])
+                new.append(Lane(row.id, given, member_id, now, **served))
+                found.append(new[-1])
+                continue
+            found.append(Refused(Refusal.NO_LANE, why))
         if new:
-            fixed = {"round": row.number, "lanes": row.lanes, "given_at": now}
-            fixed |= {"weights_digest": weights_digest, "model": model}
+            fixed = {"round": row.number, "lanes": row.lanes, "given_at": now, **served}
             rows = [{**fixed, "lane": each.lane, "member": each.member_id} for each in new]
             connection.execute(lanes.insert(), rows)
             of_round = update(rounds).where(rounds.c.number == row.number)
@@ -346,9 +345,9 @@ def find_member(connection: Connection, member_id: str) -> Member:
 
 def active_members(connection: Connection) -> list[Member]:
     """Those that take part, by name."""
-    known = select(members).where(_KNOWN).order_by(members.c.name, members.c.id)
-    found = map(_member, connection.execute(known))
-    return [each for each in found if each.wish is Wish.ACTIVE]
+    active = select(members).where(_KNOWN, members.c.wish == Wish.ACTIVE.value)
+    rows = connection.execute(active.order_by(members.c.name, members.c.id))
+    return [_member(row) for row in rows]
 
 
 def _known_member(connection: Connection, member_id: str) -> Member:
