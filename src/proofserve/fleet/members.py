@@ -3,7 +3,7 @@
 Nothing here asks a member.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -84,9 +84,7 @@ def conditions(
 
     ``lanes`` holds all lanes of the desired round, and those of earlier rounds that are still open.
     """
-    lanes_of: dict[str, list[Lane]] = {member.id: [] for member in members}
-    for lane in lanes:
-        lanes_of.setdefault(lane.member_id, []).append(lane)
+    lanes_of = _by_member(lanes)
     kind = _common_kind(members, desired, lanes_of, rules)
     found = []
     for member in members:
@@ -97,6 +95,14 @@ def conditions(
         answered = look is not None and look.answered
         found.append(MemberCondition(member, state, reason, status, answered))
     return tuple(found)
+
+
+def _by_member(lanes: Sequence[Lane]) -> Mapping[str, Sequence[Lane]]:
+    """The lanes of each member; none for any other id."""
+    lanes_of = defaultdict[str, list[Lane]](list)
+    for lane in lanes:
+        lanes_of[lane.member_id].append(lane)
+    return lanes_of
 
 
 def foreign_round(status: MemberStatus, desired: DesiredState, own: Sequence[Lane]) -> str | None:
@@ -271,15 +277,13 @@ def plan(
     ago), nor with those that did not answer the last look: what they do is unknown, and they keep
     their lane.
     """
-    lanes_of: dict[str, list[Lane]] = {}
-    for lane in lanes:
-        lanes_of.setdefault(lane.member_id, []).append(lane)
+    lanes_of = _by_member(lanes)
     left = lanes_left(desired.round, lanes) if desired.round else 0
     changes = []
     for each in found:
         if each.status is None or not each.answered or each.member.id in held:
             continue
-        own = lanes_of.get(each.member.id, [])
+        own = lanes_of[each.member.id]
         change = _MemberPlan(desired, each, each.status, own, now).change()
         if change.call is MemberCall.START:
             left -= 1
@@ -299,9 +303,17 @@ class _MemberPlan:
     now: float
 
     def change(self) -> MemberChange:
-        current = self._current()
+        # The member's lane of the desired round, if it was not ended, and the one that it has.
+        current = next((each for each in self._of_round if each.ended_at is None), None)
         proved = lane_of_member(self.status, self.desired, self.own)
-        ended, call, why = self._ends_of_others(current, proved), None, ""
+        # Lanes of earlier rounds that the member has stopped proving.
+        ended = {
+            lane: "its round was ended"
+            for lane in self.own
+            if lane.ended_at is None and lane is not current
+            if not (self.status.generates and proved in (lane, None))
+        }
+        call, why = None, ""
         if self.status.generates and (reason := self._reason_to_stop(current, proved)):
             call, why = MemberCall.STOP, reason
         elif current is not None and self.desired.state is State.GENERATING:
@@ -314,24 +326,10 @@ class _MemberPlan:
         return MemberChange(self.condition.member.id, ended, self._adopted(proved), call, why)
 
     @property
-    def _round_id(self) -> str | None:
-        return self.desired.round.id if self.desired.round else None
-
-    def _current(self) -> Lane | None:
-        """The member's lane of the desired round, if it was not ended."""
-        for lane in self.own:
-            if lane.round_id == self._round_id and lane.ended_at is None:
-                return lane
-        return None
-
-    def _ends_of_others(self, current: Lane | None, proved: Lane | None) -> dict[Lane, str]:
-        """The lanes of earlier rounds that the member has stopped proving."""
-        return {
-            lane: "its round was ended"
-            for lane in self.own
-            if lane.ended_at is None and lane is not current
-            if not (self.status.generates and proved in (lane, None))
-        }
+    def _of_round(self) -> list[Lane]:
+        """The member's lanes of the desired round."""
+        round_id = self.desired.round.id if self.desired.round else None
+        return [each for each in self.own if each.round_id == round_id]
 
     def _reason_to_stop(self, current: Lane | None, proved: Lane | None) -> str | None:
         """Why the round that the member proves must end; None if it may go on."""
@@ -379,11 +377,7 @@ class _MemberPlan:
             return False
         if self.condition.state is not MemberState.READY or self.status.generates:
             return False
-        ends = [
-            lane.ended_at
-            for lane in self.own
-            if lane.round_id == self._round_id and lane.ended_at is not None
-        ]
+        ends = [each.ended_at for each in self._of_round if each.ended_at is not None]
         if not ends:
             return True
         pause_s = _FIRST_PAUSE_S * 2.0 ** min(len(ends) - 1, _MOST_DOUBLINGS)
