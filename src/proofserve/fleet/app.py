@@ -128,11 +128,10 @@ class FleetParts:
 
     def condition(self, member_id: str) -> MemberCondition:
         """Raises Refused (UNKNOWN_MEMBER)."""
-        for each in self.watch.current.members:
-            if each.member.id == member_id:
-                return each
-        text = f"there is no member {member_id!r}: GET {FLEET}/members lists them"
-        raise Refused(Refusal.UNKNOWN_MEMBER, text)
+        if (found := self.watch.current.by_id.get(member_id)) is None:
+            text = f"there is no member {member_id!r}: GET {FLEET}/members lists them"
+            raise Refused(Refusal.UNKNOWN_MEMBER, text)
+        return found
 
     def answer(self, member_id: str) -> answers.MemberAnswer:
         return answers.member_answer(self.watch.current, self.condition(member_id), time.time())

@@ -35,12 +35,7 @@ from proofserve.dashboard.routes import SnapshotUnavailable
 from proofserve.fleet.members import MemberCondition
 from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification_records import (
-    JobPhase,
-    MemberVerdict,
-    VerdictOutcome,
-    VerificationView,
-)
+from proofserve.fleet.verification_records import JobPhase, VerdictOutcome, VerificationView
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.rounds.status import OutboxGauges, Status
 from proofserve.wire import FLEET
@@ -80,7 +75,7 @@ class FleetPage:
     async def measure_for_ever(self) -> None:
         """Add a value for each member every ``STEP_S`` seconds; forget who is a member no more."""
         while True:
-            members = {each.member.id: each for each in self._watch.current.members}
+            members = self._watch.current.by_id
             for id_ in self._rates.keys() - members.keys():
                 del self._rates[id_]
             for id_, condition in members.items():
@@ -142,7 +137,16 @@ def member_row(
     """``verifies``: an operator may ask for a verdict, because the fleet has a policy."""
     member, status = condition.member, condition.status
     reason = overview.reason_of(condition)
-    verdict = overview.verification.last.get(member.id)
+    shown = None
+    if (last := overview.verification.last.get(member.id)) is not None:
+        shown = LastVerdict(
+            verdict=_SHOWN[last.outcome],
+            at=last.at,
+            test=last.test or "",
+            nonces=last.nonces or None,
+            distance=last.distance,
+            threshold=last.threshold,
+        )
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
     deployed, cores = condition.deployment, status.liveness if status else ()
     proves = condition.is_ready and status is not None and status.generates
@@ -159,7 +163,7 @@ def member_row(
         chat_wait_s=engine.longest_chat_wait_s if engine else None,
         held_back_by=(status.paused_reason or "") if status and condition.generates else "",
         outbox_age_s=outbox.oldest_pending_s if outbox else None,
-        verdict=None if verdict is None else last_verdict(verdict),
+        verdict=shown,
         facts=tuple(_facts(overview, condition)),
         actions=tuple(_actions(member, verifies)),
     )
@@ -217,17 +221,6 @@ def _actions(member: Member, verifies: bool) -> Iterator[ActionOffer]:
 def _offer(member: Member, id_: str, label: str, confirmation: str, **more: Any) -> ActionOffer:
     path = f"{FLEET}/members/{member.id}/{id_}"
     return ActionOffer(id=id_, label=label, path=path, confirmation=confirmation, **more)
-
-
-def last_verdict(found: MemberVerdict) -> LastVerdict:
-    return LastVerdict(
-        verdict=_SHOWN[found.outcome],
-        at=found.at,
-        test=found.test or "",
-        nonces=found.nonces or None,
-        distance=found.distance,
-        threshold=found.threshold,
-    )
 
 
 def job_panel(seen: VerificationView, now: float) -> JobPanel | None:

@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
@@ -48,17 +48,17 @@ _LEAST_OF_SHARE = 16
 _MOST_TRIES = 3
 
 
+@dataclass(eq=False, repr=False)
 class FleetEngine:
     """Proves on the ready members of ``watch``; the calls of jobs wait while a round runs.
 
     That is while ``no_round`` is not set; a call that runs when it is cleared begins again later.
     """
 
-    def __init__(self, watch: FleetWatch, client: NewClient, no_round: asyncio.Event) -> None:
-        self.watch = watch
-        self.client = client
-        self.no_round = no_round
-        self.cores = 1
+    watch: FleetWatch
+    client: NewClient
+    no_round: asyncio.Event
+    cores: int = field(default=1, init=False)
 
     @property
     def engine_info(self) -> EngineInfo:
@@ -198,17 +198,17 @@ class _DividedCall:
             await asyncio.gather(change, return_exceptions=True)
 
     def _settle(self) -> None:
-        members = {member.member.id: member for member in self._watch.current.members}
         for id_, (share, task) in list(self._running.items()):
-            member = members.get(id_)
+            member = self._watch.current.by_id.get(id_)
+            name = member.member.name if member else id_
             if task.done():
                 del self._running[id_]
-                self._take(id_, member.member.name if member else id_, share, task)
+                self._take(id_, name, share, task)
             elif member is None or not member.is_ready:
                 del self._running[id_]
                 task.cancel()
                 state = f"is {member.state}: {member.reason}" if member else "was removed"
-                self._reasons[id_] = f"{member.member.name if member else id_} {state}"
+                self._reasons[id_] = f"{name} {state}"
                 self._waiting.appendleft(share)
 
     def _take(self, id_: str, name: str, share: _Share, task: "asyncio.Task[Rows]") -> None:

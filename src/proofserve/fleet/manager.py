@@ -340,10 +340,9 @@ class FleetManager(NodeManager):
 
 def _all_started(overview: Overview) -> bool:
     """Whether each ready member has a lane with a known round, or one that failed."""
-    lanes = {each.member_id: each for each in overview.view.lanes}
     generating = {each.member.id for each in overview.proving}
     return all(
-        (lane := lanes.get(each.member.id)) is not None
+        (lane := overview.newest.get(each.member.id)) is not None
         and (lane.member_id in generating or lane.ended_at is not None)
         for each in overview.ready
     )
@@ -351,13 +350,13 @@ def _all_started(overview: Overview) -> bool:
 
 def _settled(overview: Overview) -> bool:
     """Whether no member generates for the fleet, and all that they found is stored here."""
-    statuses = {each.member.id: each.status for each in overview.members if each.answered}
     for lane in overview.view.lanes:
         is_known = lane.ended_at is not None or lane.member_round_id is not None
         if not is_known and overview.view.at - lane.given_at < START_LOST_S:
             # A start call of it may still be on its way.
             return False
-        status = statuses.get(lane.member_id)
+        member = overview.by_id.get(lane.member_id)
+        status = member.status if member and member.answered else None
         if status is None or lane.member_round_id != status.round_id:
             continue
         found = status.stats.total_found if status.stats else 0
@@ -402,12 +401,12 @@ class FleetResults:
             raise Refused(
                 Refusal.UNKNOWN_ROUND, f"round {committed.round_id} is not one of this fleet"
             )
-        members = {each.member.id: each.member for each in self._watch.current.members}
-        member = members.get(committed.member_id)
-        if member is None:
+        condition = self._watch.current.by_id.get(committed.member_id)
+        if condition is None:
             raise EngineFault(
                 f"the vectors of round {committed.round_id} are gone with the member that had them"
             )
+        member = condition.member
         work = committed.of.spec.work
         body = {
             "block_hash": work.block.hash,

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import aiohttp
 
@@ -42,25 +43,22 @@ DELETE_EVERY_S = 60.0
 _PAUSE_S = 0.05
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class MemberList:
-    """The members that settings name: ``listed``, and those of ``dns``.
+    """The members that settings name: those listed, and those of a name in the DNS.
 
-    ``key`` is the API key of members without one of their own, ``look_s`` how long a look may take.
+    ``_key`` is the API key of members without one of their own, ``_look_s`` how long a look may
+    take.
     """
 
-    def __init__(
-        self,
-        listed: Sequence[Address] = (),
-        dns: DnsMembers | None = None,
-        key: str | None = None,
-        look_s: float = LOOK_S,
-    ) -> None:
-        self._listed = tuple(listed)
-        self._dns = dns
-        self._key = key
-        self._keys = {each.url: each.key for each in listed if each.key is not None}
-        self._look_s = look_s
-        self._dns_known = dns is None
+    _listed: Sequence[Address] = ()
+    _dns: DnsMembers | None = None
+    _key: str | None = None
+    _look_s: float = LOOK_S
+
+    @cached_property
+    def _keys(self) -> Mapping[str, str]:
+        return {each.url: each.key for each in self._listed if each.key is not None}
 
     def client(self, http: aiohttp.ClientSession, url: str) -> MemberClient:
         return MemberClient(http, url, self._keys.get(url, self._key), self._look_s)
@@ -72,7 +70,8 @@ class MemberList:
         joined by itself after a day of silence. Returns whether the database was changed. Raises
         StoreUnavailable.
         """
-        wanted = {each.url: each for each in (*await self._of_dns(), *self._listed)}
+        of_dns = await self._of_dns()
+        wanted = {each.url: each for each in (*(of_dns or ()), *self._listed)}
         known = {each.member.url: each for each in overview.members}
         changed = False
         for each in (each for url, each in wanted.items() if url not in known):
@@ -85,34 +84,29 @@ class MemberList:
                 changed = True
         for url, condition in known.items():
             member = condition.member
-            if url not in wanted and (reason := self._why_gone(condition, overview.view.at)):
+            if url in wanted or condition.answered:
+                continue
+            silent_s = overview.view.at - (member.seen.at if member.seen else member.added_at)
+            if member.source is MemberSource.JOINED:
+                reason = "it was silent for a day" if silent_s > FORGOTTEN_AFTER_S else None
+            else:
+                # A resolver that fails says nothing about the members.
+                reason = None if of_dns is None else "its address is named no more"
+            if reason is not None:
                 _logger.info("member %s is removed: %s", member.name, reason)
                 await store.remove_member(member.id, reason)
                 changed = True
         return changed
 
-    def _why_gone(self, condition: MemberCondition, now: float) -> str | None:
-        """Why a member that is not named is removed; None if it stays."""
-        member = condition.member
-        if condition.answered:
-            return None
-        if member.source is not MemberSource.JOINED:
-            return "its address is named no more" if self._dns_known else None
-        silent_s = now - (member.seen.at if member.seen else member.added_at)
-        return "it was silent for a day" if silent_s > FORGOTTEN_AFTER_S else None
-
-    async def _of_dns(self) -> Sequence[Address]:
+    async def _of_dns(self) -> Sequence[Address] | None:
+        """None if the name cannot be looked up now."""
         if self._dns is None:
             return ()
         try:
-            found = await self._dns.addresses()
+            return await self._dns.addresses()
         except OSError as error:
-            # The members stay: a resolver that fails says nothing about them.
-            self._dns_known = False
             _logger.warning("%s cannot be looked up: %s", self._dns.host, error)
-            return ()
-        self._dns_known = True
-        return found
+            return None
 
 
 @dataclass(eq=False, repr=False)
@@ -176,7 +170,7 @@ class Reconciler:
             overview = await self.watch.refresh()
         looked_at = await self._look(overview)
         overview = await self.watch.refresh()
-        now, held = time.time(), {each.member.id for each in overview.members} - looked_at
+        now, held = time.time(), overview.by_id.keys() - looked_at
         held |= self._actions.keys()
         held |= {id_ for id_, (_, until) in self._troubles.items() if now < until}
         changes = plan(overview.desired, overview.members, overview.lanes, held, now)
@@ -187,18 +181,17 @@ class Reconciler:
 
     async def _look(self, overview: Overview) -> set[str]:
         """Look at the members that no action is about. Returns the ids of those that were seen."""
-        members = {each.member.id: each.member for each in overview.members}
-        for member in members.values():
+        for id_, condition in overview.by_id.items():
             # What a member does while an action changes it would be out of date at once.
-            if member.id not in self._looks and member.id not in self._actions:
-                looking = self._look_at(member)
-                self._looks[member.id] = asyncio.create_task(looking)
+            if id_ not in self._looks and id_ not in self._actions:
+                looking = self._look_at(condition.member)
+                self._looks[id_] = asyncio.create_task(looking)
         if self._looks:
             await asyncio.wait(self._looks.values(), timeout=_GATHER_S)
         done = {id_: task for id_, task in self._looks.items() if task.done()}
         for id_ in done:
             del self._looks[id_]
-        reports = {id_: task.result() for id_, task in done.items() if id_ in members}
+        reports = {id_: task.result() for id_, task in done.items() if id_ in overview.by_id}
         if reports:
             await self.store.add_looks(reports)
         return set(reports)
@@ -226,10 +219,9 @@ class Reconciler:
         if starting and round_ is not None:
             found = await self.store.give_lanes(round_.id, starting, *overview.served)
             given = dict(zip(starting, found, strict=True))
-        conditions = {each.member.id: each for each in overview.members}
         calls = {
             each.member_id: asyncio.create_task(
-                self._call(conditions[each.member_id], each, round_, given.get(each.member_id))
+                self._call(overview.by_id[each.member_id], each, round_, given.get(each.member_id))
             )
             for each in changes
             if each.call is not None

@@ -103,14 +103,13 @@ def due(
 
     ``busy`` are the lanes with an open job, by the number of their round.
     """
-    members = {each.member.id: each for each in overview.members}
     desired = overview.desired.round
     of_desired = [(desired, each) for each in overview.view.lanes] if desired else []
     for round_, lane in (*of_desired, *ended):
         # Distances are judged by /validate: they have no vectors.
         if round_.spec.target is not None or (round_.number, lane.lane) in busy:
             continue
-        condition = members.get(lane.member_id)
+        condition = overview.by_id.get(lane.member_id)
         rule = policy.rule_of(condition) if condition else None
         if rule and is_due(lane, rule, overview.view.at, round_.ended_at):
             yield round_, lane, rule
@@ -125,15 +124,15 @@ def job_of(
     now: float,
 ) -> VerificationJob:
     """A sample of what is new in the lane, or for an operator of all that is stored."""
+    by_weights = queue_name(lane.weights_digest, lane.model)
+    queue = MEMBERS_QUEUE if rule.by is JudgedBy.MEMBERS else by_weights
     return VerificationJob(
         id=uuid.uuid4().hex,
         member_id=lane.member_id,
         round_number=round_.number,
         lane=lane.lane,
         cause=cause,
-        queue=MEMBERS_QUEUE
-        if rule.by is JudgedBy.MEMBERS
-        else queue_name(lane.weights_digest, lane.model),
+        queue=queue,
         rule=rule,
         weights_digest=lane.weights_digest,
         model=lane.model,
@@ -205,7 +204,7 @@ class VerificationControl:
         Raises Refused (NOTHING_TO_VERIFY), and StoreUnavailable.
         """
         overview = self._watch.current
-        condition = next((e for e in overview.members if e.member.id == member_id), None)
+        condition = overview.by_id.get(member_id)
         rule = self._policy.rule_of(condition) if condition else None
         if rule is None:
             text = "the policy has no rule for this member: add one to its file"
@@ -214,8 +213,7 @@ class VerificationControl:
         if round_ is None or lane is None or not lane.stored or round_.spec.target is not None:
             text = "the member has no stored vectors of the fleet's newest round: start a round"
             raise Refused(Refusal.NOTHING_TO_VERIFY, text)
-        newest = await self._store.newest_batches(round_.number)
-        through = newest[lane.lane]
+        through = (await self._store.newest_batches(round_.number))[lane.lane]
         job = job_of(round_, lane, rule, JobCause.OPERATOR, through, overview.view.at)
         (stored,) = await self._store.add([job])
         self.wake()
@@ -246,11 +244,11 @@ class VerificationControl:
         found = list(due(overview, self._policy, ended, busy))
         numbers = {round_.number for round_, _, _ in found}
         newest = {number: await self._store.newest_batches(number) for number in numbers}
-        made = []
-        for round_, lane, rule in found:
-            through, now = newest[round_.number].get(lane.lane, 0), overview.view.at
-            made.append(job_of(round_, lane, rule, JobCause.POLICY, through, now))
-        return made
+        cause, now = JobCause.POLICY, overview.view.at
+        return [
+            job_of(round_, lane, rule, cause, newest[round_.number].get(lane.lane, 0), now)
+            for round_, lane, rule in found
+        ]
 
     async def _replace_dead_workers(
         self,

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import metadata
 
 from proofserve.api.node import Deployment
@@ -29,19 +29,17 @@ _INTERVAL_S = 1.0
 MemberCounts = Mapping[tuple[str, int], tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Overview:
     """One look at the database, and what each member is by it.
 
     ``lanes`` holds all lanes of the desired round, and those of earlier rounds that are still open.
-    ``newest`` has the newest lane of the desired round by member, ended or not. ``counted`` is what
-    members have counted of their lanes of the desired round.
+    ``counted`` is what members have counted of their lanes of the desired round.
     """
 
     view: FleetView
     members: tuple[MemberCondition, ...]
     lanes: tuple[Lane, ...]
-    newest: Mapping[str, Lane]
     deployment: Deployment | None
     verification: VerificationView = field(default_factory=VerificationView)
     counted: MemberCounts = field(default_factory=dict)
@@ -57,6 +55,16 @@ class Overview:
             return None, None
         info = self.deployment.engine_info
         return info.facts.weights_digest, next(iter(info.model_names), None)
+
+    @cached_property
+    def by_id(self) -> Mapping[str, MemberCondition]:
+        return {each.member.id: each for each in self.members}
+
+    @cached_property
+    def newest(self) -> Mapping[str, Lane]:
+        """The newest lane of the desired round by member, ended or not."""
+        # Lanes are given in the order of their numbers.
+        return {each.member_id: each for each in self.view.lanes}
 
     @property
     def ready(self) -> tuple[MemberCondition, ...]:
@@ -78,12 +86,11 @@ class Overview:
         """The members that generate the desired round's lane that they have."""
         if self.desired.state is not State.GENERATING:
             return []
-        own = {e.member_id: e for e in self.view.lanes if e.ended_at is None}
         return [
             each
             for each in self.members
             if each.generates and each.status is not None
-            if (lane := own.get(each.member.id)) is not None
+            if (lane := self.newest.get(each.member.id)) is not None and lane.ended_at is None
             if lane.member_round_id == each.status.round_id
         ]
 
@@ -96,7 +103,7 @@ class Overview:
             return reason
         running = self.proving
         reasons = [f"{e.member.name}: {e.status.paused_reason}" for e in running if e.status]
-        if running and any(e.status and e.status.paused_reason is None for e in running):
+        if any(e.status and e.status.paused_reason is None for e in running):
             return None
         if reasons:
             return "; ".join(reasons[:3])
@@ -192,7 +199,7 @@ class FleetWatch:
     clock: Callable[[], float] = time.time
     error: str | None = field(default=None, init=False)
     """Why the database could not be read the last time; None if it could."""
-    current: Overview = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
+    current: Overview = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), None)
     _version: str = field(default_factory=partial(metadata.version, "proofserve"), init=False)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _read_at: float = field(default_factory=time.monotonic, init=False)
@@ -218,10 +225,8 @@ class FleetWatch:
             lanes = tuple(known.values())
             found = conditions(view.members, view.desired, lanes, self._rules, self.clock())
             deployment = fleet_deployment(found, self.limits, self._version)
-            # Lanes are given in the order of their numbers.
-            newest = {lane.member_id: lane for lane in view.lanes}
             counted = _counts(view, found, self.current.counted)
-            self.current = Overview(view, found, lanes, newest, deployment, verification, counted)
+            self.current = Overview(view, found, lanes, deployment, verification, counted)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
             return self.current

@@ -55,7 +55,7 @@ RULE = VerificationRule(
 class NothingDue:
     """The part of a watch that the control reads, for a fleet in which no sample is due."""
 
-    current = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
+    current = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), None)
 
 
 def control_of(

@@ -136,7 +136,7 @@ def overview_of(desired: DesiredState) -> Overview:
     """The lanes 0 of the member m and 1 of a member that was removed, both with enough."""
     lanes = (lane(0, stored=99), lane(1, member_id="removed", stored=99))
     view = FleetView(1000.0, (), desired, lanes)
-    return Overview(view, (condition_of(member(seen())),), lanes, {}, None)
+    return Overview(view, (condition_of(member(seen())),), lanes, None)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ async def jobs_s(
     ProcessFailed if one has ended or abstains.
     """
     # The part of ``FleetWatch`` that the control reads: the policy wants no sample.
-    nothing_due = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
+    nothing_due = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), None)
     watch: Any = SimpleNamespace(current=nothing_due)
     sender = partial(JobSender, database)
     control = VerificationControl(store.verdicts, watch, VerificationPolicy(), sender)
