@@ -128,7 +128,7 @@ class RuleTable(TomlTable):
     """A rule. A field that ``[[member]]`` or ``[[model]]`` leaves out is that of ``[default]``."""
 
     by: JudgedBy | None = None
-    every_sec: float | None = Field(None, gt=0, allow_inf_nan=False)
+    every_s: float | None = Field(None, alias="every_sec", gt=0, allow_inf_nan=False)
     every_nonces: int | None = Field(None, ge=1)
     nonces: int | None = Field(None, ge=1, le=100_000)
     tests: tuple[str, ...] | None = None
@@ -142,7 +142,7 @@ class RuleTable(TomlTable):
     callback_url: str | None = Field(None, min_length=1)
     unproved_share: float | None = Field(None, ge=0, le=1)
     attempts: int | None = Field(None, ge=1, le=100)
-    timeout_sec: float | None = Field(None, gt=0, allow_inf_nan=False)
+    timeout_s: float | None = Field(None, alias="timeout_sec", gt=0, allow_inf_nan=False)
     priority: int | None = Field(None, ge=1, le=1000)
 
     @model_validator(mode="before")
@@ -157,6 +157,7 @@ class RuleTable(TomlTable):
         return given
 
     def given(self) -> dict[str, Any]:
+        """By the names of ``VerificationRule``."""
         return self.model_dump(include=set(RuleTable.model_fields), exclude_none=True)
 
 

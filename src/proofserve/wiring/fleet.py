@@ -282,11 +282,9 @@ def join_check(settings: FleetSettings) -> Callable[[str], Awaitable[str | None]
 
 # -- the policy ------------------------------------------------------------------------------------
 
-# What the file calls otherwise, because it says the unit.
-_RENAMED = {"every_sec": "every_s", "timeout_sec": "timeout_s"}
 _ABOUT_WEIGHTS = ("tests", "calibration", "dist_threshold", "p_mismatch")
 # These fields belong together: a table that names one of them takes none from [default].
-_TOGETHER = (("every_sec", "every_nonces"), ("calibration", "dist_threshold", "p_mismatch"))
+_TOGETHER = (("every_s", "every_nonces"), ("calibration", "dist_threshold", "p_mismatch"))
 
 
 def policy_of(file: Path | None) -> VerificationPolicy | None:
@@ -313,7 +311,7 @@ def policy_of(file: Path | None) -> VerificationPolicy | None:
             content = fields["calibration"].read_text("utf-8")
             fields["calibration"] = digest = hashlib.sha256(content.encode()).hexdigest()
             calibrations[digest] = content
-        return VerificationRule(**{_RENAMED.get(n, n): value for n, value in fields.items()})
+        return VerificationRule(**fields)
 
     default = rule("[default]", {}) if read.default else None
     members = {each.key: rule(f"[[member]] {each.key}", each.given()) for each in read.member}
