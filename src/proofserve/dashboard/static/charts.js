@@ -10,12 +10,11 @@ const contrast = matchMedia("(prefers-contrast: more)");
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const tinted = (name) => `color-mix(in srgb, ${colour(name)} 18%, transparent)`;
 
-// A chart in a figure. `series` has a label, a colour's name and, for `bars`, the kind. `x` writes a
-// place on the x axis, `read` the text below for one index. `marks` gives vertical lines,
-// `places` the distances of labels on an x axis that shows no time.
+// A chart in a figure. `series` has a label, a colour's name and, for `bars`, the kind. `places` are
+// the distances of labels on an x axis that shows no time.
 export class Chart {
-  constructor({ series, x, read, time = true, marks = () => [], paths, height = HEIGHT, places }) {
-    Object.assign(this, { series, x, read, time, marks, paths, height, places, step: 1, plot: null, data: null });
+  constructor({ series, time = true, paths, places }) {
+    Object.assign(this, { series, time, paths, places, plot: null, data: null });
     this.place = el("div", { class: "chart", role: "img" });
     this.readout = el("figcaption", { class: "readout" });
     this.node = el("figure", {}, this.place, this.readout);
@@ -23,8 +22,10 @@ export class Chart {
     for (const query of [dark, contrast]) query.addEventListener("change", () => this.restyle());
   }
 
-  set(data, summary) {
-    this.data = data;
+  // `x` writes a place on the x axis, `read` the text below for one index. `marks` are vertical
+  // lines, and `step` is the width of a bar.
+  set(data, summary, { x = axisTime, read, marks = [], step = 1 }) {
+    Object.assign(this, { data, x, read, marks, step });
     setAttribute(this.place, "aria-label", summary);
     if (!this.plot) this.fit();
     else this.plot.setData(data);
@@ -34,7 +35,7 @@ export class Chart {
   fit() {
     const width = Math.floor(this.place.clientWidth);
     if (!this.data || width < 40) return;
-    if (this.plot) this.plot.setSize({ width, height: this.height });
+    if (this.plot) this.plot.setSize({ width, height: HEIGHT });
     else this.plot = new uPlot(this.options(width), this.data, this.place);
   }
 
@@ -53,10 +54,10 @@ export class Chart {
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: `11px ${colour("--font")}`, gap: 6 };
     return {
       width,
-      height: this.height,
+      height: HEIGHT,
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
-      scales: { x: { time: false, range: this.time ? undefined : (u, low, high) => [low - 0.6 * this.step, Math.max(high + 0.6 * this.step, ...this.marks().map(({ at }) => at * 1.02))] }, y: { range: (u, low, high) => [0, Math.max(high * 1.08, 1e-9)] } },
+      scales: { x: { time: false, range: this.time ? undefined : (u, low, high) => [low - 0.6 * this.step, Math.max(high + 0.6 * this.step, ...this.marks.map(({ at }) => at * 1.02))] }, y: { range: (u, low, high) => [0, Math.max(high * 1.08, 1e-9)] } },
       axes: [
         { ...axis, size: 28, space: 64, incrs: this.time ? [5, 10, 30, 60, 120, 300, 600, 1800, 3600] : this.places, values: (u, places) => places.map((place) => this.x(place, places)), grid: { show: this.time, ...axis.grid } },
         { ...axis, size: 46, space: 36, values: (u, places) => places.map(short) },
@@ -64,7 +65,7 @@ export class Chart {
       series: [{}, ...this.series.map((each) => this.line(each))],
       hooks: {
         setCursor: [(plot) => this.tell(plot.cursor.idx)],
-        draw: [(plot) => this.marks().forEach((mark) => drawMark(plot, mark))],
+        draw: [(plot) => this.marks.forEach((mark) => drawMark(plot, mark))],
       },
     };
   }
@@ -112,7 +113,7 @@ export const bars = () => uPlot.paths.bars({ size: [0.92, 60], radius: 0.12 });
 export const timesOf = (trend, until) =>
   trend.values.map((_, index) => until - (trend.values.length - 1 - index) * trend.step_s);
 
-export const axisTime = (place, places) =>
+const axisTime = (place, places) =>
   places.length > 1 && places[1] - places[0] < 60 ? timeOfDay(place) : hourMinute(place);
 
 // The key of a chart with several lines: a sample of each, and its label.

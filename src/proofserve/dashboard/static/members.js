@@ -4,7 +4,7 @@ import { byId, el, setAttribute, setText, show, sync } from "./dom.js";
 import { NONE, against, dateAndTime, duration, exact, number } from "./format.js";
 import { newest, sparkline } from "./sparkline.js";
 
-export const LEVELS = { bad: "needs action", warning: "needs a look", idle: "idle", good: "well" };
+const LEVELS = { bad: "needs action", warning: "needs a look", idle: "idle", good: "well" };
 const GLYPHS = { bad: "■", warning: "▲", idle: "○", good: "●" };
 const STALLED_WARN_S = 10;
 // Fewer members are all in view.

@@ -1,6 +1,6 @@
 // The panels below the table: a round, a gateway's load, waits and keys, distances, jobs.
 
-import { Chart, axisTime, bars, chartKey, timesOf } from "./charts.js";
+import { Chart, bars, chartKey, timesOf } from "./charts.js";
 import { byId, el, setAttribute, setText, show, sync } from "./dom.js";
 import { factList } from "./facts.js";
 import { dateAndTime, duration, exact, measured, number, timeOfDay } from "./format.js";
@@ -31,9 +31,6 @@ export function renderRound({ round, actions, kind, at }, buttons) {
     head.append(made.state, made.tools);
     made.chart = new Chart({
       series: [{ label: "nonces/s", colour: "--accent", filled: true }, { label: "usual", colour: "--muted", dashed: true }],
-      x: axisTime,
-      read: (index) => made.read(index),
-      marks: () => made.marks ?? [],
     });
     const aside = el("div", { class: "events-box" }, el("h3", {}, "What happened"), made.events);
     section.append(made.since, el("div", { class: "round-body" }, made.chart.node, aside), made.facts);
@@ -68,15 +65,15 @@ function roundChart(parts, round) {
   const { rate } = round;
   if (!show(parts.chart.node, rate?.values.length > 1)) return;
   const times = timesOf(rate, round.rate_until);
-  parts.marks = (round.events ?? []).map(({ at, level }) => ({ at, colour: LEVEL_COLOUR[level ?? "good"] }));
-  parts.read = (index) => {
+  const marks = (round.events ?? []).map(({ at, level }) => ({ at, colour: LEVEL_COLOUR[level ?? "good"] }));
+  const read = (index) => {
     const value = rate.values[index];
     return `${timeOfDay(times[index])}: ${value == null ? "no round" : `${number(value)} nonces/s`}${rate.baseline ? `, usually ${number(rate.baseline)}` : ""}`;
   };
   const known = rate.values.filter((value) => value != null);
   const words = known.length ? `now ${number(newest(rate))}, lowest ${number(lowest(known))}, highest ${number(highest(known))}` : "none measured";
   const usual = times.map(() => rate.baseline ?? null);
-  parts.chart.set([times, rate.values, usual], `Nonces per second over ${duration(times.at(-1) - times[0])}: ${words}`);
+  parts.chart.set([times, rate.values, usual], `Nonces per second over ${duration(times.at(-1) - times[0])}: ${words}`, { read, marks });
 }
 
 const LOAD_COLOURS = ["--accent", "--warning", "--good", "--bad"];
@@ -93,16 +90,15 @@ export function renderGateway({ gateway }) {
 function loadChart({ load, load_until: until }) {
   const series = load.map(({ label, unit }, index) => ({ label: unit ? `${label}${unit}` : label, colour: LOAD_COLOURS[index], filled: index === 0 }));
   const parts = panel("load", "Load", (section, head) => {
-    const made = {};
-    made.chart = new Chart({ series, x: axisTime, read: (index) => made.read(index) });
+    const chart = new Chart({ series });
     head.append(chartKey(series));
-    section.append(made.chart.node);
-    return made;
+    section.append(chart.node);
+    return { chart };
   });
   const times = timesOf(load[0].trend, until);
-  parts.read = (index) => `${timeOfDay(times[index])}: ${load.map(({ label, unit, trend }) => `${label.toLowerCase()} ${measured(trend.values[index], unit)}`).join(", ")}`;
+  const read = (index) => `${timeOfDay(times[index])}: ${load.map(({ label, unit, trend }) => `${label.toLowerCase()} ${measured(trend.values[index], unit)}`).join(", ")}`;
   const words = load.map(({ label, unit, trend }) => `${label} now ${measured(newest(trend), unit)}, highest ${number(highest(trend.values))}`);
-  parts.chart.set([times, ...load.map(({ trend }) => trend.values)], words.join("; "));
+  parts.chart.set([times, ...load.map(({ trend }) => trend.values)], words.join("; "), { read });
 }
 
 function waitChart({ wait_bounds: bounds, waits, waits_over_s: over }) {
@@ -110,15 +106,14 @@ function waitChart({ wait_bounds: bounds, waits, waits_over_s: over }) {
   const minutes = `in the last ${duration(Math.round(over))}`;
   const total = waits.reduce((sum, count) => sum + count, 0);
   const parts = panel("waits", "Waits for a permit", (section) => {
-    const made = {};
-    made.chart = new Chart({ series: [{ label: "requests", colour: "--accent" }], x: (place) => made.x(place), read: (index) => made.read(index), time: false, paths: bars, places: [1, 2, 4] });
-    section.append(made.chart.node);
-    return made;
+    const chart = new Chart({ series: [{ label: "requests", colour: "--accent" }], time: false, paths: bars, places: [1, 2, 4] });
+    section.append(chart.node);
+    return { chart };
   });
-  parts.x = (place) => (Number.isInteger(place) && place >= 0 && place < bounds.length ? duration(bounds[place]).replace(/ (ms|s)$/, "$1") : place === bounds.length ? "more" : "");
-  parts.read = (index) => (index == null ? `${number(total)} requests ${minutes}` : `${label(index)}: ${number(waits[index])} of ${number(total)} requests ${minutes}`);
+  const x = (place) => (Number.isInteger(place) && place >= 0 && place < bounds.length ? duration(bounds[place]).replace(/ (ms|s)$/, "$1") : place === bounds.length ? "more" : "");
+  const read = (index) => (index == null ? `${number(total)} requests ${minutes}` : `${label(index)}: ${number(waits[index])} of ${number(total)} requests ${minutes}`);
   const words = waits.map((count, index) => count && `${label(index)}: ${number(count)}`).filter(Boolean);
-  parts.chart.set([waits.map((_, index) => index), waits], `Waits for a permit ${minutes}: ${words.join(", ") || "none"}`);
+  parts.chart.set([waits.map((_, index) => index), waits], `Waits for a permit ${minutes}: ${words.join(", ") || "none"}`, { x, read });
 }
 
 // A table whose rows are `items`; `columns` are [heading, text of an item, whether a number, level].
@@ -177,23 +172,17 @@ export function renderDistances({ distances }) {
   if (!show(byId("distances"), distances)) return;
   const { edges, counts, threshold, about } = distances;
   const parts = panel("distances", "Distances", (section) => {
-    const made = { about: el("p", { class: "muted small" }) };
-    made.chart = new Chart({
-      series: [{ label: "nonces", colour: "--accent" }], x: exact, read: (index) => made.read(index), time: false, paths: bars,
-      marks: () => made.marks ?? [],
-    });
+    const made = { chart: new Chart({ series: [{ label: "nonces", colour: "--accent" }], time: false, paths: bars }), about: el("p", { class: "muted small" }) };
     section.append(made.chart.node, made.about);
     return made;
   });
-  const width = edges[1] - edges[0];
   const centres = counts.map((_, index) => (edges[index] + edges[index + 1]) / 2);
   const beyond = threshold == null ? 0 : counts.reduce((sum, count, index) => (edges[index] >= threshold ? sum + count : sum), 0);
   const total = counts.reduce((sum, count) => sum + count, 0);
   const words = `${number(total)} nonces${threshold == null ? "" : `, ${number(beyond)} beyond the threshold ${exact(threshold)}`}`;
-  parts.read = (index) => (index == null ? words : `${exact(edges[index])} to ${exact(edges[index + 1])}: ${number(counts[index])} nonces`);
-  parts.marks = threshold == null ? [] : [{ at: threshold, colour: "--bad", text: `threshold ${exact(threshold)}` }];
-  parts.chart.step = width;
-  parts.chart.set([centres, counts], `Distances of the last verifications: ${words}`);
+  const read = (index) => (index == null ? words : `${exact(edges[index])} to ${exact(edges[index + 1])}: ${number(counts[index])} nonces`);
+  const marks = threshold == null ? [] : [{ at: threshold, colour: "--bad", text: `threshold ${exact(threshold)}` }];
+  parts.chart.set([centres, counts], `Distances of the last verifications: ${words}`, { x: exact, read, marks, step: edges[1] - edges[0] });
   setText(parts.about, about ?? "");
 }
 
