@@ -8,11 +8,18 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import Annotated, Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
+from fastapi import Path
 from fastapi.routing import APIRoute
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from pydantic_core import from_json
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -115,6 +122,12 @@ def request_id_of(given: bytes | None) -> bytes:
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return os.urandom(16).hex().encode()
+
+
+# As long as every id that a client may choose, with what a server adds to it.
+ResponseId = Annotated[
+    str, Path(max_length=512, description="The `id` of the answer, as chatcmpl-….")
+]
 
 
 class StrictJsonRequest(Request):
@@ -249,6 +262,22 @@ def counter(
 
 def gauge(prefix: str, name: str, text: str, values: MetricValues[Labels], *labels: str) -> Metric:
     return _filled(GaugeMetricFamily(f"{prefix}_{name}", text, labels=labels), values)
+
+
+def histogram(
+    prefix: str,
+    name: str,
+    text: str,
+    bounds: Sequence[float],
+    values: Mapping[Labels, tuple[Sequence[int], float]],
+    *labels: str,
+) -> Metric:
+    """By labels a count for each of ``bounds`` and a last one for what lies beyond, and the sum."""
+    family = HistogramMetricFamily(f"{prefix}_{name}", text, labels=labels)
+    names = [*map(str, bounds), "+Inf"]
+    for label, (counts, total) in values.items():
+        family.add_metric(label, list(zip(names, accumulate(counts), strict=True)), total)
+    return family
 
 
 def _filled(

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import accumulate
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from proofserve.api.node import Node, ServedNode, answer_of_outbox, read_engine, read_receipts
@@ -23,7 +22,7 @@ from proofserve.rounds.status import (
     ReceiptGauges,
     Status,
 )
-from proofserve.web import counter, gauge
+from proofserve.web import counter, gauge, histogram
 
 PREFIX = "proofserve"
 # Longer than any reading takes: after it the scrape goes on without the node's metrics.
@@ -163,12 +162,9 @@ def _engine(engine: EngineGauges) -> Iterator[Metric]:
     yield _counter("busy_seconds", "Engine time that proof forwards took.", engine.busy_s)
     text = "Engine time of chat while proofs waited for it."
     yield _counter("deferred_seconds", text, engine.deferred_s)
-    forwards = HistogramMetricFamily(f"{PREFIX}_forward_seconds", "Duration of a proof forward.")
-    if engine.forward_counts:
-        bounds = [*map(str, FORWARD_BOUNDS_S), "+Inf"]
-        counts = accumulate(engine.forward_counts)
-        forwards.add_metric([], list(zip(bounds, counts, strict=True)), engine.busy_s)
-    yield forwards
+    forwards = {(): (engine.forward_counts, engine.busy_s)} if engine.forward_counts else {}
+    text = "Duration of a proof forward."
+    yield histogram(PREFIX, "forward_seconds", text, FORWARD_BOUNDS_S, forwards)
     longest = engine.longest_chat_wait_s
     yield _gauge("longest_chat_wait_seconds", "Longest wait of chat for proofs.", longest)
     text = "Longest wait of chat for proofs that the operator allows; 0 without a limit."

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
@@ -23,6 +23,7 @@ from proofserve.api.response_models import (
 )
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.rounds.receipts import ReceiptService
+from proofserve.web import ResponseId
 from proofserve.wire import PROOFS, RECEIPTS
 from proofserve.wire.signed import signed_entry_body, signed_receipt_body
 from proofserve.wire.status import NodeStatusResponse
@@ -33,11 +34,6 @@ OK: Final = "ok"
 BUSY_ANSWER_S = 1.0
 # For how long an engine that is not watched may be busy, seconds.
 UNWATCHED_S = 60.0
-
-# As long as every id that a client may choose, with what a server adds to it.
-ResponseId = Annotated[
-    str, Path(max_length=512, description="The `id` of the answer, as chatcmpl-….")
-]
 
 
 def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:

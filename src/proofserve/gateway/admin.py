@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import httpx
-from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response, Security
+from fastapi import APIRouter, Depends, FastAPI, Request, Response, Security
 from fastapi.responses import PlainTextResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
@@ -20,7 +20,15 @@ from proofserve.gateway.backends import Backend, plain_client
 from proofserve.gateway.failures import Failure, RefusedByGateway
 from proofserve.gateway.gateway import ROUTES, Gateway, Route
 from proofserve.gateway.records import GatewayPlan
-from proofserve.web import Handle, bearer_key, client_key, route_class, why_not_local, with_body
+from proofserve.web import (
+    Handle,
+    ResponseId,
+    bearer_key,
+    client_key,
+    route_class,
+    why_not_local,
+    with_body,
+)
 
 Arguments = dict[Any, Any]
 
@@ -339,11 +347,6 @@ def _shown(backend: Backend) -> ShownBackend:
         connections=backend.pool.opened,
         models=sorted(backend.models) if backend.models is not None else None,
     )
-
-
-ResponseId = Annotated[
-    str, Path(max_length=512, description="The `id` of the answer, as chatcmpl-….")
-]
 
 
 @receipts.get(

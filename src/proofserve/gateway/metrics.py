@@ -6,18 +6,18 @@ the library's counters with locks. The library renders the page.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from proofserve import web
 
 # As the functions of ``web``; the name of every metric begins so.
 counter, gauge = partial(web.counter, "gateway"), partial(web.gauge, "gateway")
+histogram = partial(web.histogram, "gateway")
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -40,10 +40,9 @@ class Buckets:
         """One count for each bound, and a last one for what lies beyond."""
         return tuple(self._counts)
 
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        names = [*map(str, self._bounds), "+Inf"]
-        counts = accumulate(self._counts)
-        family.add_metric(labels, list(zip(names, counts, strict=True)), self._sum)
+    @property
+    def counted(self) -> tuple[tuple[int, ...], float]:
+        return self.counts, self._sum
 
 
 @dataclass(slots=True)
@@ -76,30 +75,21 @@ class GatewayTotals(Collector):
         yield counter("requests", "Requests by outcome.", outcomes, "client", "outcome")
         retries = {(why,): count for why, count in self.retries.copy().items()}
         yield counter("retries", "Attempts after the first, by reason.", retries, "reason")
-        wait = HistogramMetricFamily("gateway_queue_wait_seconds", "Time until the permit.")
-        self.wait.add_to(wait, [])
-        yield wait
-        yield from _by_model(self.series.copy())
-
-
-def _by_model(every: Mapping[tuple[str, str], Series]) -> Iterator[Metric]:
-    labels = ("backend", "model")
-    tokens = {(*key, "prompt"): series.prompt_tokens for key, series in every.items()}
-    tokens |= {(*key, "completion"): series.completion_tokens for key, series in every.items()}
-    yield counter("tokens", "Tokens that backends reported.", tokens, *labels, "kind")
-    audio = {key: series.audio_seconds for key, series in every.items()}
-    yield counter("audio_seconds", "Seconds of sound that backends transcribed.", audio, *labels)
-    histograms = (
-        ("time_to_first_byte", "From the permit until the answer begins."),
-        ("time_between_chunks", "Between parts of a stream."),
-        ("duration", "From the permit to the end."),
-    )
-    first, between, duration = (
-        HistogramMetricFamily(f"gateway_{name}_seconds", text, labels=labels)
-        for name, text in histograms
-    )
-    for key, series in every.items():
-        series.first.add_to(first, key)
-        series.between.add_to(between, key)
-        series.duration.add_to(duration, key)
-    yield from (first, between, duration)
+        text, wait = "Time until the permit.", {(): self.wait.counted}
+        yield histogram("queue_wait_seconds", text, SHORT_SECONDS, wait)
+        every, labels = self.series.copy(), ("backend", "model")
+        tokens = {(*key, "prompt"): series.prompt_tokens for key, series in every.items()}
+        tokens |= {(*key, "completion"): series.completion_tokens for key, series in every.items()}
+        yield counter("tokens", "Tokens that backends reported.", tokens, *labels, "kind")
+        audio = {key: series.audio_seconds for key, series in every.items()}
+        text = "Seconds of sound that backends transcribed."
+        yield counter("audio_seconds", text, audio, *labels)
+        text = "From the permit until the answer begins."
+        first = {key: series.first.counted for key, series in every.items()}
+        yield histogram("time_to_first_byte_seconds", text, SECONDS, first, *labels)
+        text = "Between parts of a stream."
+        between = {key: series.between.counted for key, series in every.items()}
+        yield histogram("time_between_chunks_seconds", text, SHORT_SECONDS, between, *labels)
+        text = "From the permit to the end."
+        duration = {key: series.duration.counted for key, series in every.items()}
+        yield histogram("duration_seconds", text, SECONDS, duration, *labels)
