@@ -6,6 +6,7 @@ import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -218,24 +219,20 @@ async def addresses(host: str, port: int) -> Collection[str]:
     return {str(address[0]) for *_, address in found}
 
 
+@dataclass(eq=False, repr=False)
 class Roster:
     """Keeps the backends of ``pool`` up to date; ``gone`` gets the name of a removed one."""
 
-    def __init__(
-        self,
-        plan: GatewayPlan,
-        pool: BackendPool,
-        make: Callable[[BackendSpec], Backend],
-        gone: Callable[[str], None],
-        resolve: Resolve,
-    ) -> None:
-        self._plan, self._pool = plan, pool
-        self._make, self._gone, self._resolve = make, gone, resolve
-        self._probers: dict[Backend, Prober] = {}
-        # Backends without an address in DNS any more, and whether an operator had drained them.
-        self._leaving: dict[Backend, bool] = {}
-        self._found: dict[str, frozenset[BackendSpec]] = {}
-        self._silent: set[str] = set()
+    _plan: GatewayPlan
+    _pool: BackendPool
+    _make: Callable[[BackendSpec], Backend]
+    _gone: Callable[[str], None]
+    _resolve: Resolve
+    _probers: dict[Backend, Prober] = field(default_factory=dict, init=False)
+    # Backends without an address in DNS any more, and whether an operator had drained them.
+    _leaving: dict[Backend, bool] = field(default_factory=dict, init=False)
+    _found: dict[str, frozenset[BackendSpec]] = field(default_factory=dict, init=False)
+    _silent: set[str] = field(default_factory=set, init=False)
 
     async def start(self) -> None:
         """Probe the plan's backends, look the names up once, and go on probing."""
