@@ -70,7 +70,7 @@ class MemberList:
         joined by itself after a day of silence. Returns whether the database was changed. Raises
         StoreUnavailable.
         """
-        of_dns = await self._of_dns()
+        of_dns = await self._dns.addresses() if self._dns else ()
         wanted = {each.url: each for each in (*(of_dns or ()), *self._listed)}
         known = {each.member.url: each for each in overview.members}
         changed = False
@@ -97,16 +97,6 @@ class MemberList:
                 await store.remove_member(member.id, reason)
                 changed = True
         return changed
-
-    async def _of_dns(self) -> Sequence[Address] | None:
-        """None if the name cannot be looked up now."""
-        if self._dns is None:
-            return ()
-        try:
-            return await self._dns.addresses()
-        except OSError as error:
-            _logger.warning("%s cannot be looked up: %s", self._dns.host, error)
-            return None
 
 
 @dataclass(eq=False, repr=False)

@@ -1,6 +1,7 @@
 """Where members come from without joining by themselves: a list, and a name in the DNS."""
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,8 @@ from urllib.parse import urlsplit
 
 from proofserve.fleet.records import MemberSource
 from proofserve.web import http_parts
+
+_logger = logging.getLogger(__name__)
 
 # How often the name is looked up, and how long one look-up may take. Seconds.
 LOOKUP_EVERY_S = 30.0
@@ -51,34 +54,38 @@ class DnsMembers:
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._parts = urlsplit(plain_url(url))
+        self._host = self._parts.hostname or ""
         self._clock = clock
         self._looked_up_at: float | None = None
-        self._found: tuple[Address, ...] = ()
+        self._found: Sequence[Address] | None = None
 
-    @property
-    def host(self) -> str:
-        return self._parts.hostname or ""
-
-    async def addresses(self) -> Sequence[Address]:
+    async def addresses(self) -> Sequence[Address] | None:
         """The addresses by the newest look-up, which is at most ``LOOKUP_EVERY_S`` old.
 
-        Raises OSError if the name cannot be looked up; the next call tries again after that time.
+        None if it failed.
         """
         now = self._clock()
-        if self._looked_up_at is not None and now - self._looked_up_at < LOOKUP_EVERY_S:
-            return self._found
-        self._looked_up_at = now
+        if self._looked_up_at is None or now - self._looked_up_at >= LOOKUP_EVERY_S:
+            self._looked_up_at = now
+            try:
+                self._found = await self._look_up()
+            except OSError as error:
+                self._found = None
+                _logger.warning("%s cannot be looked up: %s", self._host, error)
+        return self._found
+
+    async def _look_up(self) -> Sequence[Address]:
+        """Raises OSError."""
         port = self._parts.port or _PORTS[self._parts.scheme]
-        lookup = asyncio.get_running_loop().getaddrinfo(self.host, port, type=socket.SOCK_STREAM)
+        lookup = asyncio.get_running_loop().getaddrinfo(self._host, port, type=socket.SOCK_STREAM)
         try:
             async with asyncio.timeout(_LOOKUP_S):
                 found = await lookup
         except TimeoutError:
-            raise OSError(f"{self.host}: no answer of the DNS within {_LOOKUP_S:g} s") from None
+            raise OSError(f"no answer of the DNS within {_LOOKUP_S:g} s") from None
         except UnicodeError as error:
-            raise OSError(f"{self.host} is not a name of the DNS: {error}") from None
+            raise OSError(f"it is not a name of the DNS: {error}") from None
         hosts = sorted({str(each[4][0]) for each in found})
         places = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
         urls = [(each, f"{self._parts.scheme}://{each}") for each in places]
-        self._found = tuple(Address(*each, MemberSource.DNS) for each in urls)
-        return self._found
+        return tuple(Address(*each, MemberSource.DNS) for each in urls)

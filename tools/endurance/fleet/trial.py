@@ -106,8 +106,10 @@ class Network:
         wait_until(stop, "the stop of the round", CHANGE_S)
 
     def pending(self) -> int | None:
-        """How many callbacks to the network wait; None without an answer."""
-        return _answer(lambda: int(self._client.describe()["outbox"]["pending"]), otherwise=None)
+        """How many callbacks to the network wait; None if the fleet cannot say it."""
+        unknown: Mapping[str, Any] = {"outbox": None}
+        outbox = _answer(self._client.describe, otherwise=unknown)["outbox"]
+        return None if outbox is None else int(outbox["pending"])
 
     def newest(self, known: int) -> int:
         """The newest sequence number, if the fleet answers, and else the one that is ``known``."""
