@@ -72,7 +72,7 @@ def test_the_page_says_what_was_tried_and_a_wrong_conviction(found: Found, tmp_p
     rows = cell_rows(found)
     text = pages.page(rows, TRIAL)
     assert f"**0 of {TRIAL.runs * (len(KERNELS) + 1) * len(FORMS):,}**" in text
-    assert f"{found.date} on {found.machine}: qwen3_moe by {SKETCH}." in text
+    assert f"simulated: all {found.date} on {found.machine}." in text
     assert read(written(rows)) == rows
     (own,) = [r for r in rows if (r["node"], r["form"]) == ("a node", FORMS[0])]
     assert own["processor"] == "a card"

@@ -51,9 +51,11 @@ def page(rows: Sequence[CellRow], trial: Trial) -> str:
 
 
 def _tried(rows: Sequence[CellRow]) -> str:
-    """On which day and machine each model was tried by each scheme."""
+    """On which day and machine each model was tried by each scheme; most of them are the others."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         where = f"{row['date']} on {row['machine']}"
         found.setdefault(where, {})[f"{row['model']} by {row['scheme']}"] = None
-    return "; ".join(f"{where}: {', '.join(names)}" for where, names in sorted(found.items()))
+    most = max(found, key=lambda where: len(found[where]))
+    texts = [f"{', '.join(of)} {where}" for where, of in found.items() if where != most]
+    return ", ".join([*texts, f"all {'others ' if texts else ''}{most}"])
