@@ -35,7 +35,7 @@ def test_readme_says_how_often_honest_nodes_are_convicted_and_cleared() -> None:
     honest = [row for row in ROWS if row["kind"] == cells.HONEST]
     assert {row["convicted"] for row in honest} == {"0"}
     assert "No honest node was convicted" in README
-    said = re.search(r"within 100 nonces in ([\d.]+) %, on two ranks in (\d+) %", README)
+    said = re.search(r"on two ranks too, were cleared within 100 nonces in ([\d.]+) %", README)
     assert said is not None
     cleared = {
         (row["model"], row["scheme"], row["node"]): float(row["cleared_soon"])
@@ -44,8 +44,8 @@ def test_readme_says_how_often_honest_nodes_are_convicted_and_cleared() -> None:
         # README says so beside it: only this scheme clears a mixture.
         if row["model"] not in MIXTURES or row["scheme"] == SKETCH_2
     }
-    on_two_ranks = cleared.pop(("trained", "sketch-v1", "vllm-tp2"))
-    assert (min(cleared.values()), round(on_two_ranks)) == (float(said[1]), int(said[2]))
+    assert ("trained", "sketch-v1", "vllm-tp2") in cleared
+    assert min(cleared.values()) == float(said[1])
 
 
 def test_readme_says_how_often_the_weights_of_the_bank_are_cleared() -> None:
