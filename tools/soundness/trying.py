@@ -194,16 +194,20 @@ class Trying:
     def _honest_node(self, name: str, processor: str | None, errors: Vectors) -> HonestNode:
         trial, width = self._trial, self._runs.work.scheme.width
         ours, reference = self._judged_beside(errors)
-        shown, predicted = ours.figures(errors), ours.measuring.lengths
+        predicted = ours.measuring.lengths
+        # References may explain errors, as in a verdict, also beside a run on several ranks.
+        runs = {**self._ours.every, **ours.every}
+        of_references, shown = self._ours.figures(errors), ours.figures(errors)
+        shown = replace(shown, footprints={**of_references.footprints, **shown.footprints})
         alone = uncalibrated(reference, width).expecting(ours.between_orders(reference), width)
         honest = self._known(ours, reference)
-        node = node_figures(shown, ours.every, honest, predicted)
+        node = node_figures(shown, runs, honest, predicted)
         drawn = draws(len(node), trial.runs, trial.most)
         with_it = simulated(node, honest, self._chances, drawn)
         # A real node is none of the populations: then the one most like it is left out.
         without = honest.without(name if name in honest.names else with_it.closest)
-        apart = node_figures(shown, ours.every, without, predicted, left_out=name)
-        unmeasured = node_figures(shown, ours.every, alone, predicted)
+        apart = node_figures(shown, runs, without, predicted, left_out=name)
+        unmeasured = node_figures(shown, runs, alone, predicted)
         cells = {
             CALIBRATED: self._cell(with_it),
             LEFT_OUT: self._cell(simulated(apart, without, self._chances, drawn)),
