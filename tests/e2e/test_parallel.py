@@ -191,7 +191,7 @@ def test_after_a_killed_owner_the_server_ends_and_its_restart_loses_nothing(
         round_id, reported = status(node)["round_id"], processed(node)
         family = node.family()
         end_owner(tmp_path, signal.SIGKILL)
-        until(lambda: have_ended(family), seconds=60)
+        until(lambda: have_ended(family))
     with serve(tiny, tmp_path, options, **A_CORE_EACH, POC_RESUME="1") as node:
         after = status(node)
         assert (after["status"], after["round_id"]) == ("GENERATING", round_id)
