@@ -37,9 +37,9 @@ from soundness.runs import KeptRuns
 POWER: Final = 0.999
 # Of the nonces that a cheat forges; a verdict excludes each in turn.
 SHARES: Final = (1.0, 0.7, 0.5, 0.3, 0.1)
-# In which a node adds up whose kernel is emulated for our own run, too, and a cheat: no node has
-# ours, which are as this machine does and ``_AGAIN``.
-_ORDER, _AGAIN = 1, 2
+# In which a validator's own run adds up, as those of ``verify``; emulated nodes add up as this
+# machine does.
+_ORDERS: Final = (1, 2)
 # Nonces by which a kernel on several ranks is chosen.
 _TRIED_ON: Final = 4
 
@@ -153,14 +153,10 @@ class Trying:
             kernel: runs.errors(BankRun(kernels=kernel), judged)
             for kernel in progress.over(text, runs.kernels)
         }
-        references = {name: nodes[name] for name in runs.references}
-        again = {}
-        for kernel in progress.over(f"{len(references)} of them in other orders", [*references]):
-            nodes[kernel] = runs.errors(BankRun(kernels=kernel, order=_ORDER), judged)
-            again[kernel] = runs.errors(BankRun(kernels=kernel, order=_AGAIN), judged)
         self._predicted = predicted
-        self._ours = OwnRuns(judged, references, again, predicted)
         self._nodes = nodes
+        progress.step(f"{len(runs.references)} of them in two other orders")
+        self._ours = self._in_orders(runs.references, judged)
 
     def found(self, real: Sequence[RealNode]) -> Found:
         """Every emulated kernel, ``real`` nodes of the same nonces, and the cheats."""
@@ -222,16 +218,15 @@ class Trying:
         if has_it:
             return self._ours, reference
         every = [name for of in self._runs.variants.values() for name in of.values()]
-        first, _ = self._on_ranks(every, self._judged[:_TRIED_ON]).nearest(errors)
-        several = self._on_ranks([first], self._judged)
+        first, _ = self._in_orders(every, self._judged[:_TRIED_ON]).nearest(errors)
+        several = self._in_orders([first], self._judged)
         on_ranks, has_it = several.nearest(errors)
         return (several, on_ranks) if has_it else (self._ours, reference)
 
-    def _on_ranks(self, names: Sequence[str], nonces: Sequence[int]) -> "OwnRuns":
-        # Emulated kernels on several ranks, which are nodes here, add up as this machine does.
+    def _in_orders(self, names: Sequence[str], nonces: Sequence[int]) -> "OwnRuns":
         one, again = (
             {n: self._runs.errors(BankRun(kernels=n, order=order), nonces) for n in names}
-            for order in (_ORDER, _AGAIN)
+            for order in _ORDERS
         )
         return OwnRuns(nonces, one, again, self._predicted)
 
@@ -257,9 +252,7 @@ class Trying:
         """Judged beside the reference of the server that computes the other nonces."""
         trial, ours = self._trial, self._ours
         reference = nearest(beside, self._runs.references)
-        cheat = ours.figures(
-            self._runs.cheat_errors(BankRun(name, reference, _ORDER), self._judged)
-        )
+        cheat = ours.figures(self._runs.cheat_errors(BankRun(name, reference), self._judged))
         honest = self._known(ours, reference)
         mixed = _joined(beside, cheat)
         node = node_figures(mixed, ours.every, honest, ours.measuring.lengths)
