@@ -43,3 +43,11 @@ def test_an_answer_that_drips_is_not_waited_for() -> None:
         pytest.raises(NodeError, match=r"did not end within 0\.1 s"),
     ):
         client.ask("GET", "/x")
+
+
+def test_a_web_page_is_named_and_not_shown() -> None:
+    page = httpx.Response(404, html="<!DOCTYPE html><p>Not here</p>")
+    transport = httpx.MockTransport(lambda _: page)
+    with JsonClient("http://shop", transport=transport) as shop, pytest.raises(NodeError) as caught:
+        shop.ask("GET", "/v1/models")
+    assert str(caught.value) == "GET http://shop/v1/models: 404 and a web page"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from proofserve import __version__
 from proofserve.cli.command import Json
-from proofserve.cli.session import EXIT_ERROR, EXIT_FAILED
+from proofserve.cli.session import EXIT_ERROR, EXIT_FAILED, ProgressLine
 from proofserve.host import GIB
 from proofserve.outbox.database import OutboxInUse, hold_lock
 from proofserve.reports import write_json
@@ -56,16 +56,18 @@ def command(json: Json = None) -> None:
         field, message = first_problem(error)
         console.print(f"POC_{field.partition('.')[0].upper()}: {message}", markup=False)
         raise typer.Exit(EXIT_ERROR) from error
-    with console.status("looking at this host ..."):
+    with ProgressLine(console) as line:
+        # A first import of torch may take a minute.
+        line.step("looking at this host")
         facts = host_facts(required())
         found = host_lines(chosen, facts)
     able = verdict(found)
     for each in found:
-        line = Text(f"{each.name:{COLUMN}}")
-        line.append(each.text, style="red" if each.lacking else "")
+        said = Text(f"{each.name:{COLUMN}}")
+        said.append(each.text, style="red" if each.lacking else "")
         if each.remedy is not None:
-            line.append(f" -> {each.remedy}", style="yellow")
-        console.print(line, soft_wrap=True)
+            said.append(f" -> {each.remedy}", style="yellow")
+        console.print(said, soft_wrap=True)
     last = Text(f"{'this host':{COLUMN}}")
     for number, (task, can) in enumerate(able.items()):
         last.append(", " if number else "")
