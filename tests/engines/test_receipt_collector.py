@@ -9,13 +9,9 @@ import pytest
 
 from proofserve.engines.receipts import collector as module
 from proofserve.engines.receipts.client import response_of
-from proofserve.engines.receipts.collector import (
-    COLLECT_S,
-    AnswerCollector,
-    EndedAnswer,
-    Rows,
-    Wanted,
-)
+from proofserve.engines.receipts.collector import COLLECT_S, AnswerCollector
+from proofserve.engines.receipts.compat_answers import EndedAnswer
+from proofserve.engines.receipts.tap import Rows, Wanted
 from proofserve.protocol.receipts.record import Sampling
 
 

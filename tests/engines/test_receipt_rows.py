@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from proofserve.engines.receipts import tap as tap_module
-from proofserve.engines.receipts.collector import Wanted
 from proofserve.engines.receipts.compat_answers import before_sampling, sampled_rows
-from proofserve.engines.receipts.tap import SampledRows, Tap
+from proofserve.engines.receipts.tap import SampledRows, Tap, Wanted
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 

@@ -33,7 +33,7 @@ def reason_of(error: httpx.HTTPError) -> str:
 def refusal(response: httpx.Response) -> str:
     """The status and the beginning of the text of an answer that has been read.
 
-    A page is no answer of a node or of vLLM, and nobody reads its HTML.
+    A page is no answer of a node or of vLLM: the HTML says nothing to its reader.
     """
     is_page = "html" in response.headers.get("content-type", "")
     return f"{response.status_code} {'and a web page' if is_page else response.text[:LONGEST_TEXT]}"

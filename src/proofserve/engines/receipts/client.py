@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from proofserve.engines.receipts.collector import EndedAnswer
-from proofserve.engines.receipts.compat_answers import RequestNotes
+from proofserve.engines.receipts.compat_answers import EndedAnswer, RequestNotes
 from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.support import require_receipts
 from proofserve.protocol.receipts.record import FinishedAnswer

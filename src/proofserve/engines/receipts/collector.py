@@ -8,15 +8,13 @@ everything is collected. All methods run on the core's loop thread.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
-from proofserve.protocol.receipts.record import Sampling
-
-if TYPE_CHECKING:
-    from proofserve.engines.receipts.compat_answers import WatchedCore
+from proofserve.engines.receipts.compat_answers import EndedAnswer, WatchedCore
+from proofserve.engines.receipts.tap import Rows
 
 _logger = logging.getLogger(__name__)
 
@@ -27,52 +25,9 @@ MOST_ANSWERS = 4096
 # Answers of one collection.
 MOST_COLLECTED = 256
 
-# For each wanted answer its rows, None if one is missing.
-Rows = list[bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The rows of one request at the ``count`` positions from ``first`` on.
-
-    The row at a position is the state that chose the token at the next one.
-    """
-
-    request_id: str
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndedAnswer:
-    """A request that the scheduler has finished. ``prompt`` and ``output`` are ids, u32 LE.
-
-    ``external_id`` is the id that vLLM's API gave to the request, ``request_id`` vLLM's own one.
-    ``sketches`` are float16 LE [output tokens, k_dim], None before they are fetched or if rows were
-    lost.
-    """
-
-    request_id: str
-    external_id: str
-    adapter: str | None
-    sampling: Sampling
-    prompt: bytes
-    output: bytes
-    finish_reason: str
-    created_ms: int
-    sketches: bytes | None = None
-
-    @property
-    def wanted(self) -> Wanted:
-        return Wanted(self.request_id, len(self.prompt) // 4 - 1, len(self.output) // 4)
-
-    @classmethod
-    def from_wire(cls, wire: Mapping[str, Any]) -> "EndedAnswer":
-        return cls(**{**wire, "sampling": Sampling(**wire["sampling"])})
-
 
 class AnswerCollector:
-    def __init__(self, core: "WatchedCore", now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, core: WatchedCore, now: Callable[[], float] = time.monotonic) -> None:
         self._core, self._now = core, now
         self._ended: deque[EndedAnswer] = deque()
         self._dropped = 0

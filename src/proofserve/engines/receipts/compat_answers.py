@@ -2,21 +2,49 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-from proofserve.engines.receipts.collector import EndedAnswer, Rows, Wanted
-from proofserve.engines.receipts.tap import SampledRows, Tap
+from proofserve.engines.receipts.tap import Rows, SampledRows, Tap, Wanted
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sketches import ReceiptScheme
 
 # The attribute of a Request that keeps the id which vLLM's API gave to it.
 EXTERNAL_ID = "proofserve_external_id"
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAnswer:
+    """A request that the scheduler has finished. ``prompt`` and ``output`` are ids, u32 LE.
+
+    ``external_id`` is the id that vLLM's API gave to the request, ``request_id`` vLLM's own one.
+    ``sketches`` are float16 LE [output tokens, k_dim], None before they are fetched or if rows were
+    lost.
+    """
+
+    request_id: str
+    external_id: str
+    adapter: str | None
+    sampling: Sampling
+    prompt: bytes
+    output: bytes
+    finish_reason: str
+    created_ms: int
+    sketches: bytes | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(self.request_id, len(self.prompt) // 4 - 1, len(self.output) // 4)
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> "EndedAnswer":
+        return cls(**{**wire, "sampling": Sampling(**wire["sampling"])})
 
 
 class WatchedCore:
@@ -291,9 +319,7 @@ def start_tap(worker: Any, scheme: ReceiptScheme, most_rows: int) -> bool:
     return True
 
 
-def fetch_rows(
-    worker: Any, wanted: Sequence[Wanted], alive: Collection[str]
-) -> list[bytes | None] | None:
+def fetch_rows(worker: Any, wanted: Sequence[Wanted], alive: Collection[str]) -> Rows | None:
     """``Tap.fetch`` on the rank with the rows, None on the others."""
     tap: Tap | None = getattr(worker, "proofserve_tap", None)
     return None if tap is None else tap.fetch(wanted, alive)

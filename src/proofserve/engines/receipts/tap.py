@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from proofserve.engines.receipts.collector import Wanted
 from proofserve.protocol.receipts.sketches import sketches
 
 _logger = logging.getLogger(__name__)
@@ -22,6 +21,22 @@ MOST_STEPS = 512
 
 # The positions int64 [n] and the rows float16 [n, k_dim] of a request, from several steps.
 Part = tuple[NDArray[np.int64], NDArray[np.float16]]
+
+
+# For each wanted answer its rows, None if one is missing.
+Rows = list[bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The rows of one request at the ``count`` positions from ``first`` on.
+
+    The row at a position is the state that chose the token at the next one.
+    """
+
+    request_id: str
+    first: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +92,7 @@ class Tap:
                 _logger.exception("sketches of a step failed; its answers get no receipt")
             self._failed = True
 
-    def fetch(self, wanted: Sequence[Wanted], alive: Collection[str]) -> list[bytes | None]:
+    def fetch(self, wanted: Sequence[Wanted], alive: Collection[str]) -> Rows:
         """The rows of each of ``wanted``, None if one is missing; afterwards they are gone.
 
         So are the rows of all requests that are not ``alive``.
