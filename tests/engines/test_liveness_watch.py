@@ -149,9 +149,11 @@ async def test_a_stopped_core_is_reported_and_goes_on(
     await core.until(lambda: not core.seen.stalled)
     await core.until(lambda: core.seen.doing == "nothing")
     logged = [record.getMessage() for record in caplog.records if "engine core" in record.message]
-    assert len(logged) == 2
-    assert "restart the server if it does not go on" in logged[0]
-    assert "goes on" in logged[1]
+    # On a busy machine it may hang, and go on, again.
+    hangs, ends = logged[::2], logged[1::2]
+    assert len(hangs) == len(ends) >= 1
+    assert all("restart the server if it does not go on" in each for each in hangs)
+    assert all("goes on" in each for each in ends)
 
 
 async def test_an_idle_core_is_not_reported_even_if_it_is_stopped_until_it_is_asked(
