@@ -14,6 +14,7 @@ from measuring.jobs import Job, run_all
 from measuring.results import Kept, chosen, table, table_rows, write_page
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.host import processor_here
+from proofserve.verifier.chat.writers import WRITERS
 from soundness import contexts, exact, writers
 from soundness.forged import forged_files
 from soundness.page import page
@@ -160,7 +161,7 @@ def who_wrote(arch: str) -> None:
         run_all(writers.jobs(arch), LOGS, typer.echo)
         trial = writers.AnswersTrial(BY_NAME[arch], session.line)
         typer.echo(table(writers.HEAD, [], rule=" --- "))
-        for name in writers.WRITERS:
+        for name in WRITERS:
             typer.echo(trial.of_writer(name))
         typer.echo(trial.honest())
 

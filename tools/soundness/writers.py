@@ -24,14 +24,14 @@ from measuring.jobs import Job, proofserve
 from measuring.results import table_rows
 from proofserve.cli.servers import ServerOptions, scratch_folder, serving
 from proofserve.cli.session import CommandSession
+from proofserve.engines.reference.suspects import SKIPPED
 from proofserve.remote.recorder import Recorder
 from proofserve.reports import Progress, write_json
 from proofserve.verifier.chat.answers import Answer, Blocks
 from proofserve.verifier.chat.conversation import CHAT, ReceiptClient, read, request, write
 from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatChecker
-from proofserve.verifier.chat.writers import WRITERS as BANK
-from proofserve.verifier.chat.writers import Writers, written
+from proofserve.verifier.chat.writers import WRITERS, Writers, writers_of, written
 from proofserve.verifier.judges import Chances
 from proofserve.verifier.validator import ValidatorSetup
 from proofserve.verifier.verification import Truth, verify
@@ -47,8 +47,6 @@ AT_ONCE: Final = 8
 HONEST: Final = 200
 # Of each writer, of which every second one is greedy.
 CHEAP: Final = 80
-SKIPPED: Final = "without its middle layer"
-WRITERS: Final = (SKIPPED, "int4 g128", "fp8 per channel", "int8 per channel")
 # Makes the outputs of a layer nothing, so that it gives what it got.
 _OUTPUTS: Final = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 _ENTRY_POINT: Final = "[vllm.logits_processors]\nscripted = soundness.scripted:Scripted\n"
@@ -188,7 +186,7 @@ class AnswersTrial:
         self._progress = progress
         self._checker = ChatChecker(ValidatorSetup(subject.model.folder), None, SEED)
         validator = self._checker.validator
-        self._readings = Readings(validator, [name for name in BANK if name in validator.names])
+        self._readings = Readings(validator, writers_of(validator.names))
 
     def _answers(self, kind: str) -> tuple[tuple[Answer, ...], list[str], list[str]]:
         """The answers of a folder, what fails in them, and what is missing."""
@@ -224,9 +222,7 @@ class AnswersTrial:
             of = [item for item in items if item[0].is_greedy == is_greedy]
             orders = self._progress.over(f"{name}, {kind}, in many orders", range(ORDERS_OF_CHEATS))
             ends.append(_ends([self._judged(_shuffled(of, each)) for each in orders]))
-        sampled = [by[name].log_ratio for one, by in items if name in by and not one.is_greedy]
-        # NaN for a writer that is not in the bank.
-        gain = mean(sampled) if sampled else float("nan")
+        gain = mean(by[name].log_ratio for one, by in items if not one.is_greedy)
         row = table_rows([(name, *ends, f"{gain:.4f}")])
         return "\n".join([row, *(f"{name}: {text}" for text in failures[:2])])
 

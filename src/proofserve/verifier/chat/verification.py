@@ -27,7 +27,7 @@ from proofserve.verifier.chat.statements import (
     checked_answers,
     leave_open,
 )
-from proofserve.verifier.chat.writers import WRITERS, WriterFinding, Writers, written
+from proofserve.verifier.chat.writers import WriterFinding, Writers, writers_of, written
 from proofserve.verifier.judges import Chances, Judge, Opinion, OpinionRecord
 from proofserve.verifier.judging import JudgingOptions, judges_of, orders_by
 from proofserve.verifier.noise import (
@@ -199,8 +199,7 @@ class ChatChecker:
 
     def writers(self, chances: Chances, bits: int = 0) -> Writers:
         """A test of who writes answers, with ``chances``; ``bits`` are asked to be ruled out."""
-        names = [name for name in WRITERS if name in self.validator.names]
-        return Writers(Readings(self.validator, names), chances, bits)
+        return Writers(Readings(self.validator, writers_of(self.validator.names)), chances, bits)
 
     def outcome(
         self,

@@ -6,10 +6,11 @@ The real model may read what a cheap one wrote, so sketches do not tell. What co
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from proofserve.engines.reference.suspects import SKIPPED
 from proofserve.protocol.verdict.counting import SequentialResult
 from proofserve.verifier.chat.answers import Answer
 from proofserve.verifier.judges import Chances, Judge, Opinion
@@ -23,7 +24,7 @@ from proofserve.verifier.written.readings import (
 )
 
 # Alternatives, with the bits of their weights: one reads each answer with each of them.
-WRITERS: Final = {"int4 g128": 4, "fp8 per channel": 8, "int8 per channel": 8}
+WRITERS: Final = {SKIPPED: 16, "int4 g128": 4, "fp8 per channel": 8, "int8 per channel": 8}
 # Of each answer so many tokens in a row are read, from where the seed says.
 MOST_TOKENS: Final = 128
 # Making the weights of an alternative takes longer than reading a few answers with them: so they
@@ -31,6 +32,11 @@ MOST_TOKENS: Final = 128
 AT_ONCE: Final = 8
 # Tokens and likelihood ratios; the test of greedy tokens is a bound and has no alpha.
 _TESTS: Final = 2
+
+
+def writers_of(suspects: Collection[str]) -> list[str]:
+    """The alternatives to a checkpoint with these ``suspects``: what is cheaper than it is."""
+    return [name for name in WRITERS if name == SKIPPED or name in suspects]
 
 
 def written(answer: Answer, seed: str) -> WrittenAnswer:
