@@ -44,7 +44,6 @@ def page(rows: Sequence[CellRow], trial: Trial) -> str:
         never=never_convicted(rows),
         forged=forged_summary(rows),
         nonces=f"{' or '.join(lengths)} tokens",
-        models=", ".join(f"{each.arch} ({each.what})" for each in subjects),
         tried=_tried(rows),
         processors="; ".join(sorted({row["processor"] for row in rows if row["processor"]})),
     )

@@ -171,10 +171,10 @@ def honest_summary(rows: Sequence[CellRow]) -> tuple[Sequence[str], list[list[st
         worst = max(float(row["convicted"]) for row in cells)
         soon = (
             " / ".join(r["cleared_soon"] for r in cells if r["form"] == form and r["processor"])
-            for form in FORMS
+            for form in (CALIBRATED, UNCALIBRATED)
         )
         lines.append([model, scheme, f"{len(nodes)}: {' / '.join(real)}", f"{worst:g}", *soon])
-    return ["model", "scheme", "nodes: the real ones", "convicted", *FORMS], lines
+    return ["model", "scheme", "nodes: the real ones", "convicted", CALIBRATED, UNCALIBRATED], lines
 
 
 def cheat_summary(rows: Sequence[CellRow]) -> tuple[Sequence[str], list[list[str]]]:
