@@ -32,7 +32,7 @@ from proofserve.engines.reference.variants import (
 )
 
 FP8_CACHE: Final = "KV cache in fp8"
-# A writer of chat. In proofs its errors are too long for any suspicion to be needed.
+# A writer of chat, and no suspect of proofs.
 SKIPPED: Final = "weights without the middle layer"
 
 # In the order in which a validator tries them: one of each family first.
