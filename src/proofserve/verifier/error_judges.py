@@ -241,8 +241,8 @@ class FootprintJudge(_ErrorJudge):
     name = "footprint"
 
     def _figures(self, of: Footprint) -> Floats:
-        shown = self._own.cosines(self._judged)
-        return np.where(np.isnan(shown), of.mean, shown)
+        ratios = self._own.ratios(self._judged, self._lengths)
+        return of.figures(self._own.cosines(self._judged), ratios)
 
     def _clearing(self, of: Footprint) -> float:
         """The evidence that a node has it, against lies on the share and on all nonces."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.directions import (
+    HIDES,
     Compared,
     Footprint,
     Reach,
@@ -34,9 +35,6 @@ Floats = NDArray[np.float64]
 LEAST_RATIO: Final = 0.1
 # Fewer honest nonces bound no spread.
 LEAST_FIGURES: Final = 8
-# A kernel whose errors are so many times as long as ours clears no node: what it rounds away, as a
-# cache in fp8 does, may be alike in all kernels, and then other weights keep its footprint.
-HIDES: Final = 1.5
 # A suspect that moves results by less than this much of an honest error cannot be told from it.
 LEAST_REACH: Final = 0.5
 # Errors of honest kernels without a calibration, in the unit of our own run's of the same nonce.

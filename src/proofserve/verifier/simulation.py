@@ -50,7 +50,8 @@ class NodeFigures:
 
     def beside(self, of: Footprint) -> Floats:
         """The figures of ``footprints``, the usual one where errors are too short to have any."""
-        return np.where(self.ratios <= LEAST_RATIO, of.mean, self.footprints)
+        pointing = np.where(self.ratios <= LEAST_RATIO, np.nan, self.footprints)
+        return of.figures(pointing, self.ratios)
 
 
 def node_figures(

@@ -41,6 +41,15 @@ def test_an_honest_node_is_cleared_after_few_nonces_and_of_a_share_after_more() 
     assert 4 <= int(np.argmax(finer >= math.log(1e3))) + 1 <= 16
 
 
+def test_an_error_that_is_far_longer_than_ours_shows_less() -> None:
+    cosines = np.array([0.42, 0.42, 0.42, np.nan])
+    shown = OF_A_SERVER.figures(cosines, np.array([1.4, 3.0, np.inf, 0.1]))
+    assert shown.tolist() == [0.42, 0.21, 0.0, 0.6]
+    # A cache in fp8 kept so much in some nonces of SmolLM2, with errors of 2.3 to 5.2 times ours.
+    honest, lie, *_ = OF_A_SERVER.log_lie(shown, KEPT)
+    assert honest < 0.0 < lie
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 1.0])
 def test_other_weights_are_cleared_as_rarely_as_beta_says(share: float) -> None:
     drawn, most = np.random.default_rng(1), 200

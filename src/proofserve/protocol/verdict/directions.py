@@ -11,7 +11,8 @@ Footprint: rounding is deterministic. Two runs that round at the same points sha
 errors, although they add up in another order; weights that differ by as little as one step of the
 served precision change what is rounded everywhere, and the errors then have nothing in common. So a
 node whose errors keep the footprint computed the published weights, whatever else it might have
-served (``docs/native.md``). The figure of a nonce is the cosine of the node's error with ours.
+served (``docs/native.md``). The figure of a nonce is the cosine of the node's error with ours, less
+where the error is much longer.
 """
 
 import math
@@ -42,6 +43,9 @@ KEPT: Final = 0.2
 # So many honest nonces may keep as little: in some of a real model rounding is amplified until
 # nothing is alike (of 24 of SmolLM2 in 1, 1 and 3, by the order in which our run adds up).
 _ODD: Final = 0.05
+# An error so many times as long as ours is not of rounding alone. What is added may be alike in all
+# kernels, as that of a cache in fp8 is, or may leave a part of the footprint by chance.
+HIDES: Final = 1.5
 # The least spread: a calibration has few nonces.
 _LEAST_SD = 0.05
 # How often the bound of the spread may be wrong.
@@ -138,6 +142,15 @@ class Footprint:
     def is_known(self) -> bool:
         """Whether it can be told from none within some hundred nonces."""
         return self.mean > self.sd / 2
+
+    def figures(self, cosines: Floats, ratios: Floats) -> Floats:
+        """What nonces show of it: ``cosines`` [n] of errors ``ratios`` [n] times as long as ours.
+
+        NaN stands for an error too short to point anywhere, which counts as a usual one. A cosine
+        counts for less by as much as its error is longer than ``HIDES`` allows.
+        """
+        usual = np.where(np.isnan(cosines), self.mean, cosines)
+        return np.asarray(usual / np.maximum(1.0, ratios / HIDES))
 
     def log_lie(self, figures: Floats, kept: float) -> Floats:
         """The ratio of other weights over this kernel, for each of ``figures`` [n].
