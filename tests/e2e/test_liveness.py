@@ -119,9 +119,10 @@ def test_a_core_that_is_stopped_in_mid_chat(node: ServedNode) -> None:
     # What the node shows may be half a second old.
     until(lambda: liveness(node)["steps"] > steps + 250)
     log = node.server.log.read_text()[earlier:]
-    assert log.count("has work and has not stepped") == 1
-    assert "restart the server if it does not go on" in log
-    assert "engine core 0 goes on" in log
+    # On a busy machine it may hang, and go on, again; each is told once.
+    hangs = log.count("has work and has not stepped")
+    assert hangs == log.count("engine core 0 goes on") >= 1
+    assert log.count("restart the server if it does not go on") == hangs
 
 
 def test_a_core_that_is_stopped_in_mid_proof(node: ServedNode) -> None:
