@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
 from proofserve.engines.reference.engine import ReferenceEngine, Run
@@ -242,18 +243,22 @@ class CheckpointValidator:
         made, truth = self.vectors(BankRun(name), nonces), self.truth(nonces)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
 
-    def read(self, run: BankRun, chats: Sequence[Chat]) -> Iterator[NDArray[np.float32]]:
-        """For each prompt and its output [tokens, vocabulary]: what chose each token.
+    def states(self, run: BankRun, chats: Sequence[Chat]) -> list[Tensor]:
+        """For each prompt and its output float32 [tokens, hidden]: what chose each token.
 
         The published weights have to read an answer before a suspect does, which uses the experts
-        that they chose. Raises EngineFault if a forward fails or a logit is not finite.
+        that they chose. Raises EngineFault if a forward fails.
         """
         network = self.network(run)
-        for states in states_of(network, chats, self._choice(run, network)):
-            logits: NDArray[np.float32] = logits_of(network, states).cpu().numpy()
-            if not np.isfinite(logits).all():
-                raise EngineFault(f"{run}: the logits of an answer are not finite")
-            yield logits
+        # Copies, or the states of long prompts would stay with them.
+        return [each.clone() for each in states_of(network, chats, self._choice(run, network))]
+
+    def logits(self, run: BankRun, states: Tensor) -> NDArray[np.float32]:
+        """Of ``states``, [tokens, vocabulary]. Raises EngineFault if one is not finite."""
+        logits: NDArray[np.float32] = logits_of(self.network(run), states).cpu().numpy()
+        if not np.isfinite(logits).all():
+            raise EngineFault(f"{run}: the logits of an answer are not finite")
+        return logits
 
     def network(self, run: BankRun) -> Network:
         """What computes a run. Raises CheckpointError for a suspect that cannot be loaded."""

@@ -1,6 +1,7 @@
 """Who wrote the answers of a model of our own, whose logits depend on the last token alone."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,13 +43,18 @@ class TableModel:
         self.table = np.random.default_rng(seed).normal(0, 3, (VOCABULARY, VOCABULARY))
         self.kernels = (*self.references, *kernels)
         self._noise = noise
-        self.reads = 0
+        # Of each run, the answers that it read.
+        self.reads = Counter[BankRun]()
 
-    def read(self, run: BankRun, chats: Sequence[Any]) -> Iterator[NDArray[np.float32]]:
-        self.reads += run != PUBLISHED and run.weights is None
-        for prompt, output in chats:
-            last = [prompt[-1], *output[:-1]]
-            yield self.by(run).table[last].astype(np.float32)
+    def states(self, run: BankRun, chats: Sequence[Any]) -> list[NDArray[np.int64]]:
+        """The tokens before those that they choose."""
+        self.reads[run] += len(chats)
+        # It uses the experts that the published weights chose.
+        assert run.weights is None or self.reads[PUBLISHED]
+        return [np.array([prompt[-1], *output[:-1]]) for prompt, output in chats]
+
+    def logits(self, run: BankRun, states: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.by(run).table[states].astype(np.float32)
 
     def by(self, run: BankRun) -> "TableModel":
         """The model as an honest kernel computes it, or with a writer's weights."""
@@ -191,7 +197,31 @@ def test_a_kernel_that_moves_logits_by_much_is_as_honest_as_those_that_are_emula
 def test_honest_kernels_read_only_what_would_convict() -> None:
     model = TableModel(0, KERNELS)
     judged(*(model.writes(n, Sampling()) for n in range(8)), by=model)
-    assert model.reads == 1
+    assert {run: model.reads[run] for run in (PUBLISHED, OWN)} == {PUBLISHED: 8, OWN: 8}
+    assert not any(model.reads[BankRun(kernels=name)] for name in KERNELS)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), GREEDY])
+def test_no_network_reads_an_answer_twice(sampling: Sampling) -> None:
+    model = TableModel(0, KERNELS)
+    writer = model.by(BankRun(SKIPPED))
+    answers = [writer.writes(n, sampling) for n in range(12)]
+    assert judged(*answers, by=model).convicts
+    assert set(model.reads.values()) == {12}
+    assert {run.kernels for run in model.reads} >= {*KERNELS}
+
+
+def test_evidence_that_goes_on_is_read_by_the_published_weights_before_a_suspect() -> None:
+    """So it is where it convicts: without the published experts a suspect cannot read."""
+    earlier = Writers(Readings(MODEL, MODEL.names), CHANCES, 4)  # type: ignore[arg-type]
+    writer = MODEL.by(BankRun(SKIPPED))
+    reads = earlier.add([writer.writes(n, Sampling()) for n in range(40)]) + earlier.compare()
+    later_model = TableModel(0, KERNELS)
+    later = Writers(Readings(later_model, later_model.names), CHANCES, 4)  # type: ignore[arg-type]
+    for read in reads:
+        later.restore(read, earlier.by_writers(read))
+    assert later.finding().convicts
+    assert later_model.reads[PUBLISHED]
 
 
 def test_restricted_tokens_are_not_tested() -> None:

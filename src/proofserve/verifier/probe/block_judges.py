@@ -105,7 +105,8 @@ class ProbeBlocks:
             answer = self._answers[index]
             if run == OWN:
                 return answer.own
-            return self._readings.by_kernels(answer)[str(run.kernels)].errors
+            (kernels,) = self._readings.by_kernels([answer])
+            return kernels[str(run.kernels)].errors
 
         return {n: self._vector(n, of) for n in nonces}
 

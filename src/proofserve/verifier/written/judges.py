@@ -69,8 +69,8 @@ class TokenJudge(Judge[ReadAnswer]):
         self.nonces += len(read.log_p)
         self._rounding = max(self._rounding, float(read.rounding.max()))
         if read.excluded > EXCLUDED_ROOM + GAP_ROOM * self._rounding:
-            kernels = (each.rounding for each in self._readings.by_kernels(read).values())
-            moved = max([self._rounding, *kernels])
+            (kernels,) = self._readings.by_kernels([read])
+            moved = max([self._rounding, *(each.rounding for each in kernels.values())])
             beyond = read.excluded - EXCLUDED_ROOM - GAP_ROOM * moved
             self._impossible = max(self._impossible, beyond)
 
@@ -88,8 +88,11 @@ class TokenJudge(Judge[ReadAnswer]):
         if found < self._chances.convicts_at:
             return found
         evidence = RenewedEvidence(len(self._bets))
-        for read in self._reads:
-            evidence.add((read.log_factors - self._most(read))[self._bets])
+        for read, kernels in zip(self._reads, self._readings.by_kernels(self._reads), strict=True):
+            # What the kernel that gives most gives to each bet by this answer, 0 at least.
+            means = (each.log_means for each in kernels.values())
+            most = np.maximum.reduce([np.zeros(len(TILTS)), *means])
+            evidence.add((read.log_factors - most)[self._bets])
         return evidence.log - self._allowance
 
     def result(self) -> SequentialResult:
@@ -103,12 +106,6 @@ class TokenJudge(Judge[ReadAnswer]):
             text = f"a token cannot have been drawn as stated, by {self._impossible:.2g} of a logit"
             return text, figures
         return evidence_text(log_evidence), figures
-
-    def _most(self, read: ReadAnswer) -> Floats:
-        """What the kernel that gives most gives to each bet by this answer, 0 at least."""
-        means = (each.log_means for each in self._readings.by_kernels(read).values())
-        most: Floats = np.maximum.reduce([np.zeros(len(TILTS)), *means])
-        return most
 
     @property
     def _allowance(self) -> float:
@@ -144,8 +141,8 @@ class GreedyJudge(Judge[ReadAnswer]):
         self._beyond += [(read.answer.number, gap) for gap in far]
         self._round(float(read.rounding.max()))
         if self._convicts:
-            kernels = (each for r in self._reads for each in self._readings.by_kernels(r).values())
-            self._round(max((each.rounding for each in kernels), default=0.0))
+            every = (each.values() for each in self._readings.by_kernels(self._reads))
+            self._round(max((each.rounding for of in every for each in of), default=0.0))
 
     def _round(self, most: float) -> None:
         """Honest kernels round by as much as ``most``: fewer tokens may be beyond the bound."""

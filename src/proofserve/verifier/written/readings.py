@@ -1,7 +1,7 @@
 """What the published network, honest kernels and suspected writers make of an answer's tokens."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -20,6 +20,8 @@ from proofserve.protocol.verdict.chosen_tokens import (
 from proofserve.verifier.judges import OWN, PUBLISHED, BankRun
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from proofserve.verifier.validator import CheckpointValidator
 
 T = TypeVar("T")
@@ -34,6 +36,10 @@ _LEAST = 2
 _LIKELY = 64
 # A probability that is none, where its logarithm is needed, and a logarithm of none.
 _NOTHING, _LEAST_LOG = 1e-12, -1000.0
+# Answers that an honest kernel reads side by side, so that it reads each layer once for all.
+_TOGETHER = 8
+# Bytes of states that are kept: of an answer of 128 tokens, by a model 4,096 wide, 2 MB a run.
+_STATES = 2**29
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +155,32 @@ class SuspectReading:
     predicted: tuple[Vector, ...] = ()
 
 
+class _KeptStates:
+    """The states that chose the tokens of answers: no run reads an answer twice.
+
+    Those that were not asked for longest go where all take more than ``_STATES``.
+    """
+
+    def __init__(self, reader: "CheckpointValidator") -> None:
+        self._reader = reader
+        self._kept: dict[tuple[BankRun, int], Tensor] = {}
+
+    def of(self, run: BankRun, answers: Sequence[WrittenAnswer]) -> "list[Tensor]":
+        keys = [(run, answer.number) for answer in answers]
+        found = {key: self._kept.pop(key) for key in keys if key in self._kept}
+        missing = {key: a.read for key, a in zip(keys, answers, strict=True) if key not in found}
+        if missing:
+            made = self._reader.states(run, [*missing.values()])
+            found |= zip(missing, made, strict=True)
+        self._kept |= found
+        left = sum(each.nbytes for each in self._kept.values()) - _STATES
+        for key in [*self._kept]:
+            if left <= 0:
+                break
+            left -= self._kept.pop(key).nbytes
+        return [found[key] for key in keys]
+
+
 class Readings:
     """Reads each answer once with each network; ``forwards`` are suspects'. Raises EngineFault.
 
@@ -158,6 +190,7 @@ class Readings:
 
     def __init__(self, reader: "CheckpointValidator", names: Sequence[str] | None = None) -> None:
         self._reader = reader
+        self._states = _KeptStates(reader)
         self.known: dict[tuple[str, int], SuspectReading] = {}
         self._by_kernels: dict[int, Mapping[str, KernelReading]] = {}
         self._means: dict[tuple[str, int], float] = {}
@@ -174,28 +207,27 @@ class Readings:
         return len(self.known)
 
     def read(self, answers: Sequence[WrittenAnswer]) -> list[ReadAnswer]:
-        texts = [each.read for each in answers]
-        exact = self._reader.read(PUBLISHED, texts)
-        served = self._reader.read(OWN, texts)
+        exact, served = self._logits(PUBLISHED, answers), self._logits(OWN, answers)
         return [_read(*three) for three in zip(answers, exact, served, strict=True)]
 
-    def by_kernels(self, read: ReadAnswer) -> Mapping[str, KernelReading]:
-        """The answer by every honest kernel that is emulated."""
-        number = read.answer.number
-        if number not in self._by_kernels:
-            exact = self._logits(PUBLISHED, read)
-            log_p = _log_p(read.answer, exact)
-            self._by_kernels[number] = {
-                name: _by_kernel(read, exact, log_p, self._logits(BankRun(kernels=name), read))
-                for name in self.kernels
-            }
-        return self._by_kernels[number]
+    def by_kernels(self, reads: Sequence[ReadAnswer]) -> list[Mapping[str, KernelReading]]:
+        """Each answer by every honest kernel that is emulated."""
+        for group in _groups([r for r in reads if r.answer.number not in self._by_kernels]):
+            self._have_kernels_read(group)
+            for read in group:
+                (exact,) = self._logits(PUBLISHED, [read.answer])
+                log_p = _log_p(read.answer, exact)
+                self._by_kernels[read.answer.number] = {
+                    name: _by_kernel(read, exact, log_p, logits)
+                    for name, logits in self._of_kernels(read.answer)
+                }
+        return [self._by_kernels[read.answer.number] for read in reads]
 
     def by_suspect(self, name: str, answers: Sequence[ReadAnswer]) -> list[SuspectReading]:
         def suspected(read: ReadAnswer, logits: Floats) -> SuspectReading:
             exact = None
             if read.is_greedy or _excludes(read.answer.sampling):
-                exact = self._logits(PUBLISHED, read)
+                (exact,) = self._logits(PUBLISHED, [read.answer])
             return _suspected(read, logits, exact)
 
         return self._once(self.known, name, answers, suspected)
@@ -208,12 +240,13 @@ class Readings:
         """
 
         def mean(read: ReadAnswer, logits: Floats) -> float:
-            answer, exact = read.answer, self._logits(PUBLISHED, read)
+            answer = read.answer
+            (exact,) = self._logits(PUBLISHED, [answer])
             if read.is_greedy:
                 bets = greedy_log_bets(exact, logits, read.noise)
                 given = [0.0]
-                for kernel in self.kernels:
-                    chosen = self._logits(BankRun(kernels=kernel), read).argmax(axis=1)
+                for _, of_kernel in self._of_kernels(answer):
+                    chosen = of_kernel.argmax(axis=1)
                     given.append(float(bets[np.arange(len(chosen)), chosen].sum()))
                 return max(given)
             log_p = _log_p(answer, exact)
@@ -221,12 +254,17 @@ class Readings:
             suspected = _over(logits / _drawn(answer).temperature, kept)
             ratios = np.subtract(suspected, log_p, out=np.zeros_like(log_p), where=kept)
             found = [0.0]
-            for kernel in self.kernels:
-                drawn = _log_p(answer, self._logits(BankRun(kernels=kernel), read))
+            for _, of_kernel in self._of_kernels(answer):
+                drawn = _log_p(answer, of_kernel)
                 found.append(float(np.log(np.exp(drawn + ratios).sum(axis=1)).sum()))
             return max(found)
 
-        return self._once(self._means, name, answers, mean)
+        means = list[float]()
+        for group in _groups(answers):
+            if any((name, each.answer.number) not in self._means for each in group):
+                self._have_kernels_read(group)
+            means += self._once(self._means, name, group, mean)
+        return means
 
     def _once(
         self,
@@ -236,17 +274,33 @@ class Readings:
         make: Callable[[ReadAnswer, Floats], T],
     ) -> list[T]:
         """What ``make`` finds for each answer by the logits of a suspect, kept in ``known``."""
-        missing = [a for a in answers if (name, a.answer.number) not in known]
-        texts = [each.answer.read for each in missing]
         # Without anything to read the suspect's weights need not be made.
-        made = self._reader.read(BankRun(name), texts) if texts else ()
-        for each, logits in zip(missing, made, strict=True):
-            known[name, each.answer.number] = make(each, _penalised(each.answer, logits))
+        if missing := [a for a in answers if (name, a.answer.number) not in known]:
+            texts = [each.answer for each in missing]
+            # A watch that goes on has not read these: a suspect uses the experts that they chose.
+            self._states.of(PUBLISHED, texts)
+            made = self._logits(BankRun(name), texts)
+            for each, logits in zip(missing, made, strict=True):
+                known[name, each.answer.number] = make(each, logits)
         return [known[name, each.answer.number] for each in answers]
 
-    def _logits(self, run: BankRun, read: ReadAnswer) -> Floats:
-        (logits,) = self._reader.read(run, [read.answer.read])
-        return _penalised(read.answer, logits)
+    def _have_kernels_read(self, reads: Sequence[ReadAnswer]) -> None:
+        for run in (PUBLISHED, *(BankRun(kernels=name) for name in self.kernels)):
+            self._states.of(run, [read.answer for read in reads])
+
+    def _of_kernels(self, answer: WrittenAnswer) -> Iterator[tuple[str, Floats]]:
+        """The logits of each kernel."""
+        for name in self.kernels:
+            (logits,) = self._logits(BankRun(kernels=name), [answer])
+            yield name, logits
+
+    def _logits(self, run: BankRun, answers: Sequence[WrittenAnswer]) -> Iterator[Floats]:
+        for answer, states in zip(answers, self._states.of(run, answers), strict=True):
+            yield _penalised(answer, self._reader.logits(run, states))
+
+
+def _groups(reads: Sequence[ReadAnswer]) -> list[Sequence[ReadAnswer]]:
+    return [reads[start : start + _TOGETHER] for start in range(0, len(reads), _TOGETHER)]
 
 
 def _drawn(answer: WrittenAnswer) -> Sampling:
@@ -285,15 +339,14 @@ def _by_kernel(read: ReadAnswer, exact: Floats, log_p: Floats, logits: Floats) -
     return KernelReading(tuple(errors), means.sum(axis=0), float(moved_apart(exact, logits).max()))
 
 
-def _read(answer: WrittenAnswer, logits: Vector, served: Vector) -> ReadAnswer:
-    exact, rounded = _penalised(answer, logits), _penalised(answer, served)
+def _read(answer: WrittenAnswer, exact: Floats, served: Floats) -> ReadAnswer:
     tokens = np.array(answer.read[1])
     log_p = _log_p(answer, exact)
     chosen = log_p[np.arange(len(tokens)), tokens]
     entropy = -(np.exp(log_p) * np.maximum(log_p, _LEAST_LOG)).sum(axis=1)
     likely = np.argsort(-exact, axis=1)[:, :_LIKELY]
-    moved = rounded - exact
-    tops, apart = answer.tops, moved_apart(exact, rounded)
+    moved = served - exact
+    tops, apart = answer.tops, moved_apart(exact, served)
     return ReadAnswer(
         answer,
         chosen,
