@@ -37,8 +37,9 @@ _LIKELY = 64
 # A probability that is none, where its logarithm is needed, and a logarithm of none.
 _NOTHING, _LEAST_LOG = 1e-12, -1000.0
 # Answers that an honest kernel reads side by side, so that it reads each layer once for all.
-_TOGETHER = 8
-# Bytes of states that are kept: of an answer of 128 tokens, by a model 4,096 wide, 2 MB a run.
+_TOGETHER = 4
+# Bytes of states that are kept: of 128 tokens by a model 8,192 wide, a run has 4 MB, and some 20
+# kernels read so many together.
 _STATES = 2**29
 
 
