@@ -25,6 +25,7 @@ from proofserve.protocol.verdict.directions import (
     footprint,
     levelled,
     reach,
+    shortened,
 )
 from proofserve.protocol.verdict.scale import CONVICTING, ScaleFit, SizeBets, fitted
 from proofserve.verifier.judges import KEPT_IN_ALL, BankRun, KernelBank, Recompute, Vector, Vectors
@@ -174,15 +175,15 @@ def populations(known: HonestRuns, reference: str, room: float = 1.0) -> HonestP
         groups = known.groups
         return values if groups is None else widened(values, groups[run.rows].tolist())
 
+    sizes = {n: unit.ratios(run.lengths, own.lengths[run.rows]) for n, run in others.items()}
     members = []
     for name, run in others.items():
-        logs = np.log(unit.ratios(run.lengths, own.lengths[run.rows]))
-        ratios = np.exp(independent(logs, run))
+        ratios = np.exp(independent(np.log(sizes[name]), run))
         bets = SizeBets(fitted(ratios), ratios, CONVICTING * room)
         members.append(Population(name, ratios, bets))
     short = {each.name for each in members if float(np.median(each.ratios)) <= HIDES}
     kept = {
-        name: footprint(independent(run.footprints[reference], run))
+        name: footprint(independent(shortened(run.footprints[reference], sizes[name]), run))
         for name, run in others.items()
         if name in short.intersection(known.measured)
         and nearest(run, [*run.footprints]) == reference

@@ -131,6 +131,14 @@ def cosine(error: Vector, other: Vector) -> float:
     return float(np.dot(error, other)) / lengths if lengths > 0.0 else 0.0
 
 
+def shortened(cosines: Floats, ratios: Floats) -> Floats:
+    """``cosines`` [n], less by as much as an error is longer than ``HIDES`` allows.
+
+    Errors are ``ratios`` [n] times as long as ours.
+    """
+    return np.asarray(cosines / np.maximum(1.0, ratios / HIDES))
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """The ``mean`` and spread of an honest kernel's cosines with our run of a kernel."""
@@ -146,11 +154,9 @@ class Footprint:
     def figures(self, cosines: Floats, ratios: Floats) -> Floats:
         """What nonces show of it: ``cosines`` [n] of errors ``ratios`` [n] times as long as ours.
 
-        NaN stands for an error too short to point anywhere, which counts as a usual one. A cosine
-        counts for less by as much as its error is longer than ``HIDES`` allows.
+        NaN stands for an error too short to point anywhere, which counts as a usual one.
         """
-        usual = np.where(np.isnan(cosines), self.mean, cosines)
-        return np.asarray(usual / np.maximum(1.0, ratios / HIDES))
+        return shortened(np.where(np.isnan(cosines), self.mean, cosines), ratios)
 
     def log_lie(self, figures: Floats, kept: float) -> Floats:
         """The ratio of other weights over this kernel, for each of ``figures`` [n].
