@@ -299,8 +299,9 @@ def test_a_measured_server_clears_beside_the_reference_whose_footprint_it_has() 
     # Our own run is no population beside itself, and an emulated kernel clears nobody.
     assert found.names == ("vLLM here", "ranks")
     assert set(found.footprints) == {OURS, "vLLM here"}
-    cosines = HERE["figures"]["footprints"][OURS]
-    assert found.footprints["vLLM here"].mean == pytest.approx(float(np.mean(cosines)))
+    mean = float(np.mean(HERE["figures"]["footprints"][OURS]))
+    # One error is far longer than ours of its nonce, so its cosine counts for a little less.
+    assert mean - 1e-4 < found.footprints["vLLM here"].mean < mean
     none = population("no footprint", 3, kept=0.0)
     lost = made(populations=[ours(), none, RANKS]).honest(OURS)
     assert (lost.names, set(lost.footprints)) == (("no footprint", "ranks"), {OURS})
