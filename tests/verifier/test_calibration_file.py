@@ -300,7 +300,7 @@ def test_a_measured_server_clears_beside_the_reference_whose_footprint_it_has() 
     assert found.names == ("vLLM here", "ranks")
     assert set(found.footprints) == {OURS, "vLLM here"}
     mean = float(np.mean(HERE["figures"]["footprints"][OURS]))
-    # One error is far longer than ours of its nonce, so its cosine counts for a little less.
+    # Cosines of errors that are far longer than ours count for a little less.
     assert mean - 1e-4 < found.footprints["vLLM here"].mean < mean
     none = population("no footprint", 3, kept=0.0)
     lost = made(populations=[ours(), none, RANKS]).honest(OURS)
