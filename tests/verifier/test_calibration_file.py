@@ -13,6 +13,7 @@ import pytest
 from proofserve.protocol import SKETCHES, schemes
 from proofserve.protocol.identity import Block
 from proofserve.protocol.network_schemes import ArtifactScheme
+from proofserve.protocol.verdict.directions import shortened
 from proofserve.reports import Progress, ReportedError
 from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged
@@ -299,9 +300,12 @@ def test_a_measured_server_clears_beside_the_reference_whose_footprint_it_has() 
     # Our own run is no population beside itself, and an emulated kernel clears nobody.
     assert found.names == ("vLLM here", "ranks")
     assert set(found.footprints) == {OURS, "vLLM here"}
-    mean = float(np.mean(HERE["figures"]["footprints"][OURS]))
-    # Cosines of errors that are far longer than ours count for a little less.
-    assert mean - 1e-4 < found.footprints["vLLM here"].mean < mean
+    # Cosines of errors that are far longer than ours count for less.
+    here, own = (np.array(of["figures"]["lengths"]) for of in (HERE, ours()))
+    cosines = np.array(HERE["figures"]["footprints"][OURS])
+    mean = float(shortened(cosines, found.unit.ratios(here, own)).mean())
+    assert found.footprints["vLLM here"].mean == pytest.approx(mean)
+    assert mean < float(cosines.mean())
     none = population("no footprint", 3, kept=0.0)
     lost = made(populations=[ours(), none, RANKS]).honest(OURS)
     assert (lost.names, set(lost.footprints)) == (("no footprint", "ranks"), {OURS})

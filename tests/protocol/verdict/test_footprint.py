@@ -42,9 +42,9 @@ def test_an_honest_node_is_cleared_after_few_nonces_and_of_a_share_after_more() 
 
 
 def test_an_error_that_is_far_longer_than_ours_shows_less() -> None:
-    cosines = np.array([0.42, 0.42, 0.42, np.nan])
-    shown = OF_A_SERVER.figures(cosines, np.array([1.4, 3.0, np.inf, 0.1]))
-    assert shown.tolist() == [0.42, 0.21, 0.0, 0.6]
+    cosines = np.array([0.42, 0.42, 0.42, np.nan, -0.42])
+    shown = OF_A_SERVER.figures(cosines, np.array([1.4, 3.0, np.inf, 0.1, 3.0]))
+    assert shown.tolist() == [0.42, 0.21, 0.0, 0.6, -0.42]
     # A cache in fp8 kept so much in some nonces of SmolLM2, with errors of 2.3 to 5.2 times ours.
     honest, lie, *_ = OF_A_SERVER.log_lie(shown, KEPT)
     assert honest < 0.0 < lie

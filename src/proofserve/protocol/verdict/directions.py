@@ -134,9 +134,9 @@ def cosine(error: Vector, other: Vector) -> float:
 def shortened(cosines: Floats, ratios: Floats) -> Floats:
     """``cosines`` [n], less by as much as an error is longer than ``HIDES`` allows.
 
-    Errors are ``ratios`` [n] times as long as ours.
+    Errors are ``ratios`` [n] times as long as ours. Cosines below 0 stay: nearer to 0 is more.
     """
-    return np.asarray(cosines / np.maximum(1.0, ratios / HIDES))
+    return np.asarray(np.minimum(cosines, cosines / np.maximum(1.0, ratios / HIDES)))
 
 
 @dataclass(frozen=True, slots=True)
